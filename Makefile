@@ -56,8 +56,8 @@ clients:  ## The virtual environments of the clients of the OpenAI API that test
 test-clients: install clients  ## The tests that run other projects' clients against memagent serve
 	$(BIN)/pytest tests/clients
 
-soak: install  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
-	$(BIN)/pytest tests/unit tests/soak --soak tests/soak/results.json
+soak: install vllm clients  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
+	$(BIN)/pytest tests/unit tests/soak tests/integration --soak tests/soak/results.json
 
 test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/pytest tests/browser

@@ -219,14 +219,34 @@ class CorpusLedger:
             return {part for (part,) in connection.execute("SELECT DISTINCT part FROM rows WHERE part IS NOT NULL")}
 
     def adopt(self, part: int, rows: Iterable[tuple[str, str, str, bool]]) -> None:
-        """Enter the rows of a part that it does not know: id, document, question, and whether it failed."""
+        """Enter the rows of a part that it does not know: id, document, question, and whether it failed.
+
+        What is in the table counts more than a row that waits here, and a later part more than an earlier one.
+        """
         with self._transaction() as connection:
             for identity, document, question, failed in rows:
+                place = (_text(document), _question(question))
+                found = connection.execute(
+                    "SELECT id, part, payload IS NULL FROM rows WHERE document = ? AND question = ?", place
+                ).fetchone()
+                if found is not None:
+                    known, elsewhere, is_written = found
+                    if is_written and elsewhere > part:
+                        connection.execute("INSERT OR IGNORE INTO replaced VALUES (?, ?)", (part, identity))
+                        continue
+                    if is_written:
+                        connection.execute("INSERT OR IGNORE INTO replaced VALUES (?, ?)", (elsewhere, known))
+                    connection.execute("DELETE FROM rows WHERE document = ? AND question = ?", place)
                 connection.execute(
-                    "INSERT OR IGNORE INTO rows (id, document, question, failed, part) VALUES (?, ?, ?, ?, ?)",
-                    (identity, _text(document), _question(question), failed, part),
+                    "INSERT INTO rows (id, document, question, failed, part) VALUES (?, ?, ?, ?, ?)",
+                    (identity, *place, failed, part),
                 )
-                connection.execute("INSERT OR IGNORE INTO documents VALUES (?, '', 0)", (_text(document),))
+                connection.execute("INSERT OR IGNORE INTO documents VALUES (?, '', 0)", place[:1])
+
+    def release(self, part: int) -> None:
+        """Let the rows of a part that is not written go to another one: its number was taken."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE rows SET part = NULL WHERE part = ? AND payload IS NOT NULL", (part,))
 
     def close(self) -> None:
         """Close the file."""

@@ -28,8 +28,10 @@ class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     quote: str
     """The document's text, unchanged."""
-    page: str | None
-    """The page or section in which it begins, if the document has them."""
+    page: int | None
+    """The page on which it begins, counted from 1, if the document has pages."""
+    section: str | None
+    """The heading or numbered clause that it begins under; without one, its page or source, if there is one."""
     chunk: int
     start_char: int
     end_char: int
@@ -43,6 +45,7 @@ class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         """A reader's evidence as a quote."""
         return cls(
             evidence.quote,
+            evidence.page,
             evidence.section,
             evidence.chunk_index,
             evidence.start_char,

@@ -19,7 +19,7 @@ from memagent_graph.corpus.corpus_inputs import Inputs, require_unique_ids
 from memagent_graph.corpus.corpus_ledger import CorpusLedger
 from memagent_graph.corpus.corpus_reader import POLICY_FAILURES, CorpusReader
 from memagent_graph.corpus.corpus_rows import Row
-from memagent_graph.corpus.table_folder import TableFolder
+from memagent_graph.corpus.table_folder import TableFolder, part_name
 from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError
 from memagent_graph.storage.leases import lease
 
@@ -176,11 +176,8 @@ class _Run:
         watcher: CorpusWatcher | None,
     ) -> None:
         self._inputs, self._reader, self._table, self._ledger = inputs, reader, table, ledger
-        self._in_flight, self._rows_per_part, self._retry_failed = (
-            max(1, in_flight),
-            max(1, rows_per_part),
-            retry_failed,
-        )
+        self._in_flight, self._rows_per_part = max(1, in_flight), max(1, rows_per_part)
+        self._retry_failed = retry_failed
         self._limits, self._watcher = limits or CorpusLimits(), watcher
         self._summary = CorpusSummary()
         self._began = self._flushed = time.monotonic()
@@ -209,6 +206,7 @@ class _Run:
                 self._is_last_sweep = True
                 await self._sweep()
         finally:
+            self._rows, self._bytes = await asyncio.to_thread(self._ledger.unassigned)
             await asyncio.to_thread(self._write_parts, all_rows=True)
             self._summary.seconds = time.monotonic() - self._began
             self._summary.rows, self._summary.failed_rows = self._ledger.counts()
@@ -363,33 +361,40 @@ class _Run:
             self._write(number)
             self._rows, self._bytes = ledger.unassigned()
             self._flushed = time.monotonic()
-        for number, ids in ledger.replaced().items():
-            table.remove_rows(number, ids)
-            ledger.removed(number)
+        self._remove_replaced()
 
     def _write(self, number: int) -> None:
         self._table.write_part(number, self._ledger.rows_of(number))
         self._ledger.written(number)
 
     def _recover(self) -> None:
-        """Bring table and ledger together after a kill, or after the ledger was lost."""
+        """Bring table and ledger together after a kill, after the ledger was lost, or after another machine wrote."""
         ledger, table = self._ledger, self._table
-        for number in ledger.unwritten_parts():
-            self._write(number)
-        known = ledger.parts() | set(ledger.replaced())
         manifest = table.manifest()
         listed = [part.number for part in manifest.parts] if manifest else []
-        for number in (*listed, *table.unlisted()):
+        unlisted = table.unlisted()
+        for number in ledger.unwritten_parts():
+            if number in (*listed, *unlisted):
+                there = {str(row["id"]) for row in table.rows_of(part_name(number), ["id"])}
+                if there != {row.id for row in ledger.rows_of(number)}:
+                    ledger.release(number)
+                    continue
+            self._write(number)
+        known = ledger.parts() | set(ledger.replaced())
+        for number in sorted((*listed, *unlisted)):
             if number not in known:
                 if number not in listed:
                     table.list_part(number)
-                rows = table.rows_of(f"part-{number:06d}.parquet", ("id", "document", "question", "error"))
+                rows = table.rows_of(part_name(number), ["id", "document", "question", "error"])
                 ledger.adopt(
                     number, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
                 )
-        for number, ids in ledger.replaced().items():
-            table.remove_rows(number, ids)
-            ledger.removed(number)
+        self._remove_replaced()
+
+    def _remove_replaced(self) -> None:
+        for number, ids in self._ledger.replaced().items():
+            self._table.remove_rows(number, ids)
+            self._ledger.removed(number)
 
     async def _clear(self) -> None:
         """Remove what only an unfinished read needs."""

@@ -148,16 +148,17 @@ class SourceAccess:
         """
         if "\0" in given or not given.strip():
             raise RefusedSourceError(f"{given[:200]!r} is not a path", hint="Correct it in the table.")
+        if _SEPARATOR in given:
+            raise RefusedSourceError(f"{shown(given)} is a chain of URLs", hint="A table cannot name chains.")
         scheme = scheme_of(given)
         if scheme in WEB:
-            if _SEPARATOR in given:
-                self.filesystem(given)
+            require_public(given, allow_private=self.allow_private)
             return given
         root_scheme = scheme_of(self.root)
         if scheme or root_scheme:
             joined = given if scheme else f"{self.root.rstrip('/')}/{given}"
             inside = joined.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(joined).path.split("/")
-            if scheme == "file" or not inside or _SEPARATOR in joined:
+            if scheme == "file" or not inside:
                 raise _outside(given)
             return joined
         try:

@@ -34,7 +34,8 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
         document=document,
         question=question,
         state=state,
-        answer=result.answer if state is CellState.ANSWERED else None,
+        # A half surrogate pair, which some servers send, cannot be stored.
+        answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
         quotes=_quotes(result, source) if state is CellState.ANSWERED else (),
         run_id=result.run_id,
         stop_reason=StopReason(result.stop_reason),

@@ -26,7 +26,8 @@ from memagent_graph.reports.evidence_matrix import (
 from memagent_graph.reports.html_export import html_page
 from memagent_graph.reports.markdown_export import markdown
 from memagent_graph.reports.report_data import ReportData, ReportEvent, ReportSection, ReportSentence
-from memagent_graph.reports.sentence_checks import Problem, ProblemKind, check_sentence
+from memagent_graph.reports.sentence_checks import check_sentence
+from memagent_graph.reports.sentence_problems import Problem, ProblemKind
 from memagent_graph.reports.source_text import SourceText
 from memagent_graph.reports.stated_facts import content_stems, facts_of
 

@@ -77,7 +77,7 @@ def _places(stated: Facts, known: Sequence[Facts]) -> Iterator[tuple[str, int, i
 
 
 def copy_changes(stated: Facts, known: Sequence[Facts]) -> tuple[CopyChange, ...]:
-    """What was changed in a sentence that is copied from one of its quotes; nothing if it is no copy."""
+    """What was changed in a sentence that is copied from one of its quotes; nothing if it is not a copy."""
     own = _tokens(stated.text)
     if len(own) < _FEWEST_WORDS:
         return ()

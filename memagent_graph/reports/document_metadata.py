@@ -1,4 +1,4 @@
-"""What a document tells about itself: title, author, date, from LangChain's metadata or Markdown's front matter.
+"""What a document says about itself: title, author, date, from LangChain's metadata or Markdown's front matter.
 
 Front matter is the block between two lines of three hyphens at the beginning of a text; of it, only lines `name: value`
 are read.

@@ -15,7 +15,7 @@ from memagent_graph.reports.report_words import (
     contradiction_words,
     summary,
 )
-from memagent_graph.reports.sentence_checks import shown
+from memagent_graph.reports.sentence_problems import shown
 from memagent_graph.timeline.html_parts import content_policy, escaped, filled, page_title, resource
 
 _PACKAGE = "memagent_graph.reports"

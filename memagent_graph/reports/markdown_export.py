@@ -15,7 +15,7 @@ from memagent_graph.reports.report_words import (
     sentence_words,
     summary,
 )
-from memagent_graph.reports.sentence_checks import shown
+from memagent_graph.reports.sentence_problems import shown
 
 
 def markdown(report: ReportData) -> str:

@@ -1,4 +1,4 @@
-"""The English words with which `sentence_checks` tells a meaning from its opposite, and names from ordinary words."""
+"""English words by which `sentence_checks` distinguishes a meaning from its opposite, and names from other words."""
 
 from __future__ import annotations
 

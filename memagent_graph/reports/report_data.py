@@ -10,7 +10,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.reports.contradictions import Contradiction
 from memagent_graph.reports.drafts import ReportMode
 from memagent_graph.reports.evidence_matrix import CellState, EvidenceMatrix, QuotePlace, SourceQuote
-from memagent_graph.reports.sentence_checks import Problem
+from memagent_graph.reports.sentence_problems import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
 from memagent_graph.reader import MemAgent, result_of
-from memagent_graph.reading.state import Limits
+from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.reports.answered_cells import cell_of
 from memagent_graph.reports.checked_report import checked_report
@@ -48,12 +48,14 @@ from memagent_graph.reports.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTI
 from memagent_graph.reports.report_writing import ReportPlan, ReportWriting
 from memagent_graph.reports.source_text import SourceText
 from memagent_graph.results import ReadResult
-from memagent_graph.roles import Role
+from memagent_graph.roles import Role, excess_tokens, prompts_for
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
 """Called with a document's name, a question, and each update of the memory of that read."""
+_LEAST_TOKENS: Final = 64
+"""With room for fewer tokens of quotes, a section is not worth writing."""
 _BEGINNING_BYTES: Final = 600
 """How much of each document the policy is shown when it is asked for questions."""
 
@@ -93,7 +95,7 @@ class ReportWork:
         limits: of each read.
         runs: what the ids of the documents' runs begin with. With the same beginning, a document that another report
             has read with the same question is not read again.
-        on_update: told of every update.
+        on_update: called with every update.
     """
 
     report_id: str
@@ -126,8 +128,8 @@ class ReportWork:
         """The questions: those given, the policy's, or the report's own question."""
         if self.questions:
             return {"questions": list(self.questions), "events": []}
-        if not await self._understands(QUESTIONS):
-            detail = "the policy has no prompt for it; every document is asked the report's question itself"
+        if reason := await self._unable(ReportPlan(), QUESTIONS):
+            detail = f"{reason}; every document is asked the report's question itself"
             return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
         beginnings = await asyncio.to_thread(self._beginnings)
         result = await self._run(ReportPlan(), beginnings, "documents", "plan")
@@ -219,13 +221,12 @@ class ReportWork:
         write, judge = not self.extractive, self.judge
         if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
             write = judge = False
-        if write and not await self._understands(OUTLINE, SECTION):
+        if write and (reason := await self._unable(ReportWriting(), OUTLINE, SECTION)):
             write = False
-            detail = "the policy has no prompt for outline and sections; these are the answers of the cells"
-            events.append(_event(EventKind.EXTRACTIVE, detail))
-        if judge and not await self._understands(JUDGE):
+            events.append(_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
+        if judge and (reason := await self._unable(ReportWriting(), JUDGE)):
             judge = False
-            events.append(_event(EventKind.NOT_JUDGED, "the policy has no prompt for judging contradictions"))
+            events.append(_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
         if not write and not judge:
             return {"draft": to_json(extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
@@ -263,17 +264,31 @@ class ReportWork:
                 lines.append(f"{document.name}: {' '.join(start.split())}")
         return "\n".join(lines)
 
-    async def _understands(self, *roles: Role) -> bool:
+    async def _unable(self, strategy: Strategy, *roles: Role) -> str:
+        """Why the policy cannot be asked in these roles; "" if it can."""
         context = await self.agent.aprepare()
-        return are_understood(roles, context.prompts, own_words_only=context.own_words_only)
+        names = ", ".join(role.name for role in roles)
+        if not are_understood(roles, context.prompts, own_words_only=context.own_words_only):
+            return f"the policy has no prompt for {names}"
+        if _chunk_tokens(strategy, context) < _LEAST_TOKENS:
+            return f"the context window of {context.budget.context_window} tokens is too small for {names}"
+        return ""
 
     async def _run(self, strategy: Strategy, text: str, name: str, place: str) -> ReadResult:
         """A run over a text of the report's own, with the same policy, log and checkpoints."""
         # A checkpointer that is open, not a file's path: what the copy opened itself nobody would close.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
-        agent = self.agent.copy(strategy=strategy, checkpoints=saver)
+        tokens = _chunk_tokens(strategy, await self.agent.aprepare())
+        agent = self.agent.copy(strategy=strategy, checkpoints=saver, budget_changes={"chunk_tokens": tokens})
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         return await _on_its_own(result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}")))
+
+
+def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
+    """How many tokens of quotes, answers or documents a prompt of the report's own roles has room for."""
+    prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
+    excess = excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
+    return context.budget.chunk_tokens - max(0, excess)
 
 
 _locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)

@@ -1,4 +1,4 @@
-"""The words that a report is told in, the same in every format."""
+"""The wording of a report, the same in every format."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ _RULES = {
 def summary(report: ReportData) -> str:
     """What was read and found, in one sentence or two."""
     total = report.totals
-    told = (
+    explanation = (
         f"{_counted(total['documents'], 'document')} read with {_counted(total['questions'], 'question')}: "
         f"{total['answered']} of {len(report.matrix.cells)} cells have an answer. "
         f"{total['quoted']} of {_counted(total['sentences'], 'sentence')} quoted; "
         f"{total['quotes_found']} of {_counted(total['quotes_checked'], 'quote')} found in the documents."
     )
-    return told if report.mode is ReportMode.WRITTEN else f"{told} The sentences are the answers of the cells."
+    if report.mode is ReportMode.WRITTEN:
+        return explanation
+    return f"{explanation} The sentences are the answers of the cells."
 
 
 def _counted(count: int, what: str) -> str:
@@ -60,6 +62,9 @@ def contradiction_words(report: ReportData, found: Contradiction) -> tuple[str, 
     title = f"{report.matrix.questions[found.question]} ({_RULES[found.rule]}{judged[found.judgement]})"
     lines = []
     for group in found.groups:
-        names = ", ".join(report.matrix.documents[document].name for document in group)
-        lines.append(f"{names}: {report.matrix.cell(group[0], found.question).answer}")
+        names: dict[str, list[str]] = {}
+        for document in group:
+            answer = report.matrix.cell(document, found.question).answer or ""
+            names.setdefault(answer, []).append(report.matrix.documents[document].name)
+        lines.append("; ".join(f"{', '.join(each)}: {answer}" for answer, each in names.items()))
     return title, lines

@@ -193,7 +193,7 @@ def _evidence(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]
 
 
 def _fitting(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[str, int]:
-    """As many lines as have so many tokens in a prompt, and how many are left out."""
+    """The lines that fit in a number of tokens of the prompt, and how many are left out."""
     kept: list[str] = []
     tokens = left_out = 0
     for line in lines:

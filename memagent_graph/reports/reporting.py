@@ -39,7 +39,7 @@ class ReportSource:
         document: anything that `Document.of` takes.
         name: what the report calls it; by default the document's own name.
         metadata: title, author (several are joined with " and "), year, journal, publisher, doi, url, ... It is added
-            to what the document itself tells (see `document_metadata`).
+            to what the document itself has (see `document_metadata`).
     """
 
     document: DocumentSource

@@ -10,66 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import partial
-from itertools import combinations
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
 from memagent_graph.reports.copied_words import copy_changes, is_contained, limits_left_out
+from memagent_graph.reports.fact_places import apart, has_content, is_ordinary, same_value, swapped
 from memagent_graph.reports.opposite_words import (
-    BETWEEN_WORDS,
     NEGATIONS,
-    OPENERS,
     OPPOSITE_PHRASES,
     OPPOSITES,
     SOFT_NEGATIONS,
     TITLES,
 )
+from memagent_graph.reports.sentence_problems import Problem, ProblemKind
 from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, stem
 
 _LEAST_SHARED: Final = 0.5
 """The share of a sentence's content words that its quotes have at least."""
-
-
-class ProblemKind(StrEnum):
-    """Why a sentence is not quoted."""
-
-    NO_QUOTE = "no_quote"
-    """It has no quotes."""
-    QUOTE_NOT_IN_SOURCE = "quote_not_in_source"
-    """A quote is not in its document."""
-    QUOTE_CUT = "quote_cut"
-    """A quote begins or ends within a sentence, so that what limits it may be missing."""
-    QUOTATION = "quotation"
-    """Words between its quotation marks are in none of its quotes."""
-    NUMBER = "number"
-    UNIT = "unit"
-    """A number is in the quotes, with another unit."""
-    DATE = "date"
-    NAME = "name"
-    CODE = "code"
-    """A version, a time, or a word of letters and digits."""
-    NEGATION = "negation"
-    """It denies what the quotes do not deny, or the reverse."""
-    OPPOSITE = "opposite"
-    """It has a word whose opposite is in the quotes: may and must, rise and fall."""
-    ORDER = "order"
-    """Two names or numbers have changed places."""
-    APART = "apart"
-    """A number is in the quotes, but only together with other names."""
-    CHANGED = "changed"
-    """It is copied from a quote, with a word changed, a denial put in, or a limit left out."""
-    WORDS = "words"
-    """Fewer than half of its words are in its quotes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something in a sentence that its quotes do not have."""
-
-    kind: ProblemKind
-    detail: str
 
 
 def check_sentence(
@@ -106,7 +63,7 @@ def check_sentence(
         *_opposites(stated, known),
     ]
     if not found:
-        found = [*_copied(stated, known), *_order(stated, known), *_apart(stated, known, is_common)]
+        found = [*_copied(stated, known), *swapped(stated, known), *apart(stated, known, is_common)]
     return tuple(found) or tuple(_words(stated, known))
 
 
@@ -129,7 +86,7 @@ def _quotations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 
 def _numbers(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     for number in stated.numbers:
-        holding = [(other, each) for each in known for other in each.numbers if _same_value(number, other)]
+        holding = [(other, each) for each in known for other in each.numbers if same_value(number, other)]
         shown = stated.text[number.start : number.end]
         if not holding:
             parts = {part for each in known for date in each.dates for part in (date.year, date.month, date.day)}
@@ -144,10 +101,6 @@ def _numbers(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 
 _ORDINALS: Final = {1: "first", 2: "second"}
 """Those that `stated_facts` takes for words."""
-
-
-def _same_value(one: Number, other: Number) -> bool:
-    return any(mine == theirs for mine, _ in one.readings for theirs, _ in other.readings)
 
 
 def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
@@ -198,16 +151,12 @@ def _names(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], boo
     for word in stated.words:
         if word.text in as_names or word.text in in_capitals or word.text in TITLES:
             continue
-        if word.is_first and _is_ordinary(word.text, as_words, is_common):
+        if word.is_first and is_ordinary(word.text, as_words, is_common):
             continue
         if word.is_name and word.text in as_words and _in_title_case(stated):
             continue
         if word.is_name or word.is_first:
             yield Problem(ProblemKind.NAME, f"{stated.text[word.start : word.end]} is in none of its quotes")
-
-
-def _is_ordinary(word: str, in_quotes: set[str], is_common: Callable[[str], bool]) -> bool:
-    return word in in_quotes or word in OPENERS or is_common(word) or not content_words((word, "x")) - {"x"}
 
 
 def _in_title_case(stated: Facts) -> bool:
@@ -219,7 +168,7 @@ def _in_title_case(stated: Facts) -> bool:
 # Denials and opposites
 
 _NEAR: Final = 4
-"""A negation counts for so many content words on either side."""
+"""A negation applies to this many content words on either side."""
 
 
 def _is_negation(word: Word, facts: Facts) -> bool:
@@ -261,11 +210,7 @@ def _denials(facts: Facts, *, soft: bool = False) -> list[_Denial]:
 
 
 def _can_be_denied(word: Word) -> bool:
-    return not word.is_name and _has_content(word.text)
-
-
-def _has_content(word: str) -> bool:
-    return len(word) > 2 and word not in NEGATIONS and word not in BETWEEN_WORDS
+    return not word.is_name and has_content(word.text)
 
 
 def _negations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
@@ -312,119 +257,6 @@ def _turned_phrases(stated: Facts, texts: Sequence[str]) -> Iterator[Problem]:
                 yield Problem(ProblemKind.OPPOSITE, f"it has {match[0]!r} where its quotes have {turned_to!r}")
 
 
-# Places
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A name or a number, by what it is compared with, and where it is."""
-
-    key: str
-    start: int
-    end: int
-    is_name: bool = False
-
-
-def _items(facts: Facts) -> list[_Item]:
-    values = [_Item(number.key, number.start, number.end) for number in facts.numbers]
-    values += [_Item(f"{date.year}-{date.month}-{date.day}", date.start, date.end) for date in facts.dates]
-    names: list[_Item] = []
-    for word in facts.words:
-        if not (word.is_name or word.is_first):
-            continue
-        if names and facts.text[names[-1].end : word.start].strip() in {"", "."} and word.start - names[-1].end <= 2:
-            names[-1] = _Item(f"{names[-1].key} {word.text}", names[-1].start, word.end, is_name=True)
-        else:
-            names.append(_Item(word.text, word.start, word.end, is_name=True))
-    return sorted((*values, *names), key=lambda item: item.start)
-
-
-def _once(items: Iterable[_Item]) -> dict[str, _Item]:
-    found: dict[str, _Item] = {}
-    twice: set[str] = set()
-    for item in items:
-        twice |= {item.key} & found.keys()
-        found[item.key] = item
-    return {key: item for key, item in found.items() if key not in twice}
-
-
-def _order(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
-    here = _once(_items(stated))
-    for quote in known:
-        there = _once(_items(quote))
-        both = sorted(here.keys() & there.keys(), key=lambda key: here[key].start)
-        for first, second in combinations(both, 2):
-            if there[first].start < there[second].start:
-                continue
-            if here[first].is_name is not here[second].is_name:
-                continue
-            # Passive sentences name first who comes last in an active one.
-            is_turned = here[first].is_name and (
-                _is_passive(stated.text[here[first].end : here[second].start])
-                is not _is_passive(quote.text[there[second].end : there[first].start])
-            )
-            between = _between(stated, here[first], here[second])
-            if not is_turned and between & _between(quote, there[second], there[first]):
-                if any(_in_this_order(first, second, other) for other in known):
-                    continue
-                names = (
-                    stated.text[slice(here[first].start, here[first].end)],
-                    stated.text[slice(here[second].start, here[second].end)],
-                )
-                yield Problem(ProblemKind.ORDER, f"{names[0]} and {names[1]} stand the other way round in its quote")
-                return
-
-
-def _is_passive(passage: str) -> bool:
-    return re.search(r"\b(?:by|from)\b", passage) is not None
-
-
-def _in_this_order(first: str, second: str, quote: Facts) -> bool:
-    places = {key: [item.start for item in _items(quote) if item.key == key] for key in (first, second)}
-    return bool(places[first] and places[second] and min(places[first]) < max(places[second]))
-
-
-def _between(facts: Facts, left: _Item, right: _Item) -> set[str]:
-    """The stems of the content words, and the names and values, between two items."""
-    words = {
-        stem(word.text) for word in facts.words if left.end <= word.start < right.start and _has_content(word.text)
-    }
-    return words | {item.key for item in _items(facts) if left.end <= item.start < right.start}
-
-
-def _apart(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
-    names = _likely_names(stated, is_common)
-    if not names:
-        return
-    words = [{word.text for word in each.words} for each in known]
-    if not any(names & each for each in words):
-        return
-    values = [
-        *((number.start, number.end, partial(_has_number, number)) for number in stated.numbers),
-        *((date.start, date.end, partial(_has_date, date)) for date in stated.dates),
-    ]
-    for start, end, is_in in values:
-        holding = [(each, own) for each, own in zip(known, words, strict=True) if is_in(each)]
-        others = [_likely_names(each, is_common) - names for each, _ in holding]
-        if holding and all(others) and not any(names & own for _, own in holding):
-            shown_value, other = stated.text[start:end], sorted(others[0])[0].title()
-            yield Problem(ProblemKind.APART, f"{shown_value} stands in its quotes with {other}, not with its own names")
-
-
-def _likely_names(facts: Facts, is_common: Callable[[str], bool]) -> set[str]:
-    """The names of a text, with the words that begin its sentences and are not ordinary ones."""
-    first = {word.text for word in facts.words if word.is_first and not _is_ordinary(word.text, set(), is_common)}
-    return first | {word.text for word in facts.names if word.text not in TITLES}
-
-
-def _has_number(number: Number, quote: Facts) -> bool:
-    return any(_same_value(number, other) for other in quote.numbers)
-
-
-def _has_date(date: Date, quote: Facts) -> bool:
-    return any(date.is_within(other) for other in quote.dates)
-
-
 def _copied(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     for change in copy_changes(stated, known):
         if change.own and change.quoted:
@@ -443,8 +275,3 @@ def _words(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     total = len(own) + len(stated.numbers) + len(stated.dates)
     if own and len(missing) > (1 - _LEAST_SHARED) * total:
         yield Problem(ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes")
-
-
-def shown(problems: Iterable[Problem]) -> str:
-    """Problems in one line."""
-    return "; ".join(each.detail for each in problems)

@@ -1,7 +1,7 @@
 """What a text states that can be compared without a model: numbers with units, dates, names, codes, negations.
 
 Everything here is about English text. It reads words, not meaning: `5 km` and `5 kilometres` are the same number, and
-so are `3 March 2021` and `2021-03-03`, but `half of them` is no number.
+so are `3 March 2021` and `2021-03-03`, but `half of them` is not a number.
 """
 
 from __future__ import annotations

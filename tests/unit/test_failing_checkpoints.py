@@ -1,5 +1,6 @@
 """A checkpoint file that fails while a document is read: the read stops with an error that says what to do."""
 
+import asyncio
 import json
 import resource
 import sqlite3
@@ -92,3 +93,31 @@ def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == ExitCode.CHECKPOINTS, (done.returncode, done.stderr)
     assert json.loads(done.stdout)["error"]["type"] == "CheckpointError"
+
+
+async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_harms_no_other(tmp_path) -> None:
+    saver = await checkpoints.open_saver(tmp_path / "checkpoints.sqlite")
+    committed = 0
+    commit = saver.conn.commit
+
+    async def counted() -> None:
+        nonlocal committed
+        committed += 1
+        await commit()
+
+    saver.conn.commit = counted
+
+    async def put(number: int) -> None:
+        config = {"configurable": {"thread_id": f"t{number}", "checkpoint_ns": "", "checkpoint_id": "0"}}
+        value = "\ud800" if number == 7 else number  # a half surrogate pair is not UTF-8, so SQLite cannot store it
+        await saver.aput_writes(config, [("channel", number)], task_id=str(value))
+
+    outcomes = await asyncio.gather(*map(put, range(60)), return_exceptions=True)
+    assert [number for number, outcome in enumerate(outcomes) if outcome is not None] == [7]
+    assert isinstance(outcomes[7], UnicodeEncodeError)
+    assert committed < 63
+    rows = await saver.conn.execute_fetchall("SELECT count(*) FROM writes")
+    assert next(iter(rows))[0] == 59
+    await asyncio.gather(*map(put, range(100, 200)))
+    assert committed < 70, "a hundred runs share a few transactions"
+    await saver.conn.close()

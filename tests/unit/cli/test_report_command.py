@@ -108,5 +108,5 @@ def test_a_policy_with_its_own_prompts_gives_an_extractive_report_and_says_so(tm
     assert done.returncode == 0
     assert "- a.txt: 48210 [1]" in done.stdout
     assert "- b.txt: 48211 [2]" in done.stdout
-    assert "extractive: the policy has no prompt for outline and sections" in " ".join(done.stderr.split())
+    assert "extractive: the policy has no prompt for report_outline, report_section" in " ".join(done.stderr.split())
     assert "different numbers" in done.stdout

@@ -180,14 +180,15 @@ def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path, k
 def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     paths = ["a.txt", "sub/b.md", "../secret.txt", str(tmp_path / "secret.txt"), "missing.txt", "file:///etc/passwd",
-             "s3://bucket/key", "http://127.0.0.1/x", "http://169.254.169.254/latest", "\0"]  # fmt: skip
+             "s3://bucket/key", "http://127.0.0.1/x", "http://169.254.169.254/latest", "\0",
+             "zip://x::https://host/y.zip"]  # fmt: skip
     path = table(files, "jsonl", [{"path": each} for each in paths])
     found = list(texts(open_inputs(str(path)), tmp_path).values())
     assert found[:2] == ["one", "two"]
     assert all("leads out of the input's folder" in text for text in (*found[2:4], *found[5:7]))
     assert "does not exist" in found[4]
     assert all("is not a public address" in text for text in found[7:9])
-    assert "is not a path" in found[9]
+    assert "is not a path" in found[9] and "chain of URLs" in found[10]
 
 
 def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class World:
         self.calls = 0
         self.prompts = Counter[str]()
         self.fails: Callable[[str], None] = lambda prompt: None
+        self.reply: Callable[[str], str | None] = lambda prompt: None
         self._make_reader = make_reader
 
     def write(self, name: str, harbor: int, *, words: int = 60) -> None:
@@ -56,7 +57,7 @@ class World:
         self.calls += 1
         self.prompts[prompt] += 1
         self.fails(prompt)
-        return perfect_reader(prompt)
+        return self.reply(prompt) or perfect_reader(prompt)
 
     def agent(self, **options: Any) -> MemAgent:
         work = TableFolder(str(self.out)).work
@@ -76,6 +77,7 @@ class World:
         source: str | None = None,
         inputs: InputOptions | None = None,
         reader: dict[str, Any] | None = None,
+        form: Any = None,
         **options: Any,
     ) -> CorpusSummary:
         async def read() -> CorpusSummary:
@@ -83,7 +85,9 @@ class World:
             table = TableFolder(str(self.out))
             with exclusive(table) as work:
                 private_file(work / "made")
-                one = CorpusReader(self.agent(**(reader or {})), questions or (HARBOR,), corpus.access)
+                one = CorpusReader(
+                    self.agent(**(reader or {})), questions or (HARBOR,), corpus.access, response_format=form
+                )
                 try:
                     return await run_corpus(corpus, one, table, **{"documents_in_flight": 3, **options})
                 finally:
@@ -336,6 +340,31 @@ def test_a_table_whose_ledger_was_lost_is_continued_from_its_parts(world: World)
     assert set(world.answers.values()) == {"30", "2", "3"}
 
 
+def test_a_machine_that_was_overtaken_adds_only_what_the_table_lacks(world: World, monkeypatch: Any) -> None:
+    """It had chosen rows for a part, and another machine has read these documents and taken that number since."""
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+    written = TableFolder.write_part
+
+    def killed_before(self: TableFolder, number: int, rows: Any) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(TableFolder, "write_part", killed_before)
+    with pytest.raises(KilledError):
+        world.run(rows_per_part=3)
+    monkeypatch.setattr(TableFolder, "write_part", written)
+    shutil.move(world.out / "_work", world.out.parent / "overtaken")
+    world.run(rows_per_part=2, limits=CorpusLimits(max_documents=4))
+    assert len(world.answers) == 4
+    shutil.rmtree(world.out / "_work")
+    shutil.move(world.out.parent / "overtaken", world.out / "_work")
+    world.run()
+    assert world.answers == {(f"d{number}.txt", HARBOR): str(number) for number in range(6)}
+    world.write("d0.txt", 70)
+    world.run()
+    assert world.answers["d0.txt", HARBOR] == "70"
+
+
 def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: World, monkeypatch: Any) -> None:
     for number in range(6):
         world.write(f"d{number}.txt", number)
@@ -426,6 +455,27 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
     table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
     world.run(source=str(table), inputs=InputOptions(columns=Columns(questions="ask")))
     assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
+
+
+def test_typed_answers_are_values_in_the_table_and_another_form_is_refused(world: World) -> None:
+    from pydantic import BaseModel
+
+    class Key(BaseModel):
+        key: int
+
+    class Other(BaseModel):
+        name: str
+
+    world.write("a.txt", 7)
+    world.write("b.txt", 9)
+    world.reply = lambda prompt: (
+        json.dumps({"key": int(prompt.rpartition("harbor ")[2].split()[0])}) if "<section>" not in prompt else None
+    )
+    world.run(form=Key)
+    rows = rows_in(world.out)
+    assert {row["document"]: json.loads(row["value"]) for row in rows} == {"a.txt": {"key": 7}, "b.txt": {"key": 9}}
+    with pytest.raises(CorpusError, match="response_format"):
+        world.run(form=Other)
 
 
 def test_progress_hears_of_every_document(world: World) -> None:

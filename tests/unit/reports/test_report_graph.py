@@ -42,7 +42,7 @@ from memagent_graph.reports import Report, ReportSource, areport
 from memagent_graph.reports.contradictions import ContradictionRule
 from memagent_graph.reports.drafts import ReportMode
 from memagent_graph.reports.evidence_matrix import CellState
-from memagent_graph.reports.sentence_checks import ProblemKind
+from memagent_graph.reports.sentence_problems import ProblemKind
 from memagent_graph.storage.leases import lease
 
 WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)
@@ -176,6 +176,33 @@ def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it
         found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
     assert [event.kind for event in found.events] == [EventKind.NOT_JUDGED]
     assert [each.judgement for each in found.contradictions] == [None]
+
+
+def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(tmp_path: Path) -> None:
+    small = Budget(context_window=340, question_tokens=30, memory_tokens=40, chunk_tokens=80, answer_tokens=60)
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=small) as agent:
+        found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711"))
+    assert [event.kind for event in found.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
+    assert "340 tokens is too small for report_outline, report_section" in found.events[1].detail
+    assert [sentence.text for sentence in found.sentences] == ["4711"]
+
+
+def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(tmp_path: Path) -> None:
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes), budget=Budget()) as agent:
+        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=["What is the key of harbor?"])
+    assert (found.mode, found.events) == (ReportMode.WRITTEN, ())
+
+
+def test_what_a_server_sends_that_is_no_text_stops_no_report(tmp_path: Path) -> None:
+    def script(prompt: str) -> str:
+        if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
+            return reads_keys_and_writes(prompt)
+        return "\\boxed{4711 \ud800}"
+
+    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
+        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=["What is the key of harbor?"])
+    assert found.matrix.cell(0, 0).answer == "4711 ?"
+    assert found.to_html().encode()
 
 
 def test_extractive_can_be_asked_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memagent_graph.documents import SourceMark
 from memagent_graph.reports.checked_report import quote_flaw
 from memagent_graph.reports.evidence_matrix import SourceQuote
-from memagent_graph.reports.sentence_checks import ProblemKind
+from memagent_graph.reports.sentence_problems import ProblemKind
 from memagent_graph.reports.source_text import LONGEST_QUOTE, SourceText
 
 TEXT = """Title of it

@@ -1,0 +1,113 @@
+"""`memagent corpus` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of
+from typer.testing import CliRunner
+
+from memagent_graph.cli import app
+from memagent_graph.cli.exit_codes import ExitCode
+
+
+def memagent(*arguments: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def typed(source: Path | str, out: Path, server: CountingServer, *options: str) -> list[str]:
+    return corpus_command(source, out, server, *options)[3:]
+
+
+def folder_of(path: Path, documents: int) -> Path:
+    path.mkdir()
+    for number in range(documents):
+        (path / f"d{number}.txt").write_text(text_of(number, 60))
+    return path
+
+
+def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "in", 5)
+    with CountingServer() as server:
+        estimate = typed(source, tmp_path / "out", server, "--estimate", "--price-in", "1", "--price-out", "2",
+                         "--tokens-per-second", "100", "--json")  # fmt: skip
+        told = json.loads(memagent(*estimate).stdout)
+        assert not server.read and not (tmp_path / "out").exists()
+        assert (told["documents"], told["questions"], told["counted"]) == (5, 15, 5)
+        assert told["price"] > 0 and told["seconds"] > 0
+        words = memagent(*[each for each in estimate if each != "--json"]).stdout
+        assert "5 documents, 15 rows" in words and "price: " in words and "time: " in words
+        summary = json.loads(memagent(*typed(source, tmp_path / "out", server, "--json")).stdout)
+    assert (summary["read"], summary["rows"], summary["ended"]) == (5, 15, "done")
+    rows = rows_in(tmp_path / "out")
+    assert sum(row["usage"]["calls"] for row in rows) == told["calls"]
+    assert sum(row["usage"]["completion_tokens"] for row in rows) <= told["completion_tokens"]
+
+
+def test_questions_from_a_file_and_progress_in_words(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "in", 3)
+    (tmp_path / "q.txt").write_text("\n".join(QUESTIONS))
+    with CountingServer() as server:
+        command = typed(source, tmp_path / "out", server)
+        command = [each for each in command if each not in {"-q", *QUESTIONS}]
+        told = memagent(*command, "--questions", f"@{tmp_path / 'q.txt'}").stderr
+    assert "3 documents read" in told and "9 rows in" in told
+    assert len(rows_in(tmp_path / "out")) == 9
+
+
+def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "in", 6)
+    with CountingServer() as server:
+        told = memagent(*typed(source, tmp_path / "out", server, "--max-documents", "2"), code=ExitCode.STOPPED).stderr
+        assert "stopped at max documents" in told
+        memagent(*typed(source, tmp_path / "out", server))
+    assert len(rows_in(tmp_path / "out")) == 18
+
+
+def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "in", 30)
+    with CountingServer(delay=0.05) as server:
+        command = corpus_command(source, tmp_path / "out", server, "--documents", "2", "--quiet")
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            while not server.read:
+                assert process.poll() is None
+                time.sleep(0.01)
+            os.kill(process.pid, signal.SIGINT)
+            told = process.communicate()[1]
+        assert process.returncode == ExitCode.INTERRUPTED, told
+        assert "nothing that was read is lost" in told and "Traceback" not in told
+        memagent(*typed(source, tmp_path / "out", server))
+    rows = rows_in(tmp_path / "out")
+    assert len(rows) == 90 == len({row["id"] for row in rows})
+
+
+def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "in", 1)
+    with CountingServer() as server:
+        memagent(*typed(tmp_path / "missing", tmp_path / "o", server), code=ExitCode.DOCUMENT)
+        (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+        told = memagent(*typed(tmp_path / "t.csv", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
+        assert "neither a column 'text' nor 'path'" in told and "a, b" in told
+        memagent(*typed(source, tmp_path / "out", server))
+        told = memagent(*typed(source, tmp_path / "out", server, "--memory-tokens", "70"), code=ExitCode.SETTINGS)
+        assert "memory_tokens: 60 there, 70 now" in told.stderr
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad/x.pdf").write_bytes(b"%PDF-1 no")
+        told = memagent(*typed(tmp_path / "bad", tmp_path / "out2", server), code=ExitCode.DOCUMENT).stderr
+        assert "1 document read" in told and "3 rows in" in told and "--retry-failed" in told
+    none = memagent("corpus", source, "--out", tmp_path / "o3", "--model", "embedded", code=ExitCode.USAGE)
+    assert "there is no question" in none.stderr
+    bounds = memagent(
+        "corpus", source, "-q", "x", "--out", tmp_path / "o3", "--model", "embedded", "--requests-per-minute", "5",
+        code=ExitCode.USAGE,
+    )  # fmt: skip
+    assert "are for a server" in bounds.stderr
