@@ -239,6 +239,7 @@ def test_outcomes_follow_from_why_a_read_stopped() -> None:
         StopReason.ANSWERED: Outcome.ANSWERED,
         StopReason.ENOUGH: Outcome.ANSWERED,
         StopReason.NO_ANSWER: Outcome.NO_ANSWER,
+        StopReason.INVALID_ANSWER: Outcome.ANSWERED,  # its text can be scored
         StopReason.MAX_CHUNKS: Outcome.UNFINISHED,
         StopReason.MAX_TOKENS: Outcome.UNFINISHED,
         StopReason.MAX_SECONDS: Outcome.UNFINISHED,
