@@ -44,7 +44,7 @@ def requests(key: str) -> list[dict[str, Any]]:
 def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    kills, moments = size(4, 50), random.Random(5)
+    kills, moments = size(3, 50), random.Random(5)
     home = tmp_path / "home"
     environment = {"MEMAGENT_KEYS": f"alice:{ALICE},bob:{BOB}"}
     killed: Counter[str] = Counter()

@@ -19,7 +19,6 @@ from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import RunLog, load_tokenizer
 
-CHUNKS = 300
 CHUNK_TOKENS = 40
 READ = """
 import sys
@@ -50,10 +49,10 @@ with reader:
 def test_a_read_killed_at_random_moments_ends_with_the_same_answer(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    kills = size(20, 40)
+    kills, chunks = size(8, 40), size(150, 300)
     tokenizer = load_tokenizer("embedded")
     text = document_with({0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=15_000)
-    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * CHUNK_TOKENS)]
+    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * CHUNK_TOKENS)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
     question = "What is the key of harbor?"
@@ -131,7 +130,7 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
     (tmp_path / "readers.py").write_text(READERS)
     moments = random.Random(11)
     finished: set[tuple[str, int]] = set()
-    for _ in range(size(25, 100)):
+    for _ in range(size(10, 100)):
         command = [sys.executable, str(tmp_path / "readers.py"), str(tmp_path)]
         processes = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
         for process in processes:

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rich.console
@@ -263,23 +265,27 @@ with reader:
         result = reader.read(folder / "book.txt", question, run_id="r")
     print(result.answer, result.chunks_read, flush=True)
 """
-CHUNKS, KILLS, AT_ONCE = 120, 4, 4
+CHUNKS, AT_ONCE = 60, 4
 
 
-def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_path: Path, strategy) -> None:
+def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
+    tmp_path: Path, strategy, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
     tokenizer = load_tokenizer("embedded")
-    text = document_with({0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=8_000)
-    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
+    text = document_with(
+        {0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=size(8_000, 40_000)
+    )
+    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), size(CHUNKS, 10 * CHUNKS) * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
-    moments = random.Random(f"{strategy[-9:]}")
+    moments, wanted = random.Random(f"{strategy[-9:]}"), size(2, 12)
     finished = False
     kills = 0
     with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.03) as server:
         command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, strategy]
         places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-        while kills < KILLS and not finished:
+        while kills < wanted and not finished:
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
                 assert process.stdout.readline() == "reading\n"
                 time.sleep(moments.uniform(0.0, 0.4))
@@ -295,6 +301,8 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_pat
     again = sum(asked.values()) - len(asked)
     # A chunk is open until its reply is in the file. While some wait for that, as many others may be asked for.
     assert again <= kills * 2 * AT_ONCE
+    record_property("kills", kills)
+    record_property("requests asked again per kill", round(again / kills, 2))
     log = RunLog(tmp_path / "runs.sqlite")
     counted = Counter((each.branch, each.role, each.slot, each.attempt) for each in log.conversations("r"))
     assert max(counted.values()) == 1

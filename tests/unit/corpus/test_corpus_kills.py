@@ -29,7 +29,7 @@ IN_FLIGHT = 8
 def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    documents, kills = size(60, 2000), size(4, 30)
+    documents, kills = size(60, 2000), size(3, 30)
     made = write_corpus(tmp_path / "in", documents, most_words=size(600, 8000))
     out, moments = tmp_path / "out", random.Random(7)
     options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "40", "--quiet")

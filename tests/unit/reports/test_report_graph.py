@@ -454,7 +454,7 @@ with agent:
 def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    kills, documents = size(3, 30), size(4, 40)
+    kills, documents = size(2, 30), size(4, 40)
     for number in range(documents):
         facts = {0.3: f"The key of harbor is {1000 + number}.", 0.8: f"The key of castle is {2000 + number}."}
         (tmp_path / f"{number:02}.txt").write_text(f"Book {number}. " + document_with(facts, words=900))
