@@ -199,8 +199,10 @@ def test_neither_a_killed_server_nor_a_killed_model_server_nor_a_client_that_lea
             assert asked.result() is None
         serving.process.stderr.close()
         serving.start()
-    threading.Timer(moments.uniform(0.5, 2.0), embedded_server.kill).start()
+    killing = threading.Timer(moments.uniform(0.5, 2.0), embedded_server.kill)
+    killing.start()
     failed = post(serving.api, request)
+    killing.join()
     assert failed.status_code in {200, 503}, failed.text
     embedded_server.restart()
     _ask_and_leave(serving.api, request)
