@@ -20,7 +20,7 @@ def test_every_chunk_of_many_documents_is_lossless_and_counted_right(
     tokenizer = load_tokenizer("embedded")
     store = DocumentStore(tmp_path / "documents")
     chunks = characters = 0
-    for number in range(size(150, 10_000)):
+    for number in range(size(60, 10_000)):
         generator = random.Random(number)
         text = "x" + " ".join(generator.choices(WORDS, k=int(3000 ** generator.random())))
         ref = store.add(Document.from_text(text))
