@@ -20,7 +20,7 @@ def main(folder: Path, questions: list[str]) -> None:
     settings = ReaderSettings(tokenizer=os.environ.get("MEMAGENT_TOKENIZER")).decided()
     agent: MemAgent = settings.make_reader(checkpoints=folder / "case.sqlite")
     with agent:
-        # Extractive: the answers as they are, because in a case nothing should be worded anew.
+        # Extractive: the answers as they are, because in a case nothing should be reworded.
         case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True)
     matrix = case.matrix
     for found in case.contradictions:

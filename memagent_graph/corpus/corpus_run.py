@@ -143,7 +143,7 @@ async def run_corpus(
         rows_per_part: how many rows a part of the table has; the last one of a run has fewer.
         retry_failed: read what has a row with an error again.
         limits: where to stop early.
-        watcher: is told of the progress.
+        watcher: called as the run progresses.
 
     Raises:
         CorpusError: the table has other settings, another run writes to it, or a disk is full.

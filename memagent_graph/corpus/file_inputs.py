@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,8 +20,29 @@ _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "l
 """Where filesystems of fsspec have what changes with an object's content, the best first."""
 
 
+class _Files(ABC):
+    """Files by their paths, no two of which are equal."""
+
+    @abstractmethod
+    def documents(self) -> Iterator[CorpusDocument]:
+        """The files."""
+
+    def ids(self) -> None:
+        """None: no two files have one path."""
+        return
+
+    def total(self) -> Total:
+        """Counted by listing them."""
+        count, size, known = 0, 0, True
+        for each in self.documents():
+            count += 1
+            known = known and each.size is not None
+            size += each.size or 0
+        return Total(count, size if known else None)
+
+
 @dataclass(frozen=True)
-class FolderInputs:
+class FolderInputs(_Files):
     """All files in a local folder and below it; hidden files (their name begins with a dot) are left out.
 
     Links are followed to files that are below the folder as well; others are documents with an error.
@@ -53,17 +75,9 @@ class FolderInputs:
                     elif document := local_file(Path(entry.path), self.folder, root):
                         yield document
 
-    def ids(self) -> None:
-        """None: no two files have one path."""
-        return
-
-    def total(self) -> Total:
-        """Counted by listing them."""
-        return _counted(self.documents())
-
 
 @dataclass(frozen=True)
-class PatternInputs:
+class PatternInputs(_Files):
     """Local files that match a pattern: `*`, `?`, `[...]`, and `**` for any folders."""
 
     pattern: str
@@ -97,17 +111,9 @@ class PatternInputs:
         if not count:
             raise DocumentError(f"no file matches {self.pattern}", hint="Check the pattern; put it in quotes.")
 
-    def ids(self) -> None:
-        """None: no two files have one path."""
-        return
-
-    def total(self) -> Total:
-        """Counted by listing them."""
-        return _counted(self.documents())
-
 
 @dataclass(frozen=True)
-class OneFile:
+class OneFile(_Files):
     """A corpus of one document."""
 
     location: str
@@ -126,17 +132,9 @@ class OneFile:
         elif document := local_file(Path(self.location), Path(self.location).parent, None):
             yield document
 
-    def ids(self) -> None:
-        """None: there is one."""
-        return
-
-    def total(self) -> Total:
-        """One."""
-        return _counted(self.documents())
-
 
 @dataclass(frozen=True)
-class StoreInputs:
+class StoreInputs(_Files):
     """What is below a URL of an object store, or matches a pattern there."""
 
     url: str
@@ -176,17 +174,9 @@ class StoreInputs:
         if not count:
             raise DocumentError(f"there is nothing at {shown(self.url)}", hint="Check the bucket and the path.")
 
-    def ids(self) -> None:
-        """None: no two objects have one path."""
-        return
-
-    def total(self) -> Total:
-        """Counted by listing them."""
-        return _counted(self.documents())
-
 
 @dataclass(frozen=True)
-class ArchiveInputs:
+class ArchiveInputs(_Files):
     """The files in a zip archive, at a path or URL."""
 
     location: str
@@ -230,14 +220,6 @@ class ArchiveInputs:
                 member=each.filename,
                 trouble=trouble,
             )
-
-    def ids(self) -> None:
-        """None: two files with one name are refused when they are listed."""
-        return
-
-    def total(self) -> Total:
-        """Counted in its table of contents."""
-        return _counted(self.documents())
 
 
 def local_file(path: Path, base: Path, root: Path | None) -> CorpusDocument | None:
@@ -292,15 +274,6 @@ def _matcher(pattern: str) -> Any:
 
 def _version(info: Mapping[str, Any]) -> str:
     return next((f"{info.get('size')}-{info[name]}" for name in _VERSIONS if info.get(name)), "")
-
-
-def _counted(documents: Iterator[CorpusDocument]) -> Total:
-    count, size, known = 0, 0, True
-    for each in documents:
-        count += 1
-        known = known and each.size is not None
-        size += each.size or 0
-    return Total(count, size if known else None)
 
 
 def _text(name: str) -> str:

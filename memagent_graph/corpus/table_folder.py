@@ -202,7 +202,7 @@ class TableFolder:
         return sorted(int(found[1]) for found in numbers if found)
 
     def write_part(self, number: int, rows: Iterable[Row]) -> None:
-        """Write a part, or write it again, and enter it in the manifest. Without any row there is no part.
+        """Write a part, or write it again, and enter it in the manifest. Without rows, no part is written.
 
         Raises:
             CorpusError: the disk is full, the store refuses, or another run has taken over.
