@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.output import counted, print_json
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import plain
@@ -148,12 +148,13 @@ class Console:
             if usage.flops and usage.full_context_flops and usage.full_context_flops > usage.flops
             else ""
         )
+        read, turns = counted(result.chunks_read, "chunk"), counted(usage.turns, "turn")
         self.err.print(
-            f"[dim]{result.chunks_read} chunks, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in "
-            f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
+            f"[dim]{read}, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "
+            f"{usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
-            self.err.print(f"go on with: {escape(self.resume_command)}")
+            self.err.print(f"continue with: {escape(self.resume_command)}")
 
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
@@ -164,12 +165,12 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command:
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
-            self.err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
+            self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
         return int(code)
 
     def interrupted(self, code: int) -> int:
         """Say that the read was interrupted; returns `code`."""
-        how = f"; go on with: {escape(self.resume_command)}" if self.resume_command else ""
+        how = f"; continue with: {escape(self.resume_command)}" if self.resume_command else ""
         self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
 

@@ -76,7 +76,7 @@ def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
     assert [each["question"] for each in results][2] == "What is the key of tower?"
     assert resumed.stdout == "4711\n"
     assert stopped.returncode == 5
-    assert stopped.stderr.count("go on with: memagent resume") == 3
+    assert stopped.stderr.count("continue with: memagent resume") == 3
 
 
 def test_one_question_that_fails_leaves_the_others(book) -> None:
@@ -150,12 +150,12 @@ def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
         options = ["--base-url", server.base_url, *SMALL, "--max-chunks", 2]
         places = ["--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite"]
         stopped = memagent("read", book, "-q", QUESTION, *options, *places)
-        (told,) = [line for line in stopped.stderr.splitlines() if "go on with: memagent " in line]
+        (told,) = [line for line in stopped.stderr.splitlines() if "continue with: memagent " in line]
         command = shlex.split(told.partition("memagent ")[2])
         assert memagent(*command).stdout == "4711\n"
         without = memagent("read", book, "-q", QUESTION, *options, "--no-log")
         assert without.returncode == 5
-        assert "go on with" not in without.stderr, "no log, so no command could find it"
+        assert "continue with" not in without.stderr, "no log, so no command could find it"
 
 
 def test_an_interrupted_read_says_how_to_go_on(book) -> None:
