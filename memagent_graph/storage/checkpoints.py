@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+import weakref
 import zlib
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -17,6 +19,9 @@ from memagent_graph.errors import CheckpointError
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
+
+if TYPE_CHECKING:
+    import aiosqlite
 
 _WORTHWHILE_BYTES = 400
 _SUFFIX = "+zlib"
@@ -65,6 +70,7 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
         # A process must not wait at its end for a file that was not closed; saved states are on disk already.
         connection._thread.daemon = True
         saver = SqliteSaver(await connection, path, CompressedSerializer())
+        weakref.finalize(saver, _stop, connection).atexit = False
         await saver.setup()
     except (OSError, aiosqlite.Error) as error:
         raise CheckpointError(
@@ -83,6 +89,16 @@ def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
     if not isinstance(path, Path) or str(path) == ":memory:":
         return nullcontext()
     return lease(path.with_name(path.name + "-reading"), run_id)
+
+
+def _stop(connection: aiosqlite.Connection) -> None:
+    """End the thread of a connection that nobody closed.
+
+    aiosqlite does so too, but reports it to the event loop, which may be closed by then: the thread would end in a
+    traceback. In a thread without an event loop nothing is reported.
+    """
+    if connection._thread.is_alive():
+        threading.Thread(target=connection.stop, daemon=True).start()
 
 
 def _prepare(path: Path) -> None:

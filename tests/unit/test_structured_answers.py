@@ -261,6 +261,8 @@ class TestResuming:
         with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
             await reader.aresume("r")
         assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)
+        await broken.aclose()
+        await reader.aclose()
 
     def test_after_an_edit_continues_the_structured_run(self, stopped) -> None:
         reader, run_id = stopped(GOOD)
