@@ -25,7 +25,7 @@ def peak(documents: int) -> float:
 def test_memory_is_flat_with_the_number_of_documents(
     size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    few, many = peak(350), peak(size(700, 100_000))
-    record_property("MB at 350 documents", round(few))
+    few, many = peak(200), peak(size(400, 100_000))
+    record_property("MB at 200 documents", round(few))
     record_property("MB at the most", round(many))
     assert many - few <= 60

@@ -81,7 +81,6 @@ def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, lis
 
 def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {**training_contenders._SETTINGS, "epsilon": 0.1}
-    compare((PADDED,), TINY)
     real = training_contenders.run
 
     def run(contender: Contender, setting: Setting) -> list[Step]:
