@@ -7,6 +7,7 @@ the two can cost on the machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 
 
@@ -26,7 +27,8 @@ async def serve(port: int) -> None:
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(copied(reader, back), copied(there, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # it ends while connections are open
+            await asyncio.gather(copied(reader, back), copied(there, writer))
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
