@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import failures_told
-from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec
+from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec, StrategyName
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Demo:
     examples: ClassVar = (
         "memagent demo",
         "memagent demo --tokens 100000 --questions 2",
-        "memagent demo --model smollm2",
+        "memagent demo --model smollm2 --strategy gated",
     )
     tokens: Annotated[int, typer.Option(min=5_000, help="Smallest length of the document, in tokens.")] = 40_000
     questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to hide and ask for.")] = 4
@@ -44,6 +44,7 @@ class Demo:
         str | None, typer.Option(help="A server's API; without it, the model runs in this process.")
     ] = None
     profile: ProfileSpec = None
+    strategy: StrategyName = None
     on_invented: OnInvented = None
     as_json: AsJSON = False
 
@@ -64,6 +65,7 @@ class Demo:
             model=self.model,
             base_url=self.base_url,
             profile=self.profile or ("embedded" if self.base_url else None),
+            strategy=self.strategy,
             on_invented=self.on_invented,
         ).decided()
         console.policy(settings.policy_told)

@@ -218,8 +218,7 @@ def test_every_command_that_takes_a_model_takes_a_policy_by_name() -> None:
     with_model = {name for name in BUILT_IN if "--model" in options_of(name)} - {"runs", "export"}
     assert with_model == {"read", "resume", "corpus", "doctor", "demo", "eval", "report", "serve", "mcp"}
     assert all("--policy" in options_of(name) for name in with_model)
-    assert all("--strategy" in options_of(name) for name in with_model - {"demo"})
-    assert "--strategy" not in options_of("demo")
+    assert all("--strategy" in options_of(name) for name in with_model)
 
 
 class ReaderAskedForError(PolicyError):
