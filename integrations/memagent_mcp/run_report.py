@@ -67,8 +67,8 @@ def _head(timeline: Timeline) -> Iterator[str]:
     yield f"Ended: {view.stop_reason or 'not yet; it runs, or was interrupted'}"
     yield f"Model: {shortened(view.model)}"
     yield (
-        f"Read: {totals.chunks:,} chunks, {totals.changes:,} changed the memory; {totals.prompt_tokens:,} tokens in, "
-        f"{totals.completion_tokens:,} out; {totals.seconds:.1f} s"
+        f"Read: {totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}, {totals.changes:,} changed the memory; "
+        f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"
     )
     if totals.events:
         yield "Events: " + ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())

@@ -135,7 +135,8 @@ class Console:
         if result.answer is not None:
             self.out.print(plain(result.answer), markup=False)
         else:
-            self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {result.chunks_read} chunks[/]")
+            read = counted(result.chunks_read, "chunk")
+            self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {read}[/]")
             self.err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
         if result.stop_reason is StopReason.INVALID_ANSWER:
             reason = next((e.detail for e in reversed(result.events) if e.kind is EventKind.INVALID_ANSWER), "")
@@ -143,11 +144,10 @@ class Console:
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
         usage = result.usage
-        saved = (
-            f", about {usage.full_context_flops / usage.flops:.1f}x the arithmetic saved against one full-context call"
-            if usage.flops and usage.full_context_flops and usage.full_context_flops > usage.flops
-            else ""
-        )
+        saved = ""
+        if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:
+            factor = (usage.full_context_flops or 0.0) / usage.flops
+            saved = f", about {factor:.1f} times fewer operations than one full-context call"
         read, turns = counted(result.chunks_read, "chunk"), counted(usage.turns, "turn")
         self.err.print(
             f"[dim]{read}, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "

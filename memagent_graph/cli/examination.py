@@ -73,7 +73,7 @@ def _ask(text: str) -> list[Message]:
 
 def _window(info: ModelInfo) -> Finding:
     if info.context_window is None:
-        return Finding("window", Health.NOTE, "the server does not report it", "Set --context-window; 8192 is assumed.")
+        return Finding("window", Health.NOTE, "the policy does not report it", "Set --context-window; 8192 is assumed.")
     return Finding("window", Health.GOOD, f"{info.context_window} tokens")
 
 
@@ -98,15 +98,15 @@ async def _agreement(context: ReaderContext, completion: Completion) -> Finding:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
     shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
-        return Finding("tokenizer", Health.NOTE, "the server does not report token counts, so they cannot be compared")
+        return Finding("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
     ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
     name = context.tokenizer.name
     if ours == theirs:
-        return Finding("tokenizer", Health.GOOD, f"{name} and the server count the same ({ours} tokens of a sample)")
+        return Finding("tokenizer", Health.GOOD, f"{name} counts as the policy does ({ours} tokens of a sample)")
     return Finding(
         "tokenizer",
         Health.BAD,
-        f"{name} counts {ours} tokens and the server {theirs}",
+        f"{name} counts {ours} tokens and the policy {theirs}",
         "Name the served model's own tokenizer with --tokenizer.",
     )
