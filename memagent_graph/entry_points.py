@@ -1,4 +1,4 @@
-"""Commands and policies that other packages add through entry points."""
+"""Commands, policies and strategies that other packages add through entry points."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ COMMANDS: Final = "memagent.commands"
 """Each names a function `register(app)` that adds one command to the `typer.Typer` it is given."""
 POLICIES: Final = "memagent.policies"
 """Each names a `memagent_graph.policies.named.PolicyFactory`."""
+STRATEGIES: Final = "memagent.strategies"
+"""Each names a subclass of `memagent_graph.Strategy`, or an instance of one."""
 
 
 def added(group: str) -> Mapping[str, EntryPoint]:

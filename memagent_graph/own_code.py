@@ -5,7 +5,6 @@ It runs only where the caller names it, never because a log, an export or a chec
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.near_names import did_you_mean
 
 _OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 
@@ -55,9 +55,8 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
     for part in found["name"].split("."):
         if not hasattr(value, part):
             names = [each for each in getattr(value, "__dict__", {}) if not each.startswith("_")]
-            near = difflib.get_close_matches(part, names, n=3)
-            meant = f"Did you mean {' or '.join(f'{place}:{each}' for each in near)}?"
-            raise error(f"{place} has no {part!r}", hint=meant if near else hint or f"Name {what} after the colon.")
+            guess = did_you_mean(part, names, prefix=f"{place}:")
+            raise error(f"{place} has no {part!r}", hint=guess or hint or f"Name {what} after the colon.")
         value = getattr(value, part)
     return value
 

@@ -15,7 +15,6 @@ same run log and checkpoints.
 
 from __future__ import annotations
 
-import difflib
 import time
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -28,6 +27,7 @@ from memagent_graph.evaluation.baselines.middle_truncation import MiddleTruncati
 from memagent_graph.evaluation.baselines.retrieval import Retrieval
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.events import count_events
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
@@ -261,9 +261,6 @@ def load_system(name: str, reader: MemAgent, *, retrieved_chunks: int | None = N
         return ReaderSystem(name, reader, _BASELINES[name]())
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
-    near = difflib.get_close_matches(name, system_names(), n=3, cutoff=0.5)
-    raise EvaluationError(
-        f"there is no system {name!r}",
-        hint=(f"Did you mean {' or '.join(near)}? " if near else "")
-        + f'There are: {", ".join(system_names())}. A strategy of your own is named as "file.py:Name".',
-    )
+    names = system_names()
+    there = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
+    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, there))

@@ -10,7 +10,6 @@ where `make_policy` takes a `PolicyRequest` and returns a `Policy`. `memagent re
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Final, TypeAlias
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import PolicyError
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
@@ -62,11 +62,8 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
-        near = difflib.get_close_matches(name, names, n=1)
-        raise PolicyError(
-            f"there is no policy {name!r}",
-            hint=f"{f'Did you mean {near[0]}? ' if near else ''}Policies are: {', '.join(names)}.",
-        )
+        hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}.")
+        raise PolicyError(f"there is no policy {name!r}", hint=hint)
     try:
         policy = entries[name].load()(request)
         if not isinstance(policy, Policy):

@@ -18,14 +18,14 @@ Another package adds a strategy with an entry point in the group "memagent.strat
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, Final
 
+from memagent_graph.entry_points import STRATEGIES, added, failure_of
 from memagent_graph.errors import StrategyError
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own
 from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
@@ -42,12 +42,11 @@ _SHIPPED: Final = {
     "recall": "Recall",
 }
 _STOP_RULES: Final = {"converged": "Converged"}
-_GROUP: Final = "memagent.strategies"
 
 
 def strategy_names() -> tuple[str, ...]:
     """The names that `load_strategy` takes."""
-    return (*_SHIPPED, *sorted(each.name for each in entry_points(group=_GROUP) if each.name not in _SHIPPED))
+    return tuple(dict.fromkeys((*_SHIPPED, *added(STRATEGIES))))
 
 
 def is_strategy(text: str) -> bool:
@@ -95,24 +94,18 @@ def _named(text: str) -> Strategy:
         return _checked(_class_of(_SHIPPED, name), name, options)
     if ":" in name:
         return _checked(load_own(name, what="a strategy", error=StrategyError), name, options)
-    added = {each.name: each for each in entry_points(group=_GROUP)}
-    if name in added:
+    entries = added(STRATEGIES)
+    if name in entries:
         try:
-            loaded = added[name].load()
-        except Exception as error:
-            raise StrategyError(
-                f"the strategy {name!r} of another package cannot be loaded: {error}",
-                hint=f"See {added[name].value}, or read with another --strategy.",
-            ) from error
+            loaded = entries[name].load()
+        except Exception as error:  # another package can raise anything
+            raise failure_of(entries[name], "the strategy", error, StrategyError) from error
         return _checked(loaded, name, options)
     if name in _STOP_RULES:
         raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}, or --stop {text}.")
-    near = difflib.get_close_matches(name, strategy_names(), n=3, cutoff=0.5)
-    raise StrategyError(
-        f"there is no strategy {name!r}",
-        hint=(f"Did you mean {' or '.join(near)}? " if near else "")
-        + f'There are: {", ".join(strategy_names())}. One of your own is named as "file.py:Name".',
-    )
+    names = strategy_names()
+    there = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
+    raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, there))
 
 
 def _class_of(names: Mapping[str, str], name: str) -> Any:

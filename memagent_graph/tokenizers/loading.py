@@ -6,7 +6,6 @@ a tokenizer.json, a hub id. Byte-level BPE runs on tiktoken, everything else on 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import importlib.resources
@@ -20,6 +19,7 @@ import tiktoken
 import tiktoken.model
 
 from memagent_graph.errors import MissingExtraError, TokenizerError
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.tokenizers.byte_level_bpe import ByteLevelBPE, convert, differs_from
 from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, pieces
 
@@ -296,14 +296,11 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if isinstance(spec, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not spec.startswith("."):
         return _from_file(_download(spec), spec)
     names = [EMBEDDED, *tiktoken.list_encoding_names(), *tiktoken.model.MODEL_TO_ENCODING]
-    near = difflib.get_close_matches(str(spec), names, n=3)
-    raise TokenizerError(
-        f"there is no tokenizer {str(spec)!r}",
-        hint=(f"Did you mean {' or '.join(near)}? " if near else "")
-        + "Accepted are: embedded, a tiktoken encoding or model name ("
-        + ", ".join(tiktoken.list_encoding_names())
-        + "), a file or folder with a tokenizer.json, a hub id such as Qwen/Qwen2.5-7B-Instruct.",
+    accepted = (
+        f"Accepted are: embedded, a tiktoken encoding or model name ({', '.join(tiktoken.list_encoding_names())}), "
+        "a file or folder with a tokenizer.json, a hub id such as Qwen/Qwen2.5-7B-Instruct."
     )
+    raise TokenizerError(f"there is no tokenizer {str(spec)!r}", hint=did_you_mean(str(spec), names, accepted))
 
 
 def _embedded() -> Tokenizer:

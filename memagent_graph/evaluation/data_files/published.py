@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.storage.paths import data_folder
 
 
@@ -83,11 +83,8 @@ def published_as(name: str) -> Published:
         EvaluationError: there is none.
     """
     if name not in PUBLISHED:
-        near = difflib.get_close_matches(name, PUBLISHED, n=3, cutoff=0.5)
-        raise EvaluationError(
-            f"there is no data task {name!r}",
-            hint=(f"Did you mean {' or '.join(near)}? " if near else "") + f"There are: {', '.join(PUBLISHED)}.",
-        )
+        hint = did_you_mean(name, PUBLISHED, f"There are: {', '.join(PUBLISHED)}.")
+        raise EvaluationError(f"there is no data task {name!r}", hint=hint)
     return PUBLISHED[name]
 
 

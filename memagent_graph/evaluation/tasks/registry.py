@@ -15,7 +15,6 @@ Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "state_2
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,6 +34,7 @@ from memagent_graph.evaluation.tasks.passages import PASSAGE_TASKS, passage_task
 from memagent_graph.evaluation.tasks.record_counting import RECORDS, RecordsTask, records_task
 from memagent_graph.evaluation.tasks.state_tracking import STATES, StateTask, state_task
 from memagent_graph.evaluation.tasks.variables import variables_task
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.strategies.strategy_options import split_options, typed_options
 
@@ -101,12 +101,8 @@ def _loaded(name: str, settings: TaskSettings) -> Task:
         return _own_task(name, settings)
     if name in data_task_names():
         return load_data_task(name, settings.data, settings)
-    near = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.5)
-    guess = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise EvaluationError(
-        f"there is no task {name!r}",
-        hint=f"{guess}Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name.",
-    )
+    there = f"Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name."
+    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, task_names(), there))
 
 
 def data_files(name: str, settings: TaskSettings) -> list[Path]:

@@ -200,7 +200,7 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
     [
         ("outcome", "not a credit term"),
         ({"weight": 1}, "not a credit term"),
-        ({"reward": "outcome", "wieght": 1}, "Did you mean 'weight'"),
+        ({"reward": "outcome", "wieght": 1}, "Did you mean weight"),
         ({"reward": "outcome", "weight": math.nan}, "weight of nan"),
         ({"reward": "outcome", "weight": math.inf}, "weight of inf"),
         ({"reward": "outcome", "weight": 0}, "other than 0"),

@@ -8,7 +8,6 @@ advantage of 0. Terms are summed; an advantage from the outcome alone is a sum o
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
+from memagent_graph.near_names import did_you_mean
 from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
@@ -183,8 +183,7 @@ def _term(entry: Any) -> CreditTerm:
     known = [each.name for each in dataclasses.fields(CreditTerm)]
     for name, value in entry.items():
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            hint = did_you_mean(str(name), known) or f"There are {', '.join(known)}."
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
         is_right = isinstance(value, _KINDS[name]) and (name != "weight" or not isinstance(value, bool))
         if name == "roles" and is_right and not isinstance(value, str):

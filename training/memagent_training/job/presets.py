@@ -7,13 +7,13 @@ A preset is the name of one that comes with the package, or the path of a file o
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from memagent_graph.near_names import did_you_mean
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.training_errors import TrainingError
 
@@ -42,8 +42,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
     known = {each.name for each in dataclasses.fields(MultiConvDAPOConfig) if each.init}
     for setting in settings:
         if setting not in known:
-            close = difflib.get_close_matches(setting, known, n=3)
-            hint = f"Did you mean {' or '.join(close)}?" if close else "See MultiConvDAPOConfig."
+            hint = did_you_mean(setting, known) or "See MultiConvDAPOConfig."
             raise TrainingError(f"There is no setting {setting!r}", hint=hint)
     return MultiConvDAPOConfig(**{setting: _number(setting, value) for setting, value in settings.items()})
 

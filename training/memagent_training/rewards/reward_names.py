@@ -6,13 +6,13 @@ reward in the log, from `relabel` or `collect`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from memagent_graph.evaluation.samples import Metric
 from memagent_graph.evaluation.scorers import REWARD_NAMES
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_training.algorithm.credit import CreditTerm, Scope
 from memagent_training.data.reward_functions import (
@@ -169,18 +169,14 @@ def term_rewards(
 
 def _nearest(name: str) -> str:
     known = [*OUTCOME_REWARDS, *STEP_REWARDS, *FORMAT_REWARDS]
-    near = difflib.get_close_matches(name, known, n=3)
-    return f"Did you mean {' or '.join(near)}?" if near else f"Choose one of {', '.join(known)}."
+    return did_you_mean(name, known) or f"Choose one of {', '.join(known)}."
 
 
 def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
     if name in OUTCOME_REWARDS:
         return OUTCOME_REWARDS[name]
-    near = difflib.get_close_matches(name, OUTCOME_REWARDS, n=3)
-    raise RewardError(
-        f"no reward {name!r} compares with gold answers",
-        hint=f"Did you mean {' or '.join(near)}?" if near else f"Choose one that does: {', '.join(OUTCOME_REWARDS)}.",
-    )
+    hint = did_you_mean(name, OUTCOME_REWARDS) or f"Choose one that does: {', '.join(OUTCOME_REWARDS)}."
+    raise RewardError(f"no reward {name!r} compares with gold answers", hint=hint)
 
 
 def _own(text: str) -> Any:
