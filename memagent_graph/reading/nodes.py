@@ -30,6 +30,7 @@ from memagent_graph.reading.state import (
     add_cost,
     event_record,
     no_cost,
+    span_of,
 )
 from memagent_graph.reading.state_views import trace_steps
 from memagent_graph.reading.structured import ERROR_TOKENS
@@ -264,15 +265,7 @@ class StepContext:
         if chunk is None:
             return None
         fitting = await self._fitting(chunk, cursor)
-        span = ChunkSpan(
-            index=chunk.index,
-            start_char=fitting.start_char,
-            end_char=fitting.end_char,
-            start_byte=fitting.start_byte,
-            end_byte=fitting.end_byte,
-            tokens=fitting.tokens,
-            shortened=fitting is not chunk,
-        )
+        span = span_of(fitting, shortened=fitting is not chunk)
         if to_read and self.context.pace is not None:
             self.turn.end()
             await self.context.pace(self.state.get("chunks_read") or 0)

@@ -9,7 +9,7 @@ in front, "2.12".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, NotRequired
 
@@ -132,13 +132,22 @@ async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -
     return {"spans": spans, "cursor": cursor}
 
 
-def each_chunk(node: str, then: str) -> Route:
-    """The route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit."""
+def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
+    """The route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit.
 
-    def each_chunk(state: SideBySideState) -> str | Sequence[Send]:
+    Args:
+        node: the branches' node.
+        then: the node that follows the last chunk.
+        values: a function of the state: other values in the branches' states.
+    """
+
+    def each_chunk(state: Any) -> str | Sequence[Send]:
         if state.get("stop_reason"):
             return END
-        return [branch(node, state, str(span["index"]), span=span) for span in state.get("spans") or ()] or then
+        number = state.get("number") or 1
+        before = f"{number}." if number > 1 else ""
+        given, spans = values(state), state.get("spans") or ()
+        return [branch(node, state, f"{before}{span['index']}", span=span, **given) for span in spans] or then
 
     return each_chunk
 

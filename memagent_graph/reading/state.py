@@ -23,7 +23,7 @@ from memagent_graph.concurrency.branches import Branches
 from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.concurrency.pace import Reach
 from memagent_graph.documents import DocumentRef, DocumentStore
-from memagent_graph.documents.chunking import Boundary, Chunker, Cursor
+from memagent_graph.documents.chunking import Boundary, Chunk, Chunker, Cursor
 from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
@@ -49,6 +49,19 @@ class ChunkSpan(TypedDict):
     end_byte: int
     tokens: int
     shortened: bool
+
+
+def span_of(chunk: Chunk, *, shortened: bool = False) -> ChunkSpan:
+    """A chunk's place."""
+    return ChunkSpan(
+        index=chunk.index,
+        start_char=chunk.start_char,
+        end_char=chunk.end_char,
+        start_byte=chunk.start_byte,
+        end_byte=chunk.end_byte,
+        tokens=chunk.tokens,
+        shortened=shortened,
+    )
 
 
 class EventRecord(TypedDict):

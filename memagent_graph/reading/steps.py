@@ -13,7 +13,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.nodes import Change, Route, StepContext
 from memagent_graph.reading.state import ChunkSpan, LineState, ReaderState
-from memagent_graph.roles import ANSWER, UPDATE
+from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
 async def read_chunk(state: LineState, step: StepContext) -> Change:
@@ -34,10 +34,15 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
 
 async def update_memory(state: LineState, step: StepContext) -> Change:
     """Show the policy the chosen chunk and use its reply as the new memory, by the reader's rules."""
+    return {"memory": (await read_with_memory(UPDATE, state, step)).text}
+
+
+async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
+    """Show the policy the memory and the chosen chunk in a role; the reply's text is the new memory."""
     span, memory = chosen(state), state.get("memory") or ""
-    reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
+    reply = await step.ask(role, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
     step.has_read(span)
-    return {"memory": reply.text}
+    return reply
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:

@@ -59,6 +59,21 @@ class Strategy(ABC):
     concludes: ClassVar[str] = "answer"
     """The node that follows when nothing more is to be read."""
 
+    def require_at_least_one(self, *options: str, instead: str = "") -> None:
+        """Refuse an option that counts something and is below 1.
+
+        Args:
+            options: the options' names.
+            instead: what to do if none is wanted, for the error.
+
+        Raises:
+            StrategyError: it is below 1.
+        """
+        for option in options:
+            if (value := getattr(self, option)) < 1:
+                remedy = f"{self.name}:{option} must be at least 1"
+                raise StrategyError(f"{option} is {value}", hint=f"{remedy}; {instead}." if instead else f"{remedy}.")
+
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
         """Add nodes and edges from `OPEN`, which exists already, to END."""

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NotRequired
 
-from langgraph.graph import END
-
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk, unless_enough
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.steps import read_with_memory, unless_enough
+from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
+from memagent_graph.strategies.overwrite import wire_line
 
 
 class Decision(StrEnum):
@@ -83,16 +82,8 @@ class Gated(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop, with an early exit."""
-        graph.add_node("read_chunk", read_chunk)
-        graph.add_node("update_or_keep", self._update_or_keep)
-        graph.add_node("answer", answer)
-        graph.add_edge(OPEN, "read_chunk")
-        graph.add_conditional_edges("read_chunk", after_read_chunk("update_or_keep"), ["update_or_keep", "answer", END])
-        graph.add_conditional_edges("update_or_keep", unless_enough("read_chunk"), ["read_chunk", "answer"])
-        graph.add_edge("answer", END)
+        wire_line(graph, "update_or_keep", self._update_or_keep, leave=unless_enough("read_chunk"))
 
     async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
-        span, memory = chosen(state), state.get("memory") or ""
-        reply = await step.ask(self._role, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
-        step.has_read(span)
+        reply = await read_with_memory(self._role, state, step)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}

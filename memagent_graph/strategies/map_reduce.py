@@ -24,6 +24,9 @@ class MapReduce(side.SideBySide):
     name: ClassVar[str] = "map_reduce"
     roles: ClassVar[tuple[Role, ...]] = (MAP, side.MERGE, ANSWER)
 
+    def __post_init__(self) -> None:
+        self.require_at_least_one("width")
+
     def wire(self, graph: StrategyGraph) -> None:
         """Add the map and the reduce step."""
         graph.add_node("choose_chunks", self._choose_chunks)

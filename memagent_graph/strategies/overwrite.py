@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from langgraph.graph import END
 
-from memagent_graph.reading.nodes import Step
+from memagent_graph.reading.nodes import Route, Step
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import after_read_chunk, answer, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
@@ -28,18 +28,22 @@ class Overwrite(Strategy):
         wire_line(graph, "update_memory", update_memory)
 
 
-def wire_line(graph: StrategyGraph, node: str, read: Step) -> None:
+def wire_line(graph: StrategyGraph, node: str, read: Step, *, leave: Route | None = None) -> None:
     """Wire the loop of a strategy that reads one chunk after the other.
 
     Args:
         graph: the strategy's.
         node: the name of the step that reads the chosen chunk.
         read: the step.
+        leave: its route, if it may end the loop: to "read_chunk" or to "answer".
     """
     graph.add_node("read_chunk", read_chunk)
     graph.add_node(node, read)
     graph.add_node("answer", answer)
     graph.add_edge(OPEN, "read_chunk")
     graph.add_conditional_edges("read_chunk", after_read_chunk(node), [node, "answer", END])
-    graph.add_edge(node, "read_chunk")
+    if leave is None:
+        graph.add_edge(node, "read_chunk")
+    else:
+        graph.add_conditional_edges(node, leave, ["read_chunk", "answer"])
     graph.add_edge("answer", END)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NotRequired
+from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
-from langgraph.types import Send
 
 from memagent_graph.documents.chunking import start_cursor
-from memagent_graph.errors import StrategyError
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.nodes import Change, Route, StepContext, branch
+from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, shipped
 
@@ -54,11 +51,7 @@ class Parallel(side.SideBySide):
     state: ClassVar[type] = ParallelState
 
     def __post_init__(self) -> None:
-        for option in ("passes", "width"):
-            if getattr(self, option) < 1:
-                raise StrategyError(
-                    f"{option} is {getattr(self, option)}", hint=f"parallel:{option} must be at least 1."
-                )
+        self.require_at_least_one("passes", "width")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add a pass, and the way to the next one."""
@@ -67,7 +60,8 @@ class Parallel(side.SideBySide):
         graph.add_node("end_pass", self._end_pass)
         self.wire_merging(graph, then="end_pass")
         graph.add_edge(OPEN, "choose_chunks")
-        graph.add_conditional_edges("choose_chunks", _each_chunk("extract"), ["extract", "gather", END])
+        chunks = side.each_chunk("extract", then="gather", values=_known)
+        graph.add_conditional_edges("choose_chunks", chunks, ["extract", "gather", END])
         graph.add_edge("extract", "choose_chunks")
         graph.add_conditional_edges("end_pass", _after_pass, ["choose_chunks", "answer"])
 
@@ -92,19 +86,9 @@ async def _extract(state: ParallelBranch, step: StepContext) -> Change:
     return side.found(reply, step, known=known)
 
 
-def _each_chunk(node: str) -> Route:
-    """A branch for each chosen chunk, with the memory of the previous passes; the merging when there are none."""
-
-    def each_chunk(state: ParallelState) -> str | Sequence[Send]:
-        if state.get("stop_reason"):
-            return END
-        number = state.get("number") or 1
-        before = f"{number}." if number > 1 else ""
-        values = {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
-        spans = state.get("spans") or ()
-        return [branch(node, state, f"{before}{span['index']}", span=span, **values) for span in spans] or "gather"
-
-    return each_chunk
+def _known(state: ParallelState) -> dict[str, Any]:
+    """The memory of the previous passes, for the branches of this one."""
+    return {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
 
 
 def _after_pass(state: ParallelState) -> str:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NotRequired
 from langgraph.graph import END
 from typing_extensions import TypedDict
 
-from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.nodes import Change, StepContext
@@ -86,12 +85,7 @@ class Recall(Strategy):
     looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for option in ("lookups", "passage_chars"):
-            if getattr(self, option) < 1:
-                raise StrategyError(
-                    f"{option} is {getattr(self, option)}",
-                    hint=f"recall:{option} must be at least 1; use overwrite to read without look-ups.",
-                )
+        self.require_at_least_one("lookups", "passage_chars", instead="use overwrite to read without look-ups")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop and the look-up."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import chosen
+from memagent_graph.reading.steps import read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, shipped
 from memagent_graph.strategies.overwrite import wire_line
@@ -35,7 +35,4 @@ class Refine(Strategy):
 
 async def improve_draft(state: LineState, step: StepContext) -> Change:
     """Show the policy the draft and the chosen chunk, and use its reply as the new draft."""
-    span, draft = chosen(state), state.get("memory") or ""
-    reply = await step.ask(IMPROVE, memory=draft, chunk=step.text(span), previous=draft, reads=[span])
-    step.has_read(span)
-    return {"memory": reply.text}
+    return {"memory": (await read_with_memory(IMPROVE, state, step)).text}

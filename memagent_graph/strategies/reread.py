@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NotRequired
 from langgraph.graph import END
 
 from memagent_graph.documents.chunking import start_cursor
-from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.nodes import Change, StepContext
@@ -86,10 +85,7 @@ class Reread(Strategy):
     chooses: ClassVar[str] = "next_chunk"
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise StrategyError(
-                f"rounds is {self.rounds}", hint="reread:rounds must be at least 1; use overwrite to read once."
-            )
+        self.require_at_least_one("rounds", instead="use overwrite to read once")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the edge back to its beginning."""

@@ -41,8 +41,7 @@ class Segments(side.SideBySide):
     chooses: ClassVar[str] = "next_chunks"
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise StrategyError(f"count is {self.count}", hint="segments:count must be at least 1.")
+        self.require_at_least_one("count")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the segments' loop."""

@@ -65,6 +65,7 @@ class Recording(ScriptedPolicy):
         ("overwrite:passes=2", "overwrite has no option 'passes'. Its options: none"),
         ("parallel:passes=two", "parallel takes a whole number for passes"),
         ("parallel:passes=0", "passes is 0. parallel:passes must be at least 1"),
+        ("map_reduce:width=0", "width is 0. map_reduce:width must be at least 1"),
         ("segments:count=0", "count is 0. segments:count must be at least 1"),
         ("reread:rounds=0", "rounds is 0. reread:rounds must be at least 1"),
         ("recall:lookups=0", "lookups is 0. recall:lookups must be at least 1"),

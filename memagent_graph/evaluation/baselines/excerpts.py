@@ -22,12 +22,12 @@ from typing import ClassVar, Final, TypeVar
 from langgraph.graph import END
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
-from memagent_graph.documents.chunking import Chunk, Chunker, Cursor, start_cursor
+from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState
+from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, span_of
 from memagent_graph.reading.steps import answer_from, answered
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, shipped
@@ -207,19 +207,6 @@ class DocumentEnds:
             tokens=tokens,
             shortened=False,
         )
-
-
-def span_of(chunk: Chunk) -> ChunkSpan:
-    """A chunk's place."""
-    return ChunkSpan(
-        index=chunk.index,
-        start_char=chunk.start_char,
-        end_char=chunk.end_char,
-        start_byte=chunk.start_byte,
-        end_byte=chunk.end_byte,
-        tokens=chunk.tokens,
-        shortened=False,
-    )
 
 
 def longest_fitting(make: Callable[[int], T], taken: Callable[[T], int], room: int) -> T:

@@ -12,9 +12,9 @@ from langchain_core.embeddings import Embeddings
 
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt, span_of
+from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt
 from memagent_graph.reading.ask import first_tokens
-from memagent_graph.reading.state import ChunkSpan
+from memagent_graph.reading.state import ChunkSpan, span_of
 from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, ranked
 
 _CHUNK_TOKENS: Final = 256
