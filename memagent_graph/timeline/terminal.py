@@ -118,14 +118,13 @@ def _header(timeline: Timeline) -> RenderableType:
     table.add_column(overflow="fold")
     branches = len(timeline.lanes) - ("" in timeline.lanes)
     on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-    read = f"{totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}"
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{read}, {totals.changes:,} changed the memory{on}"),
+        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}"),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
