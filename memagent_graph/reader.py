@@ -74,6 +74,18 @@ class AnswerSoFar:
     """None where the policy reports none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How one call reads: what a run may use, who sees it, and what it keeps to."""
+
+    limits: Limits | None
+    """None for the reader's own."""
+    shown: bool = True
+    """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
+    pace: Reach | None = None
+    pins: Pins | None = None
+
+
 class MemAgent:
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
@@ -275,7 +287,9 @@ class MemAgent:
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
             reference = self._chosen(document, pages)
-            return await result_of(self._start(reference, question, response_format, run_id, limits, shown=False))
+            return await result_of(
+                self._start(reference, question, response_format, run_id, _Call(limits, shown=False))
+            )
         outcomes = await self._read_each(
             self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
         )
@@ -300,9 +314,8 @@ class MemAgent:
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
         `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
         """
-        started = self._start(
-            self._chosen(document, pages), question, response_format, run_id, limits, pace=pace, pins=pins
-        )
+        call = _Call(limits, pace=pace, pins=pins)
+        started = self._start(self._chosen(document, pages), question, response_format, run_id, call)
         async with aclosing(started) as parts:
             async for part in parts:
                 yield part
@@ -430,7 +443,8 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            async with aclosing(self._run(graph, None, state, limits, done, pace=pace, pins=pins)) as parts:
+            call = _Call(limits, pace=pace, pins=pins)
+            async with aclosing(self._run(graph, None, state, done, call)) as parts:
                 async for part in parts:
                     yield part
 
@@ -675,8 +689,8 @@ class MemAgent:
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
             own_id = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            parts = self._start(reference, question, form, own_id, limits, shown=report is not None, pace=pace)
-            return await result_of(parts, report)
+            call = _Call(limits, shown=report is not None, pace=pace)
+            return await result_of(self._start(reference, question, form, own_id, call), report)
 
         reads = {question: partial(one, asked.index(question), question) for question in dict.fromkeys(asked)}
         outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
@@ -688,11 +702,7 @@ class MemAgent:
         question: str,
         response_format: ResponseFormatSource | None,
         run_id: str | None,
-        limits: Limits | None,
-        *,
-        shown: bool = True,
-        pace: Reach | None = None,
-        pins: Pins | None = None,
+        call: _Call,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(response_format)
@@ -704,27 +714,14 @@ class MemAgent:
             given["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
-            run = self._run(graph, given, given, limits, done, shown=shown, pace=pace, pins=pins)
-            async with aclosing(run) as parts:
+            async with aclosing(self._run(graph, given, given, done, call)) as parts:
                 async for part in parts:
                     yield part
 
     async def _run(
-        self,
-        graph: ReaderGraph,
-        given: Any,
-        state: Mapping[str, Any],
-        limits: Limits | None,
-        done: Trace,
-        *,
-        shown: bool = True,
-        pace: Reach | None = None,
-        pins: Pins | None = None,
+        self, graph: ReaderGraph, given: Any, state: Mapping[str, Any], done: Trace, call: _Call
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Run the graph from `state` to its end; yield its updates, then the result.
-
-        If the updates are not `shown` to anyone, some are not yielded; the result has all of them.
-        """
+        """Run the graph from `state` to its end; yield its updates, then the result."""
         run_id = state["run_id"]
         progress = Progress(done.steps, done.document_bytes)
         memory = state.get("memory", "")
@@ -734,11 +731,11 @@ class MemAgent:
 
         context = replace(
             graph.reader_context,
-            limits=limits or graph.reader_context.limits,
-            pass_by=None if shown else keep,
+            limits=call.limits or graph.reader_context.limits,
+            unseen_update=None if call.shown else keep,
             done=done,
-            pace=pace,
-            pins=pins,
+            pace=call.pace,
+            pins=call.pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
@@ -750,7 +747,7 @@ class MemAgent:
                 before = len(progress.steps)
                 keep({"memory": memory, **(change or {})})
                 memory = (change or {}).get("memory", memory)
-                if shown:
+                if call.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
         result = result_from_state(values, progress.trace, context)

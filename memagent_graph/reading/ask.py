@@ -70,17 +70,36 @@ class Reply:
     """Why an answer does not have the form that it should have; None if it does, or need not have one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a run a call of the policy is, and what its prompt is made of."""
+
+    node: str
+    branch: str
+    slot: int
+    parents: tuple[str, ...]
+    """The steps whose output is in the prompt."""
+    continues: bool
+    """Whether the only parent is the step that wrote the previous memory."""
+    reads: tuple[ChunkSpan, ...] = ()
+    """The chunks in the prompt."""
+
+    @property
+    def chunk_index(self) -> int | None:
+        """The number of the first chunk that it reads; None if it reads none."""
+        return self.reads[0]["index"] if self.reads else None
+
+
 class Ask:
     """One request to the policy, with all its attempts.
 
     Args:
+        state: the state of the step that asks.
+        context: policy, prompts, budgets and rules.
         role: the role.
         messages: the prompt.
+        place: its place in the run.
         previous: the memory that is kept if no reply is accepted.
-        node, branch, slot: its place in the run.
-        parents: the steps whose output is in the prompt.
-        continues: whether the only parent is the step that wrote the previous memory.
-        reads: the chunks in it.
         turn: the read's turn on the event loop.
     """
 
@@ -90,21 +109,13 @@ class Ask:
         context: ReaderContext,
         role: Role,
         messages: Messages,
+        place: Place,
         *,
         previous: str,
-        node: str,
-        branch: str,
-        slot: int,
-        parents: Sequence[str],
-        continues: bool,
-        reads: Sequence[ChunkSpan],
         turn: Turn,
     ) -> None:
         self._state, self._context, self._role, self._messages = state, context, role, messages
-        self._previous, self._node, self._branch, self._slot = previous, node, branch, slot
-        self._parents, self._reads, self._turn = tuple(parents), tuple(reads), turn
-        self._continues = continues
-        self._chunk_index = reads[0]["index"] if reads else None
+        self._place, self._previous, self._turn = place, previous, turn
         self._bound = role.tokens(context.budget)
         self._attempts = self._logged_events = 0
         self._asked = (0.0, 0.0)
@@ -115,12 +126,12 @@ class Ask:
         self.id = new_step()
         self.events: list[EventRecord] = []
         self.cost: Counters = no_cost()
-        if any(span["shortened"] for span in reads):
+        if any(span["shortened"] for span in place.reads):
             self.note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
 
     def note(self, kind: EventKind, detail: str, rule: UpdateRule | None = None) -> None:
         """Report something that a user should know about."""
-        self.events.append(event_record(kind, self._chunk_index, detail, rule))
+        self.events.append(event_record(kind, self._place.chunk_index, detail, rule))
 
     async def reply(self) -> Reply:
         """Ask until a reply is accepted by the rules."""
@@ -135,12 +146,12 @@ class Ask:
         return StepRecord(
             type="memory_update" if self._role.writes is Writes.MEMORY else self._role.writes.value,
             id=self.id,
-            node=self._node,
-            branch=self._branch,
+            node=self._place.node,
+            branch=self._place.branch,
             role=self._role.name,
-            slot=self._slot,
-            parents=list(self._parents),
-            reads=list(self._reads),
+            slot=self._place.slot,
+            parents=list(self._place.parents),
+            reads=list(self._place.reads),
             text=text,
             changed=self._role.writes is Writes.MEMORY and text != self._previous,
             prompt_tokens=self.cost["prompt_tokens"],
@@ -186,7 +197,7 @@ class Ask:
         """What was written, with the lines that a person pinned where it is a memory."""
         if self._context.pins is None or self._role.writes is not Writes.MEMORY:
             return text
-        kept = with_pins(text, self._context.pins(self._branch), self._fits, self._cut)
+        kept = with_pins(text, self._context.pins(self._place.branch), self._fits, self._cut)
         if kept != text:
             self.note(EventKind.PINNED, "a pinned line was put back")
         return kept
@@ -194,7 +205,7 @@ class Ask:
     @property
     def _kept(self) -> str | None:
         """The memory that is kept, if it is not that of its only parent."""
-        return None if self._continues or self._role.writes is not Writes.MEMORY else self._previous
+        return None if self._place.continues or self._role.writes is not Writes.MEMORY else self._previous
 
     async def _answer(self) -> tuple[str, str | None]:
         """The answer completion without its reasoning, and the answer in it.
@@ -327,14 +338,15 @@ class Ask:
         usage = self._usage(completion)
         events = self.events[self._logged_events :]
         self._logged_events = len(self.events)
-        position = self._chunk_index if self._chunk_index is not None else self._state.get("chunks_read", 0)
+        place, chunk = self._place, self._place.chunk_index
+        position = chunk if chunk is not None else self._state.get("chunks_read", 0)
         recording.record(
             Conversation(
                 run_id=run_id,
-                node=self._node,
-                branch=self._branch,
+                node=place.node,
+                branch=place.branch,
                 role=self._role.name,
-                slot=self._slot,
+                slot=place.slot,
                 writes=self._role.writes,
                 position=position,
                 step=self.id,
@@ -356,10 +368,10 @@ class Ask:
                 prompt_token_ids=completion.prompt_token_ids,
                 token_ids=completion.token_ids,
                 logprobs=completion.logprobs,
-                parents=self._parents,
-                reads=tuple(map(as_span, self._reads)),
+                parents=place.parents,
+                reads=tuple(map(as_span, place.reads)),
                 events=tuple(
-                    LoggedEvent(began + seconds, event["kind"], event["detail"], self._chunk_index, event["rule"])
+                    LoggedEvent(began + seconds, event["kind"], event["detail"], chunk, event["rule"])
                     for event in events
                 ),
                 trace=recording.trace,

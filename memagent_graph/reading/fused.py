@@ -41,7 +41,7 @@ class FusedNode(StepNode):
         runtime = get_runtime(ReaderContext)
         context = runtime.context
         change = await self.run(input, runtime, config)
-        if context.pass_by is None or _is_observed(context, config):
+        if context.unseen_update is None or _is_observed(context, config):
             return change
         state, total = dict(input), dict[str, Any]()
         while True:
@@ -56,7 +56,7 @@ class FusedNode(StepNode):
             self._merge(state, chosen)
             if self.route(state) != self.node:
                 return total  # the graph runs this step again, and follows its route
-            context.pass_by({**change, "memory": state.get("memory", "")})
+            context.unseen_update({**change, "memory": state.get("memory", "")})
             # Other tasks get their turn here, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
             self._merge(total, chosen)

@@ -21,7 +21,7 @@ from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.documents.chunking import Chunk, Chunker, Cursor
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.reading.ask import Ask, Reply, beginning
+from memagent_graph.reading.ask import Ask, Place, Reply, beginning
 from memagent_graph.reading.state import (
     ChunkSpan,
     Counters,
@@ -45,15 +45,6 @@ State: TypeAlias = Any
 Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
 Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
 """Chooses the next node, or the next branches."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in the run a call of the policy is; see `StepContext.ask`."""
-
-    slot: int
-    parents: tuple[str, ...]
-    continues: bool
 
 
 @dataclass
@@ -120,18 +111,19 @@ class StepContext:
             tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")
             parents = (tip,) if tip else ()
-        place = _Place(slot if slot is not None else reads[0]["index"] if reads else 0, tuple(parents), continues)
-        reply = await self._asked(role, fields, place, previous=previous, reads=reads, question=question, note=note)
-        return await self._in_form(reply, role, fields, place.slot, question) if reply.invalid else reply
+        if slot is None:
+            slot = reads[0]["index"] if reads else 0
+        place = Place(self.node, self.branch, slot, tuple(parents), continues, tuple(reads))
+        reply = await self._asked(role, fields, place, previous=previous, question=question, note=note)
+        return await self._in_form(reply, role, fields, slot, question) if reply.invalid else reply
 
     async def _asked(
         self,
         role: Role,
         fields: Mapping[str, str],
-        place: _Place,
+        place: Place,
         *,
         previous: str = "",
-        reads: Sequence[ChunkSpan] = (),
         question: str | None = None,
         note: tuple[EventKind, str] | None = None,
     ) -> Reply:
@@ -142,27 +134,15 @@ class StepContext:
             fields = {"schema": context.structure.format.text, **fields}
             if question is None and role.writes is not Writes.ANSWER:
                 asked = context.question_shown(asked)
-        self.reading = reads[0]["index"] if reads else None
-        ask = Ask(
-            self.state,
-            context,
-            role,
-            context.prompts.messages(role.name, asked, **fields),
-            previous=previous,
-            node=self.node,
-            branch=self.branch,
-            slot=place.slot,
-            parents=place.parents,
-            continues=place.continues,
-            reads=reads,
-            turn=self.turn,
-        )
+        self.reading = place.chunk_index
+        messages = context.prompts.messages(role.name, asked, **fields)
+        ask = Ask(self.state, context, role, messages, place, previous=previous, turn=self.turn)
         if note is not None:
             ask.note(*note)
         reply = await ask.reply()
         self.cost = add_cost(self.cost, ask.cost)
         self.records.append(ask.record(reply.text))
-        if reads or role.writes is not Writes.DECISION:
+        if place.reads or role.writes is not Writes.DECISION:
             self.tips[self.branch] = ask.id
         return reply
 
@@ -177,8 +157,8 @@ class StepContext:
                 "reply": beginning(context, reply.value or "", context.budget.answer_tokens),
                 "error": beginning(context, reply.invalid or "", ERROR_TOKENS),
             }
-            place = _Place(slot * tries + number, (reply.step,), continues=True)
-            repaired = await self._asked(REPAIR, repair, place, reads=(), question=question)
+            place = Place(self.node, self.branch, slot * tries + number, (reply.step,), continues=True)
+            repaired = await self._asked(REPAIR, repair, place, question=question)
             reply = repaired if repaired.text else replace(reply, step=repaired.step)
             if not reply.invalid:
                 break

@@ -309,8 +309,9 @@ class ReaderContext:
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
-    pass_by: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
-    """Set if the caller sees nothing of a read before its end; see `memagent_graph.reading.fused`."""
+    unseen_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
+    """Called with the changes that a fused loop does not show; set if the caller sees nothing of a read before its
+    end. See `memagent_graph.reading.fused`."""
     is_at_end: Callable[[Mapping[str, Any]], bool] = field(default=lambda _: True, repr=False)
     """The strategy's function that says whether a state has read all of the document."""
     looks_back: bool = False
