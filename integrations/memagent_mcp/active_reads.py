@@ -19,6 +19,8 @@ from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.tool_results import Answer
 
+PATIENCE: Final = 45.0
+"""Seconds that one call of a tool waits by default; clients often give up after 60."""
 _REMEMBERED: Final = 256
 """How many ended reads are remembered with their outcome; the oldest is dropped first."""
 

@@ -20,13 +20,12 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.reports import Report as DocumentsReport
 from memagent_graph.reports import areport
 from memagent_graph.trace import MemoryUpdate
+from memagent_mcp.active_reads import PATIENCE
 from memagent_mcp.client_roots import Roots, ToolContext
 from memagent_mcp.tool_results import Report
 
 MOST_DOCUMENTS: Final = 64
 MOST_REPORT_QUESTIONS: Final = 8
-_PATIENCE: Final = 45.0
-"""Seconds that one call waits where nobody says another number; clients often give up after 60."""
 _REMEMBERED: Final = 16
 """Reports that have ended and are still known here; the oldest goes first."""
 
@@ -77,14 +76,14 @@ class ReportWriter:
                 max_length=MOST_REPORT_QUESTIONS, description="What every file is asked; without any, they are made up."
             ),
         ] = [],  # noqa: B006  the SDK takes the default for the schema and never changes it
-        seconds: Annotated[float, Field(gt=0, le=3600, description="Wait no longer than this.")] = _PATIENCE,
+        seconds: Annotated[float, Field(gt=0, le=3600, description="Wait no longer than this.")] = PATIENCE,
     ) -> Annotated[CallToolResult, ReportResult]:
         """Write a report over several files: an answer with quotes from each, and sections bound to checked quotes.
 
         Every file is read from beginning to end with the same questions, however long it is. In the report, sentences
         whose numbers, dates or names are in no quote are marked, answers that contradict each other are listed, and
         quotes are given with their page or place. If the report is still at work when the call returns, make the same
-        call again: it goes on meanwhile. For one document, read_document is enough.
+        call again: it continues meanwhile. For one document, read_document is enough.
         """
         allowed = await self._roots.for_request(context)
         files = [await asyncio.to_thread(allowed.resolve, path) for path in paths]

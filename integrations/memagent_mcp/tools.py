@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import anyio
 from mcp.types import CallToolResult, TextContent
@@ -26,16 +26,13 @@ from memagent_graph.run_log import RunLog, RunRecord
 from memagent_graph.timeline import RunView, build_timeline
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.trace import MemoryUpdate
-from memagent_mcp.active_reads import ActiveRead, ActiveReads
+from memagent_mcp.active_reads import PATIENCE, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
 from memagent_mcp.run_report import RunReport, run_text
 from memagent_mcp.tool_results import Answer, Reading, RunListing, RunSummary, shortened
 
 MOST_QUESTIONS = 16
 """How many questions one call may ask: each has a memory, and an answer, of its own."""
-
-_PATIENCE: Final = 45.0
-"""Seconds that one call waits by default; clients often give up after 60."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
@@ -148,7 +145,7 @@ class Tools:
         self,
         context: ToolContext,
         run_id: RunId,
-        seconds: Annotated[float, Field(gt=0, le=3600, description="The longest time to wait.")] = _PATIENCE,
+        seconds: Annotated[float, Field(gt=0, le=3600, description="The longest time to wait.")] = PATIENCE,
     ) -> Annotated[CallToolResult, Reading]:
         """Wait for a running read: one in the background, or one whose call was given up too early.
 

@@ -72,8 +72,7 @@ def add_policy(
         _check_base(source, base.sha256, base.requirement)
     folder = policies_folder()
     with _alone(folder), _failures_told(folder):
-        for left in folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove_unfinished(folder)
         digest = None if source is None else folder_digest(source)
         wanted = Origin(base.requirement, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         there = added_folder(name)
@@ -104,13 +103,8 @@ def add_policy(
             shutil.copytree(source, unfinished, dirs_exist_ok=True, ignore=ignore)
         write_origin(wanted, unfinished)
         _make_private(unfinished)
-        target = folder / name
-        if target.exists():
-            target.rename(Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder)) / "before")
-        unfinished.rename(target)
-        for left in folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(left, ignore_errors=True)
-    return target
+        _put_in_place(unfinished, folder / name)
+    return folder / name
 
 
 def remove_policy(name: str) -> Path:
@@ -132,6 +126,19 @@ def remove_policy(name: str) -> Path:
         if not any(map(added_folder, KNOWN)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
     return there
+
+
+def _put_in_place(unfinished: Path, target: Path) -> None:
+    """Rename a complete folder to its name, in place of an earlier one of that name."""
+    if target.exists():
+        target.rename(Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent)) / "before")
+    unfinished.rename(target)
+    _remove_unfinished(target.parent)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for left in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def folder_digest(folder: Path) -> str:

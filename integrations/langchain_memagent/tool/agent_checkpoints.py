@@ -49,10 +49,8 @@ def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
         DocumentError: the document cannot be read.
         MemAgentError: a read failed, and the call raises errors.
     """
-    graph, place = (
-        _over_questions(call, call.agent.graph(response_format=call.response_format)),
-        _own_place(call, config),
-    )
+    graph = _over_questions(call, call.agent.graph(response_format=call.response_format))
+    place = _own_place(call, config)
     if call.key is not None and graph.get_state(kept_at(place)).values:
         place = resuming(place)  # a middleware called the tool again
     return _outcome(graph.invoke({}, place, durability="sync"))
@@ -60,10 +58,8 @@ def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
 
 async def aread_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
     """`read_in_agent` for asynchronous agents."""
-    graph, place = (
-        _over_questions(call, await call.agent.agraph(response_format=call.response_format)),
-        _own_place(call, config),
-    )
+    graph = _over_questions(call, await call.agent.agraph(response_format=call.response_format))
+    place = _own_place(call, config)
     if call.key is not None and (await graph.aget_state(kept_at(place))).values:
         place = resuming(place)
     return _outcome(await graph.ainvoke({}, place, durability="sync"))
