@@ -39,10 +39,10 @@ class MemAgentError(Exception):
     """Root of the tree.
 
     Args:
-        message: What happened, as one sentence without a final full stop.
-        hint: The remedy, shown after the message.
-        run_id: The run in which it happened, if there is one.
-        chunk_index: The chunk at which it happened, counted from 0, if there is one.
+        message: what happened, as one sentence without a final full stop.
+        hint: the remedy, shown after the message.
+        run_id: the run in which it happened, if there is one.
+        chunk_index: the chunk at which it happened, counted from 0, if there is one.
 
     `branch` is set if it happened in one of several branches that were read in parallel.
     """
@@ -200,8 +200,8 @@ class MissingExtraError(LastingError):
     """An optional dependency is not installed.
 
     Args:
-        extra: The extra of this distribution that installs it.
-        needed_for: What needs it, as in "reading PDF files".
+        extra: the extra of this distribution that installs it.
+        needed_for: what needs it, as in "reading PDF files".
     """
 
     def __init__(self, extra: str, needed_for: str) -> None:

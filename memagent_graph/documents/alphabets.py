@@ -51,7 +51,7 @@ def latin_charset(sample: bytes) -> str | None:
     If it is true of several, the more common one.
 
     Args:
-        sample: Bytes that are not UTF-8.
+        sample: bytes that are not UTF-8.
     """
     shares = {charset: _share(sample, charset, alphabets) for charset, alphabets in _ALPHABETS.items()}
     best = max(shares, key=lambda charset: shares[charset])  # the first of equal ones

@@ -71,15 +71,15 @@ class Chunk:
     """A slice of a document.
 
     Attributes:
-        index: Its number, from 0.
-        start_char: Its first character's position in the document.
-        end_char: The position after its last character.
-        start_byte: Like `start_char`, in UTF-8 bytes.
-        end_byte: Like `end_char`, in UTF-8 bytes.
-        tokens: How many tokens it has.
-        text: The characters from `start_char` to `end_char`.
-        next: The next chunk's cursor.
-        last: Whether it is the document's last chunk.
+        index: its number, from 0.
+        start_char: its first character's position in the document.
+        end_char: the position after its last character.
+        start_byte: like `start_char`, in UTF-8 bytes.
+        end_byte: like `end_char`, in UTF-8 bytes.
+        tokens: how many tokens it has.
+        text: the characters from `start_char` to `end_char`.
+        next: the next chunk's cursor.
+        last: whether it is the document's last chunk.
     """
 
     index: int
@@ -142,10 +142,10 @@ class Chunker:
     """Cuts one document. It keeps the piece it is in; beyond that, all chunkers share a small cache of pieces.
 
     Args:
-        store: Where the document is.
-        ref: The document; a live stream is read as far as each chunk needs.
-        tokenizer: The policy's own.
-        chunk_tokens: Tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to 3
+        store: where the document is.
+        ref: the document; a live stream is read as far as each chunk needs.
+        tokenizer: the policy's own.
+        chunk_tokens: tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to 3
             fewer. A chunk has more only if a single character has more.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
             `heading` ends it before the last heading or numbered clause within its second half, or else as `paragraph`.
@@ -172,7 +172,7 @@ class Chunker:
         """The chunk at `cursor`; None at the document's end.
 
         Raises:
-            DocumentError: The text is no longer in the store, or a live stream failed.
+            DocumentError: the text is no longer in the store, or a live stream failed.
         """
         await self._store.fetch_async(self._ref)
         for found in self._cutting(cursor):
@@ -185,7 +185,7 @@ class Chunker:
         """All chunks from `cursor` on. Blocks while a live stream blocks; async streams are not accepted.
 
         Raises:
-            DocumentError: As `next_chunk`.
+            DocumentError: as `next_chunk`.
         """
         following: Cursor | None = cursor if cursor is not None else start_cursor()
         while following is not None:

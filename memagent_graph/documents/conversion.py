@@ -33,10 +33,10 @@ class ConversionBounds:
     """Limits for the conversion of one PDF, DOCX or HTML file. Plain text is not converted.
 
     Attributes:
-        seconds: From its start to its end.
-        memory_mb: The address space of the converting process, in megabytes; the operating system enforces it, on
+        seconds: from its start to its end.
+        memory_mb: the address space of the converting process, in megabytes; the operating system enforces it, on
             Linux.
-        text_mb: The resulting text, in megabytes of UTF-8.
+        text_mb: the resulting text, in megabytes of UTF-8.
     """
 
     seconds: float = 120.0
@@ -53,7 +53,7 @@ class ConversionBounds:
         """The defaults, changed by `MEMAGENT_CONVERSION_SECONDS`, `_MEMORY_MB` and `_TEXT_MB`.
 
         Raises:
-            DocumentError: One of them is not a number above 0.
+            DocumentError: one of them is not a number above 0.
         """
         given = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
         values: dict[str, float] = {}
@@ -130,16 +130,16 @@ def converted(
     """A file's text, in order; each part with the name of the page that begins there, if any.
 
     Args:
-        name: The document's name, for messages.
-        kind: The media type: PDF, DOCX or HTML; HTML has to be UTF-8.
-        file: The file, from its beginning.
-        bounds: Limits of its conversion.
-        cancellation: Ends it early.
-        pages: Those of a PDF file to convert, as `str(PageRanges)`; empty for all.
+        name: the document's name, for messages.
+        kind: the media type: PDF, DOCX or HTML; HTML has to be UTF-8.
+        file: the file, from its beginning.
+        bounds: limits of its conversion.
+        cancellation: ends it early.
+        pages: those of a PDF file to convert, as `str(PageRanges)`; empty for all.
 
     Raises:
-        DocumentError: It cannot be converted within the limits, does not have all of these pages, or was cancelled.
-        MissingExtraError: The extra `files` is not installed.
+        DocumentError: it cannot be converted within the limits, does not have all of these pages, or was cancelled.
+        MissingExtraError: the extra `files` is not installed.
     """
     for module in _MODULES[kind]:
         if importlib.util.find_spec(module) is None:

@@ -146,14 +146,14 @@ def decoded(
     first byte that is not UTF-8; in that case a warning is logged and reading starts again.
 
     Args:
-        name: The document's name, for messages.
-        reopen: Returns the bytes from the start, each time it is called.
-        encoding: The declared charset.
+        name: the document's name, for messages.
+        reopen: returns the bytes from the start, each time it is called.
+        encoding: the declared charset.
         errors: `replace` puts U+FFFD where bytes cannot be decoded.
 
     Raises:
-        EncodingError: Bytes cannot be decoded; with their offset and the charset that was tried.
-        UnsupportedDocumentError: Not text at all.
+        EncodingError: bytes cannot be decoded; with their offset and the charset that was tried.
+        UnsupportedDocumentError: not text at all.
     """
     charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
     decoder = StreamDecoder(name, encoding=charset, errors=errors)
@@ -209,8 +209,8 @@ class StreamDecoder:
     """Decodes a stream of bytes as they arrive.
 
     Args:
-        name: The document's name, for messages.
-        encoding: The declared charset; the byte order mark's, or UTF-8, if left out.
+        name: the document's name, for messages.
+        encoding: the declared charset; the byte order mark's, or UTF-8, if left out.
         errors: `replace` puts U+FFFD where bytes cannot be decoded.
     """
 

@@ -20,7 +20,7 @@ def utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
     """Encode text, whose first character is the document's `position`th, for storage.
 
     Raises:
-        EncodingError: A lone surrogate, unless `replace` puts U+FFFD there.
+        EncodingError: a lone surrogate, unless `replace` puts U+FFFD there.
     """
     try:
         return text.encode()
@@ -39,9 +39,9 @@ class LiveStream:
     If the file is not empty, a reader was interrupted: the source must then begin with the text in the file.
 
     Args:
-        document: The live source.
-        spool: The file that its text is appended to.
-        replace: Put U+FFFD where bytes cannot be decoded.
+        document: the live source.
+        spool: the file that its text is appended to.
+        replace: put U+FFFD where bytes cannot be decoded.
     """
 
     def __init__(self, document: Document, spool: Path, *, replace: bool) -> None:
@@ -82,7 +82,7 @@ class LiveStream:
         """Take text from a source that is not async until the given number of bytes is stored, or it ends. May block.
 
         Raises:
-            DocumentError: The source failed, is async, or is another one than the spool's text came from.
+            DocumentError: the source failed, is async, or is another one than the spool's text came from.
         """
         source = self._source
         if not isinstance(source, Iterator):

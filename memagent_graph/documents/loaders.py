@@ -37,14 +37,14 @@ def opened(
     """Open a document that is not live: its real media type, and its text in order, a little at a time.
 
     Args:
-        document: The source. A PDF or DOCX file is recognised by its first bytes, whatever its name is.
-        replace: Put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
-        bounds: Limits of a conversion; from the environment if left out.
-        cancellation: Ends a conversion early.
+        document: the source. A PDF or DOCX file is recognised by its first bytes, whatever its name is.
+        replace: put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
+        bounds: limits of a conversion; from the environment if left out.
+        cancellation: ends a conversion early.
 
     Raises:
-        DocumentError: It cannot be opened or read, is of another kind, or cannot be converted within the bounds.
-        MissingExtraError: Its kind needs the extra `files`.
+        DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
+        MissingExtraError: its kind needs the extra `files`.
     """
     errors: Errors = "replace" if replace else document.errors
     content = document.content

@@ -58,8 +58,8 @@ class SourceMark:
     """Where a page or source begins.
 
     Attributes:
-        start_char: Its first character, counted from 0.
-        label: Its name: `page 3`, or a file's name.
+        start_char: its first character, counted from 0.
+        label: its name: `page 3`, or a file's name.
     """
 
     start_char: int
@@ -79,13 +79,13 @@ class Document:
     """A source of text that is not stored yet. Make one with a `from_*` method, or with `Document.of`.
 
     Attributes:
-        name: Its name in messages and results.
-        media_type: Its MIME type; for bytes and files it selects the converter.
-        content: A path, text, bytes, an open file, an iterator (a live stream), sections, or a function that makes
+        name: its name in messages and results.
+        media_type: its MIME type; for bytes and files it selects the converter.
+        content: a path, text, bytes, an open file, an iterator (a live stream), sections, or a function that makes
             pieces.
-        encoding: The declared charset, if bytes have to be decoded.
+        encoding: the declared charset, if bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
-        pages: The pages to read of a PDF file; None for all.
+        pages: the pages to read of a PDF file; None for all.
     """
 
     name: str
@@ -171,8 +171,8 @@ class Document:
         """Text that is made piece by piece, each with the name of the section that begins there, or None.
 
         Args:
-            pieces: Starts from the beginning at each call. For a stream that is still being written use `from_stream`.
-            name: Its name in messages and results.
+            pieces: starts from the beginning at each call. For a stream that is still being written use `from_stream`.
+            name: its name in messages and results.
         """
         return cls(name, TEXT, pieces)
 
@@ -189,11 +189,11 @@ class Document:
         """Make a document from any supported source.
 
         Args:
-            source: A Document; a str, which is the text itself; a Path; bytes; an open file; LangChain Documents; an
+            source: a Document; a str, which is the text itself; a Path; bytes; an open file; LangChain Documents; an
                 iterable or async iterable of str. A list or tuple of str is one text; any other iterable is a stream.
 
         Raises:
-            DocumentError: A str that is an address or a file's name, or an unsupported type.
+            DocumentError: a str that is an address or a file's name, or an unsupported type.
         """
         match source:
             case Document():

@@ -49,8 +49,8 @@ class DocumentStore:
     """A folder of document texts.
 
     Args:
-        root: The folder; it is made when the first document is added.
-        bounds: Limits for the conversion of a PDF, DOCX or HTML file; if left out, those in the environment
+        root: the folder; it is made when the first document is added.
+        bounds: limits for the conversion of a PDF, DOCX or HTML file; if left out, those in the environment
             (`ConversionBounds.from_environment`).
     """
 
@@ -69,14 +69,14 @@ class DocumentStore:
         """Store a document's text, once, or register a live stream to be stored as it is read.
 
         Args:
-            document: A `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time,
+            document: a `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time,
                 unless it is live.
-            replace_undecodable: Put U+FFFD for bytes or code points that are not text.
-            cancellation: Ends a conversion from another thread.
+            replace_undecodable: put U+FFFD for bytes or code points that are not text.
+            cancellation: ends a conversion from another thread.
 
         Raises:
-            DocumentError: It cannot be read (see the subclasses for why), or it cannot be stored; with the remedy.
-            MissingExtraError: Its kind needs the extra `files`.
+            DocumentError: it cannot be read (see the subclasses for why), or it cannot be stored; with the remedy.
+            MissingExtraError: its kind needs the extra `files`.
         """
         document = Document.of(document)
         with self._failures_told():
@@ -121,7 +121,7 @@ class DocumentStore:
         A stream's new source is compared with the stored text while it is read.
 
         Raises:
-            DocumentMismatchError: The text is not that of the reference.
+            DocumentMismatchError: the text is not that of the reference.
         """
         if "pages" in ref and document.pages is None:
             document = document.only(ref["pages"])
@@ -203,7 +203,7 @@ class DocumentStore:
         """Read a live stream until the given number of bytes is stored, or it has ended. May block.
 
         Raises:
-            DocumentError: It has no source in this process, or its source failed or is async.
+            DocumentError: it has no source in this process, or its source failed or is async.
         """
         live = self._source_for(ref, until_byte)
         if live is not None:

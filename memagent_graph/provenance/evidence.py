@@ -139,11 +139,11 @@ def provenance_of(
     """Find where the final memory's lines come from, and which lines were lost.
 
     Args:
-        trace: The run. Updates that did not change the memory cost nothing; branches that the final memory does not
+        trace: the run. Updates that did not change the memory cost nothing; branches that the final memory does not
             come from do not count.
-        chunk_text: The document's text between an update's `start_char` and `end_char`. It is called only for chunks
+        chunk_text: the document's text between an update's `start_char` and `end_char`. It is called only for chunks
             that brought words of the final memory; if it returns None, origins are known but quotes are not.
-        sections: What the document's places are called, or only where its pages or sources begin, in order.
+        sections: what the document's places are called, or only where its pages or sources begin, in order.
     """
     places = sections if isinstance(sections, Places) else Places(sections)
     updates = trace.updates
@@ -197,8 +197,8 @@ def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
     """For each of `Trace.updates`: the chunks with quotes of the memory after it, as `provenance_of` finds them.
 
     Args:
-        trace: The run.
-        chunk_text: As for `provenance_of`.
+        trace: the run.
+        chunk_text: as for `provenance_of`.
     """
     after: list[list[_Line]] = []
     chunks: dict[int, WordedText | None] = {}

@@ -19,9 +19,9 @@ class Places:
     """The names of places in one document.
 
     Attributes:
-        sections: Where its pages or sources begin, in order.
-        headings: Where its headings and numbered clauses begin, in order.
-        file: The PDF file, as the beginning of a link; empty if it is not one.
+        sections: where its pages or sources begin, in order.
+        headings: where its headings and numbered clauses begin, in order.
+        file: the PDF file, as the beginning of a link; empty if it is not one.
     """
 
     sections: Sequence[SourceMark] = ()

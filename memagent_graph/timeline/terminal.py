@@ -33,12 +33,12 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
     """A run for `rich.console.Console.print`.
 
     Args:
-        timeline: From `build_timeline`.
-        chunk: Show this chunk alone: its memory before and after, the difference, and its text in full; several times
+        timeline: from `build_timeline`.
+        chunk: show this chunk alone: its memory before and after, the difference, and its text in full; several times
             if it was read again or on several branches.
 
     Raises:
-        ValueError: The run has not read that chunk.
+        ValueError: the run has not read that chunk.
     """
     if chunk is not None:
         return _chunk(timeline, chunk)

@@ -25,10 +25,10 @@ class ByteLevelBPE:
     """The contents of a tokenizer.json in tiktoken's form.
 
     Attributes:
-        ranks: From a token's bytes to its id, which is also its merge rank.
-        pattern: The regular expression that splits text into words.
-        special_tokens: Added tokens, and vocabulary entries that no text encodes to, by their text.
-        nfc: Whether text is normalized to Unicode's form C first.
+        ranks: from a token's bytes to its id, which is also its merge rank.
+        pattern: the regular expression that splits text into words.
+        special_tokens: added tokens, and vocabulary entries that no text encodes to, by their text.
+        nfc: whether text is normalized to Unicode's form C first.
     """
 
     ranks: dict[bytes, int]

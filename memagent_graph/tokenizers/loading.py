@@ -85,10 +85,10 @@ class TiktokenTokenizer:
     """A tiktoken encoding as a `Tokenizer`.
 
     Args:
-        encoding: The encoding.
-        name: The argument of `load_tokenizer` that loads it again; the encoding's own name if left out.
-        nfc: Whether the tokenizer normalizes text to Unicode's form C first.
-        special_tokens: Control tokens; the encoding's special tokens if left out.
+        encoding: the encoding.
+        name: the argument of `load_tokenizer` that loads it again; the encoding's own name if left out.
+        nfc: whether the tokenizer normalizes text to Unicode's form C first.
+        special_tokens: control tokens; the encoding's special tokens if left out.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class HFTokenizer:
     """A tokenizer.json of any kind, on the `tokenizers` library.
 
     Args:
-        specification: The parsed tokenizer.json.
-        name: The argument of `load_tokenizer` that loads it again.
+        specification: the parsed tokenizer.json.
+        name: the argument of `load_tokenizer` that loads it again.
 
     Raises:
-        MissingExtraError: The library is not installed.
-        TokenizerError: The library refuses the file.
+        MissingExtraError: the library is not installed.
+        TokenizerError: the library refuses the file.
     """
 
     def __init__(self, specification: dict[str, Any], *, name: str) -> None:
@@ -281,8 +281,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             `Path` is always a file or folder.
 
     Raises:
-        TokenizerError: There is none with that name, or it cannot be loaded here.
-        MissingExtraError: It needs the extra `hub`.
+        TokenizerError: there is none with that name, or it cannot be loaded here.
+        MissingExtraError: it needs the extra `hub`.
     """
     if isinstance(spec, str):
         if spec == EMBEDDED:

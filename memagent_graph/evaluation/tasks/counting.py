@@ -18,7 +18,7 @@ class TokenCounter:
     """Counts a document as it is made.
 
     Attributes:
-        characters: How many characters were added.
+        characters: how many characters were added.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -44,7 +44,7 @@ class EnglishTask(GeneratedTask):
     Attributes:
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2", "hop_3"
             or "absent".
-        foreign: Tokens of the document per additional foreign fact.
+        foreign: tokens of the document per additional foreign fact.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class EnglishTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small, or there are not enough questions for one document.
+            EvaluationError: the length is too small, or there are not enough questions for one document.
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)

@@ -104,7 +104,7 @@ def fit(haystack: Haystack, insertions: Sequence[Insertion], budget: int, tokeni
     """Plan a document of `budget` tokens.
 
     Raises:
-        EvaluationError: No unit or insertion is short enough.
+        EvaluationError: no unit or insertion is short enough.
     """
     ordered = _in_order(insertions)
     for pool_size in _POOL_SIZES:

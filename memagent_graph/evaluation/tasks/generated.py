@@ -27,16 +27,16 @@ class GeneratedTask(ABC):
     """The common part of a task: its description, and the arithmetic of lengths.
 
     Attributes:
-        name: Its name.
-        settings: Its settings.
-        answer_tokens: How many tokens of a length are reserved for the answer.
-        metric: How several gold strings count.
-        unit: What lengths count.
-        shares_documents: Whether several samples can ask about one document
+        name: its name.
+        settings: its settings.
+        answer_tokens: how many tokens of a length are reserved for the answer.
+        metric: how several gold strings count.
+        unit: what lengths count.
+        shares_documents: whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
-        dials: The fields that can be set after its name, as in "multi_hop_2:gap=0.1".
-        margin: The largest ratio between the smallest lengths of two samples.
-        whole_document: Whether the answer is based on the whole document, so that needles are not all its evidence.
+        dials: the fields that can be set after its name, as in "multi_hop_2:gap=0.1".
+        margin: the largest ratio between the smallest lengths of two samples.
+        whole_document: whether the answer is based on the whole document, so that needles are not all its evidence.
     """
 
     whole_document: ClassVar[bool] = False
@@ -62,7 +62,7 @@ class GeneratedTask(ABC):
         """The sample's random numbers: the same for the same seed, task, length and index, in any process.
 
         Raises:
-            EvaluationError: There can be no such sample.
+            EvaluationError: there can be no such sample.
         """
         if index < 0:
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
@@ -104,17 +104,17 @@ class GeneratedTask(ABC):
         """The sample whose document is a haystack with insertions, with exactly the requested length.
 
         Args:
-            length: As asked.
-            index: As asked.
-            question: The sample's.
-            gold: The sample's.
-            haystack: The text around the insertions.
-            insertions: Those of all questions about the document; only this sample's evidence has gold strings.
-            beside: All questions about the document, if there are several: the longest one determines its length, so
+            length: as asked.
+            index: as asked.
+            question: the sample's.
+            gold: the sample's.
+            haystack: the text around the insertions.
+            insertions: those of all questions about the document; only this sample's evidence has gold strings.
+            beside: all questions about the document, if there are several: the longest one determines its length, so
                 that it is the same for all.
 
         Raises:
-            EvaluationError: The insertions alone are longer.
+            EvaluationError: the insertions alone are longer.
         """
         tokenizer = self.settings.tokenizer
         room = min(self.room(length, each) for each in (question, *beside))

@@ -75,7 +75,7 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
     Python's texts depend on its version, so samples are equal only if the versions are.
 
     Raises:
-        EvaluationError: There is no text at `path`.
+        EvaluationError: there is no text at `path`.
     """
     skipped = chance.randrange(_FIRST_SENTENCES)
     if path is None:

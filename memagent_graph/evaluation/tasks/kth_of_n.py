@@ -59,8 +59,8 @@ class KthOfNTask(GeneratedTask):
     """Questions for one of several texts that are almost the same.
 
     Attributes:
-        number: How many there are.
-        others: How many more there are about something else, for each question.
+        number: how many there are.
+        others: how many more there are about something else, for each question.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -80,7 +80,7 @@ class KthOfNTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small for the notes, or there are not enough names for them.
+            EvaluationError: the length is too small for the notes, or there are not enough names for them.
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)

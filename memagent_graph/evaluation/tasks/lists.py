@@ -41,7 +41,7 @@ class CommonWordsTask(GeneratedTask):
     longer lists; common ones are of the same kind. The worked example is before the list, in the document.
 
     Attributes:
-        common: How many words are asked for.
+        common: how many words are asked for.
     """
 
     whole_document: ClassVar[bool] = True
@@ -52,8 +52,8 @@ class CommonWordsTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small for the common words and as many others.
-            MissingExtraError: The word lists are not installed.
+            EvaluationError: the length is too small for the common words and as many others.
+            MissingExtraError: the word lists are not installed.
         """
         room, missing = self.room(length, self.question), list[int]()
         for size, word in _vocabularies():
@@ -207,8 +207,8 @@ class FrequentWordsTask(GeneratedTask):
     The rest of a length, due to the ranks' rounded counts, is filled with words of the next ranks, once each.
 
     Attributes:
-        letters: How long a coded word is.
-        tokens_per_word: How many tokens of the length there are for each word of the vocabulary.
+        letters: how long a coded word is.
+        tokens_per_word: how many tokens of the length there are for each word of the vocabulary.
     """
 
     whole_document: ClassVar[bool] = True

@@ -133,10 +133,10 @@ class MultiHopTask(GeneratedTask):
     """Questions whose answer needs several facts, each of which makes sense only with the previous one.
 
     Attributes:
-        hops: How many facts there are in a chain.
-        order: Their order in the document.
-        gap: The distance between neighbouring ones, as a share of the document; 0 means random.
-        distractors: How many other facts there are for each question.
+        hops: how many facts there are in a chain.
+        order: their order in the document.
+        gap: the distance between neighbouring ones, as a share of the document; 0 means random.
+        distractors: how many other facts there are for each question.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -163,7 +163,7 @@ class MultiHopTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small for the facts, or there are not enough names for them.
+            EvaluationError: the length is too small for the facts, or there are not enough names for them.
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)

@@ -160,7 +160,7 @@ class NeedleTask(GeneratedTask):
     """One of RULER's needle tasks.
 
     Attributes:
-        shape: Its row of the table.
+        shape: its row of the table.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -171,8 +171,8 @@ class NeedleTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small for needles, question and answer.
-            MissingExtraError: The word lists that full-size keys come from are not installed.
+            EvaluationError: the length is too small for needles, question and answer.
+            MissingExtraError: the word lists that full-size keys come from are not installed.
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)

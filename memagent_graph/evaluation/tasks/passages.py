@@ -52,8 +52,8 @@ class PassagesTask(GeneratedTask):
     """Questions on paragraphs.
 
     Attributes:
-        records: The questions.
-        paragraphs: Everything that can be a distractor, each once.
+        records: the questions.
+        paragraphs: everything that can be a distractor, each once.
     """
 
     records: Sequence[QARecord] = field(repr=False)
@@ -63,7 +63,7 @@ class PassagesTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The gold paragraphs do not fit, or there are not enough questions or passages.
+            EvaluationError: the gold paragraphs do not fit, or there are not enough questions or passages.
         """
         chance = self.chance(length, index)
         record = self._record(index)
@@ -148,7 +148,7 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     """One of `PASSAGE_TASKS`.
 
     Raises:
-        EvaluationError: Its data file is missing, damaged or another data set's, or no question fits a small policy.
+        EvaluationError: its data file is missing, damaged or another data set's, or no question fits a small policy.
     """
     data_set = PASSAGE_TASKS[name]
     records = records_of(data_paths(data_set, settings.data, name), data_set)

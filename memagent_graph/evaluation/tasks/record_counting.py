@@ -74,9 +74,9 @@ class RecordsTask(GeneratedTask):
     """Questions for the number of records, or for the most frequent category.
 
     Attributes:
-        matching: The maximum number of records that answer a question; with the near misses, there are this many for
+        matching: the maximum number of records that answer a question; with the near misses, there are this many for
             each.
-        prose_share: The share of the other lines that are sentences of prose, 0 to 1.
+        prose_share: the share of the other lines that are sentences of prose, 0 to 1.
     """
 
     whole_document: ClassVar[bool] = True

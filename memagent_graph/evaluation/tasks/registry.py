@@ -76,9 +76,9 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     `shares_documents = True` if it uses `TaskSettings.questions_per_document`.
 
     Raises:
-        EvaluationError: There is no such task or option, an option has no such value, the data file is missing, or the
+        EvaluationError: there is no such task or option, an option has no such value, the data file is missing, or the
             task cannot have several questions on a document.
-        MissingExtraError: It needs an extra that is not installed.
+        MissingExtraError: it needs an extra that is not installed.
     """
     if settings.questions_per_document < 1:
         raise EvaluationError(
@@ -109,7 +109,7 @@ def data_files(name: str, settings: TaskSettings) -> list[Path]:
     """The data files, or dataset folders, that the task of a name reads; none for generated tasks.
 
     Raises:
-        EvaluationError: There are none at the expected place.
+        EvaluationError: there are none at the expected place.
     """
     data_set = PASSAGE_TASKS.get(name, name)
     if data_set not in data_task_names():

@@ -179,11 +179,11 @@ class StateTask(GeneratedTask):
     """Questions on the place of a person or a thing.
 
     Attributes:
-        kind: One of `STATES`.
-        facts: How many sentences the story has; 0: as many as leave `prose_share` of the document for prose.
-        people: How many people it is about.
-        things: How many things they can carry; none in `state_1`.
-        prose_share: The share of the document that is prose, 0 to 1, if `facts` is 0.
+        kind: one of `STATES`.
+        facts: how many sentences the story has; 0: as many as leave `prose_share` of the document for prose.
+        people: how many people it is about.
+        things: how many things they can carry; none in `state_1`.
+        prose_share: the share of the document that is prose, 0 to 1, if `facts` is 0.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -214,7 +214,7 @@ class StateTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small for the sentences, or they answer too few questions.
+            EvaluationError: the length is too small for the sentences, or they answer too few questions.
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)

@@ -29,8 +29,8 @@ class VariablesTask(GeneratedTask):
     """Variable tracking.
 
     Attributes:
-        hops: How often the value is passed on.
-        capitals: How long a variable's name is.
+        hops: how often the value is passed on.
+        capitals: how long a variable's name is.
     """
 
     hops: int = 4

@@ -15,7 +15,7 @@ def pair(chance: random.Random) -> str:
     """An adjective and a noun as one word, such as "quiet-falcon".
 
     Raises:
-        MissingExtraError: The word lists are not installed.
+        MissingExtraError: the word lists are not installed.
     """
     return f"{chance.choice(words('adjective'))}-{chance.choice(words('noun'))}"
 
@@ -30,7 +30,7 @@ def words(part_of_speech: str) -> tuple[str, ...]:
     """The plain words of a part of speech, in alphabetical order.
 
     Raises:
-        MissingExtraError: The word lists are not installed.
+        MissingExtraError: the word lists are not installed.
     """
     wonderwords = extra_module("wonderwords", "RULER's word keys and word lists")
     found = wonderwords.RandomWord().filter(include_categories=[part_of_speech])

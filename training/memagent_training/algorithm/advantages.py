@@ -217,11 +217,11 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     """The rows of one optimizer step over these groups, with advantages and loss weights.
 
     Args:
-        groups: All groups of the step, over all ranks: the weights' denominators are counted only here.
-        settings: How rewards become advantages and weights.
+        groups: all groups of the step, over all ranks: the weights' denominators are counted only here.
+        settings: how rewards become advantages and weights.
 
     Raises:
-        TrainingError: A reward is not a finite number, or step rewards are needed and a run has none.
+        TrainingError: a reward is not a finite number, or step rewards are needed and a run has none.
     """
     _check_rewards(groups, settings)
     dropped: dict[str, DropReason] = {}

@@ -103,16 +103,16 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     """Distribute the rows of one optimizer step.
 
     Args:
-        rows: All rows of the step.
-        ranks: Processes that train together.
-        token_budget: The most tokens that a rank forwards at once, in the layout's own count.
-        layout: How a micro-batch is forwarded.
+        rows: all rows of the step.
+        ranks: processes that train together.
+        token_budget: the most tokens that a rank forwards at once, in the layout's own count.
+        layout: how a micro-batch is forwarded.
 
     Returns:
         Among the splits within 1 % of the shortest time, the one with the fewest micro-batches.
 
     Raises:
-        TrainingError: A single row exceeds the budget (the message names its run), or there is no rank.
+        TrainingError: a single row exceeds the budget (the message names its run), or there is no rank.
     """
     if ranks < 1:
         raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
@@ -142,7 +142,7 @@ def optimizer_steps(
     `groups_per_step` is ignored.
 
     Raises:
-        TrainingError: Steps without groups, or two groups with the same id.
+        TrainingError: steps without groups, or two groups with the same id.
     """
     if groups_per_step < 1:
         raise TrainingError(f"A step of {groups_per_step} groups", hint="Give groups_per_step of at least 1.")
@@ -219,7 +219,7 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
     """Refuse rows that are too long for a rank even as the only row.
 
     Raises:
-        TrainingError: A row exceeds the budget (the message names its run), or the budget is too small for an inert
+        TrainingError: a row exceeds the budget (the message names its run), or the budget is too small for an inert
             one.
     """
     if token_budget < INERT_TOKENS:

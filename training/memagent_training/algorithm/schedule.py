@@ -38,21 +38,21 @@ class Schedule:
     """The optimizer steps over some groups, pass after pass, each pass in its own order.
 
     Args:
-        groups: All groups; those that teach nothing are dropped before steps are filled.
-        settings: How rewards become advantages.
-        groups_per_step: Groups per step.
-        seed: Seed of the passes' orders.
-        layout: How micro-batches are forwarded.
-        token_budget: The most tokens that a rank forwards at once.
-        ranks: Processes that train together.
-        all_rows: Whether rows with an advantage of 0 are forwarded. They count in the means in any case, but if the
+        groups: all groups; those that teach nothing are dropped before steps are filled.
+        settings: how rewards become advantages.
+        groups_per_step: groups per step.
+        seed: seed of the passes' orders.
+        layout: how micro-batches are forwarded.
+        token_budget: the most tokens that a rank forwards at once.
+        ranks: processes that train together.
+        all_rows: whether rows with an advantage of 0 are forwarded. They count in the means in any case, but if the
             loss has only the policy gradient, without KL and entropy, they have no gradient.
-        steps: Optimizer steps of a pass, instead of `groups_per_step`.
-        skip_certain: If `all_rows` is off, rows whose completion had a probability above 1 minus this at the sampler
+        steps: optimizer steps of a pass, instead of `groups_per_step`.
+        skip_certain: if `all_rows` is off, rows whose completion had a probability above 1 minus this at the sampler
             are not forwarded either.
 
     Raises:
-        TrainingError: No group is left, a reward is not a number, or two groups have the same id.
+        TrainingError: no group is left, a reward is not a number, or two groups have the same id.
     """
 
     groups: Sequence[RolloutGroup]

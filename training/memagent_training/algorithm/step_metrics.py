@@ -77,9 +77,9 @@ def row_metrics(
     """Rewards, lengths and ages of a step.
 
     Args:
-        groups: The step's groups.
-        batch: The rows that are learned.
-        policy_versions: Names of weights, oldest first; staleness is how many are newer than the one that wrote a row.
+        groups: the step's groups.
+        batch: the rows that are learned.
+        policy_versions: names of weights, oldest first; staleness is how many are newer than the one that wrote a row.
     """
     report, rows = batch.report, batch.rows
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]

@@ -128,23 +128,23 @@ async def collect(
     """Collect rollouts until enough groups have variance, or there are no more questions.
 
     Args:
-        agent: A reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
+        agent: a reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
             If its rules refuse a memory, the reward is for the memory that was kept instead;
             `UpdateRules(invented=UpdateRule.ACCEPT)` turns off the rule that a policy's profile may bring.
         samples: Questions; taken one at a time, as they are needed.
-        settings: How much.
-        name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
-        reward: The reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
+        settings: how much.
+        name: of this collection; run ids and groups begin with it, so it must be new to the run log.
+        reward: the reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
             the built-in's name, or the function's.
-        keep_uniform: Keep groups without variance too: if not only outcomes are rewarded, they may teach something.
-        resume: Continue a collection of this name, of the same samples and settings, if the log has one.
+        keep_uniform: keep groups without variance too: if not only outcomes are rewarded, they may teach something.
+        resume: continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
-        RewardError: A reward is not a finite number, or the function returns None; the message names function and run.
-        TrainingError: The reader keeps no log, the log has a collection of that name, or there is no such reward.
-        PolicyUnreachableError, PolicyAuthenticationError: The server is down, or refuses the key. Complete groups are
+        RewardError: a reward is not a finite number, or the function returns None; the message names function and run.
+        TrainingError: the reader keeps no log, the log has a collection of that name, or there is no such reward.
+        PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key. Complete groups are
             in the log.
-        MemAgentError: Every question failed; the first error.
+        MemAgentError: every question failed; the first error.
     """
     if agent.run_log is None:
         raise TrainingError(

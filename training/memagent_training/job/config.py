@@ -201,7 +201,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         """Refuse a training that ends before the warm-up does; in the first step of a warm-up the learning rate is 0.
 
         Raises:
-            TrainingError: There are not more optimizer steps than steps of warm-up.
+            TrainingError: there are not more optimizer steps than steps of warm-up.
         """
         warm_up = self.get_warmup_steps(steps)
         if warm_up >= steps:
@@ -256,7 +256,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         """The optimizer steps over these groups, shuffled by `seed` (the config's own by default).
 
         Raises:
-            TrainingError: No group teaches anything, a reward is not a number, or groups share an id.
+            TrainingError: no group teaches anything, a reward is not a number, or groups share an id.
         """
         return Schedule(
             groups,

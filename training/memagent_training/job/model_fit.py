@@ -13,11 +13,11 @@ def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
     """Refuse conversations that would fail in the middle of a run, or would be nonsense for the model.
 
     Args:
-        model_config: The model's, of transformers.
-        groups: The groups to train on.
+        model_config: the model's, of transformers.
+        groups: the groups to train on.
 
     Raises:
-        TrainingError: A token id is beyond the vocabulary, or a conversation beyond the window; the message names the
+        TrainingError: a token id is beyond the vocabulary, or a conversation beyond the window; the message names the
             run.
     """
     config = model_config.get_text_config()

@@ -32,8 +32,8 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
     """The settings of a preset.
 
     Args:
-        name: Of a preset that comes with the package, or a file's path.
-        changes: Settings that replace the preset's; `output_dir` has no default there.
+        name: of a preset that comes with the package, or a file's path.
+        changes: settings that replace the preset's; `output_dir` has no default there.
 
     Raises:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.

@@ -48,16 +48,16 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     """Trains a policy on logged groups of rollouts (MemAgent, arXiv 2507.02259; DAPO, arXiv 2503.14476).
 
     Args:
-        model: A causal language model, or its path or hub id; also a peft model.
-        groups: All groups, from `replay.load_groups`. The same on every rank. A subclass that makes them while it
+        model: a causal language model, or its path or hub id; also a peft model.
+        groups: all groups, from `replay.load_groups`. The same on every rank. A subclass that makes them while it
             trains passes none; `args.max_steps` is then the number of steps.
-        args: The settings.
-        processing_class: The tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
-        policy_versions: Names of the weights that wrote the runs, oldest first, for the metric of staleness.
-        callbacks, optimizers, peft_config: As for `GRPOTrainer`.
+        args: the settings.
+        processing_class: the tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
+        policy_versions: names of the weights that wrote the runs, oldest first, for the metric of staleness.
+        callbacks, optimizers, peft_config: as for `GRPOTrainer`.
 
     Raises:
-        TrainingError: The groups cannot be trained on with this model, with the run's id and what to do.
+        TrainingError: the groups cannot be trained on with this model, with the run's id and what to do.
     """
 
     args: MultiConvDAPOConfig

@@ -32,9 +32,9 @@ def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
     """F2 = 5PR / (4P + R) of chunks, which counts recall more than precision (LongRLVR, arXiv 2603.02146). 0 to 1.
 
     Args:
-        cited: Chunks that were used.
-        gold: Chunks that were read and contain evidence.
-        unread: How many evidence chunks were not read.
+        cited: chunks that were used.
+        gold: chunks that were read and contain evidence.
+        unread: how many evidence chunks were not read.
     """
     hits = len(cited & gold)
     if not hits:

@@ -42,7 +42,7 @@ def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSetting
     lower at first.
 
     Raises:
-        CollapsedError: The newest average is too far below the best one before.
+        CollapsedError: the newest average is too far below the best one before.
     """
     if not records or settings.share == 0:
         return
@@ -60,7 +60,7 @@ def check_metrics(metrics: Mapping[str, float], step: int) -> None:
     """Refuse to continue with numbers that are not finite.
 
     Raises:
-        CollapsedError: Loss or gradient are not finite.
+        CollapsedError: loss or gradient are not finite.
     """
     for name in ("loss", "grad_norm"):
         if not math.isfinite(metrics.get(name, 0.0)):

@@ -47,7 +47,7 @@ class Curriculum:
         """The questions of a collection, up to its maximum.
 
         Raises:
-            TrainingError: There were too many collections before; their questions would be held-out ones.
+            TrainingError: there were too many collections before; their questions would be held-out ones.
         """
         if not 0 <= collection < COLLECTIONS:
             raise TrainingError(

@@ -118,7 +118,7 @@ class Journal:
     """The file and its content.
 
     Raises:
-        TrainingError: The file cannot be read.
+        TrainingError: the file cannot be read.
     """
 
     path: Path

@@ -130,7 +130,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         """Only the Trainer's: checkpoints are between two iterations, and the next one's log-probs are computed again.
 
         Raises:
-            TrainingError: This checkpoint is not between two iterations.
+            TrainingError: this checkpoint is not between two iterations.
         """
         step = None if checkpoint is None else step_of(Path(checkpoint))
         if step is not None and step % self._steps_per_iteration:
