@@ -180,17 +180,13 @@ def _comparison_table(compared: Sequence[tuple[str, str, Mapping[str, Comparison
     for label, other, each in compared:
         cells = []
         for score in ("strict", "lenient"):
-            one = each[score]
-            cells += [
-                f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]",
-                "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
-            ]
+            cells += [each[score].points, each[score].p]
         table.append([label, other, f"{each['lenient'].n:,}", *cells, _verdict(each, first, other)])
     return markdown(table)
 
 
 def _verdict(each: Mapping[str, Comparison], first: str, second: str) -> str:
-    told = {score: one for score, one in each.items() if one.told_apart}
+    told = {score: one for score, one in each.items() if one.is_significant}
     if not told:
         return "not significant"
     better = {first if one.difference > 0 else second for one in told.values()}

@@ -64,9 +64,19 @@ class Comparison:
         return self.first_mean - self.second_mean
 
     @property
-    def told_apart(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the test finds a difference; the test decides, not the interval."""
         return self.p_value < 1 - self.confidence
+
+    @property
+    def points(self) -> str:
+        """The difference and its interval in points, for tables."""
+        return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
+    @property
+    def p(self) -> str:
+        """The p-value, for tables."""
+        return "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
     def not_worse(self, margin: float = MARGIN) -> bool:
         """Whether the first is not worse than the second by as much as a margin: the interval's lower end decides."""
@@ -77,13 +87,14 @@ class Comparison:
         """The result in words."""
         level = f"{100 * self.confidence:g} % interval"
         corrected = f", corrected for {self.corrected_for} comparisons" if self.corrected_for > 1 else ""
+        p = f"p {self.p}" if self.p.startswith("<") else f"p = {self.p}"
         documents = f" on {self.documents} documents" if self.documents is not None else ""
         figures = (
             f"{self.first} {100 * self.first_mean:.1f} % and {self.second} {100 * self.second_mean:.1f} % on the same "
             f"{self.n} questions{documents}: {100 * self.difference:+.1f} points ({level} {100 * self.low:+.1f} to "
-            f"{100 * self.high:+.1f}, {self.test.value} {_p(self.p_value)}{corrected})"
+            f"{100 * self.high:+.1f}, {self.test.value} {p}{corrected})"
         )
-        if self.told_apart:
+        if self.is_significant:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
             return f"{figures}. {ahead} is better than {behind}."
         needed = self._questions_that_would_do()
@@ -214,7 +225,3 @@ def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
 def _round(number: int) -> int:
     """To two digits; more would suggest too much precision."""
     return int(float(f"{number:.1e}"))
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

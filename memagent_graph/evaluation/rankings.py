@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from statistics import fmean
 
-from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.paired_tests import Comparison, compare, corrected
-from memagent_graph.evaluation.resampling import RESAMPLES
-from memagent_graph.evaluation.statistics import check_scores
+from memagent_graph.evaluation.paired_tests import Comparison, corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,59 +34,21 @@ class Ranking:
     @property
     def _told(self) -> list[tuple[str, str]]:
         """The pairs with a significant difference, the better one first."""
-        told = [each for each in self.comparisons if each.told_apart]
+        told = [each for each in self.comparisons if each.is_significant]
         return [(each.first, each.second) if each.difference > 0 else (each.second, each.first) for each in told]
 
 
-def ranked(
-    scores: Mapping[str, Mapping[str, float]],
-    *,
-    clusters: Mapping[str, str] | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Ranking:
-    """Rank systems as far as their differences are significant, each pair on the questions that both were asked.
+def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
+    """Rank systems as far as their differences are significant.
 
     One group stands before another only if every system of the one is better than every system of the other, by the
     paired test with Holm's correction over all pairs. Inside a group some pairs may still differ significantly:
-    `comparisons` has them. Two that share no question are not compared.
+    `comparisons` has them.
 
     Args:
-        scores: by system, then by sample id.
-        clusters: the document of each sample; one for each if left out.
-        confidence: one minus the probability of any false order.
-        seed: of the resampling.
-        resamples: how many.
-
-    Raises:
-        EvaluationError: no systems, one without scores, or a score that is not 0 to 1.
-        MissingExtraError: SciPy is not installed.
+        names: the systems.
+        raw: the comparisons of all pairs that share questions; their p-values are corrected here.
     """
-    if not scores:
-        raise EvaluationError("there are no systems to rank", hint="Name at least one.")
-    for name, given in scores.items():
-        check_scores(list(given.values()), confidence, name)
-    raw = []
-    for x, y in combinations(sorted(scores, key=lambda name: (-fmean(scores[name].values()), name)), 2):
-        if shared := [each for each in scores[x] if each in scores[y]]:
-            one, other = ({each: scores[name][each] for each in shared} for name in (x, y))
-            raw.append(
-                compare(
-                    one,
-                    other,
-                    names=(x, y),
-                    clusters=clusters,
-                    confidence=confidence,
-                    seed=seed,
-                    resamples=resamples,
-                )
-            )
-    return ranking_of(scores, raw)
-
-
-def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
-    """The ranking from comparisons of pairs, like `ranked`; their p-values are corrected here."""
     names = list(names)
     comparisons = corrected(raw)
     beats = set(Ranking((), comparisons)._told)

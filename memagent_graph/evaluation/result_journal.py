@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -36,6 +35,7 @@ from memagent_graph.evaluation.result_table import (
     table_of,
 )
 from memagent_graph.evaluation.written_files import writing, written_whole
+from memagent_graph.storage.file_locks import locked
 
 JOURNAL: Final = "journal.jsonl"
 _SYNC_SECONDS: Final = 1.0
@@ -143,7 +143,11 @@ def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
                 os.fsync(begun.fileno())
     with writing(path), ExitStack() as stack:
         file = stack.enter_context(path.open("r+b"))
-        _lock(file, folder)
+        if not locked(file):
+            raise EvaluationError(
+                f"another process writes to the results in {folder}",
+                hint="Wait until it has ended, or name another folder (--out).",
+            )
         content = _read_journal(path)
         require_same(settings, content.settings, folder)
         file.truncate(content.bytes)
@@ -229,20 +233,6 @@ def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path} was written by a newer version of memagent-graph", hint="Install that version: pip install -U."
         )
     return header
-
-
-def _lock(file: IO[bytes], folder: Path) -> None:
-    """Keep other processes from writing. The lock ends with the process, however it ends. There is none on Windows."""
-    if sys.platform != "win32":
-        import fcntl  # noqa: PLC0415  not there on Windows
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise EvaluationError(
-                f"another process writes to the results in {folder}",
-                hint="Wait until it has ended, or name another folder (--out).",
-            ) from error
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Final
 
 from memagent_graph.evaluation.comparisons import accuracy, paired, rows_by_system, shared_rows
-from memagent_graph.evaluation.markdown_tables import grouped, labelled, markdown
+from memagent_graph.evaluation.markdown_tables import grouped, interval, labelled, markdown
 from memagent_graph.evaluation.paired_tests import MARGIN, Comparison, corrected
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import Estimate
@@ -90,9 +90,9 @@ def standings_cells(found: Sequence[Standing]) -> list[list[str]]:
         "length": lambda each: each.length,
         "system": lambda each: each.system,
         "n (documents)": lambda each: f"{each.n}" + (f" ({each.documents})" if each.documents < each.n else ""),
-        "accuracy": lambda each: SCRIPTED if each.scripted else _interval(each.accuracy),
-        "difference": lambda each: _difference(each.against_first),
-        "p": lambda each: _p(each.against_first),
+        "accuracy": lambda each: SCRIPTED if each.scripted else interval(each.accuracy) if each.accuracy else "–",
+        "difference": lambda each: each.against_first.points if each.against_first else "",
+        "p": lambda each: each.against_first.p if each.against_first else "",
         "not worse": lambda each: {None: "", True: "yes", False: "not shown"}[each.not_worse],
         "tokens in": lambda each: _number(each.prompt_tokens),
         "cached": lambda each: _percent(each.cached_share),
@@ -157,18 +157,6 @@ def _captured(rows: Sequence[Row]) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [each for each in values if each is not None]
     return fmean(known) if known else None
-
-
-def _interval(value: Estimate | None) -> str:
-    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]" if value is not None else "–"
-
-
-def _difference(one: Comparison | None) -> str:
-    return f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]" if one is not None else ""
-
-
-def _p(one: Comparison | None) -> str:
-    return "" if one is None else "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}"
 
 
 def _number(value: float | None, digits: int = 0) -> str:

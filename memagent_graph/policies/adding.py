@@ -13,7 +13,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from memagent_graph.policies.added import KNOWN, Origin, added_folder, policies_
 from memagent_graph.policies.base_weights import SMOLLM2, Base, base_file, sha256_of
 from memagent_graph.policies.hub import model_folder
 from memagent_graph.policies.lora import Adapter, load_adapter
+from memagent_graph.storage.file_locks import locked
 
 if TYPE_CHECKING:
     import torch
@@ -247,20 +247,15 @@ def _quietly(logging: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other calls out. The lock ends with the process, however it ends. There is none on Windows."""
+    """Keep other calls out."""
     with _failures_told(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / ".lock").open("wb")
     with lock:
-        if sys.platform != "win32":
-            import fcntl  # noqa: PLC0415  not there on Windows
-
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise PolicyError(
-                    f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
-                ) from error
+        if not locked(lock):
+            raise PolicyError(
+                f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
+            )
         yield
 
 

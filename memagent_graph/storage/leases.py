@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from memagent_graph.errors import CheckpointError, RunError
+from memagent_graph.storage.file_locks import locked
 from memagent_graph.storage.private_files import private_folder
-
-log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -36,7 +34,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(_opened(path, run_id))
-            if not _locked(file):
+            if not locked(file):
                 raise _held(file, run_id)
             if _is_there(path, file):
                 break
@@ -81,32 +79,3 @@ def _is_there(path: Path, file: IO[bytes]) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
-
-
-try:
-    import fcntl
-
-    def _locked(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            log.warning("this file system has no locks (%s): nothing keeps two readers from one run", error)
-        return True
-
-except ImportError:  # Windows
-    import msvcrt
-
-    _FAR_BYTE = 1 << 30
-    """What is locked there cannot be read by others, and they are to read the number of the process."""
-
-    def _locked(file: IO[bytes]) -> bool:
-        try:
-            file.seek(_FAR_BYTE)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        except OSError:
-            return False
-        finally:
-            file.seek(0)
-        return True

@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 import random
+from itertools import combinations
 from math import comb
 
 import numpy
@@ -16,7 +17,7 @@ from scipy import stats
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.evaluation.paired_tests import Test, compare, holm, mcnemar, newcombe
-from memagent_graph.evaluation.rankings import ranked
+from memagent_graph.evaluation.rankings import Ranking, ranking_of
 from memagent_graph.evaluation.sample_size import questions_needed
 from memagent_graph.evaluation.statistics import estimate, mean_interval, wilson
 
@@ -145,7 +146,7 @@ def test_questions_of_a_document_are_swapped_together() -> None:
     found = compare(first, second, clusters={each: str(int(each) // 10) for each in first})
     assert found.test is Test.BY_DOCUMENT
     assert found.p_value == pytest.approx(2 / 2**4), "four documents have 16 ways of swapping, and two are as far apart"
-    assert not found.told_apart
+    assert not found.is_significant
 
 
 def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> None:
@@ -247,7 +248,7 @@ def test_equal_scores_differ_by_nothing() -> None:
 def test_a_constant_difference_at_few_questions_proves_nothing() -> None:
     few = compare(by_id([0.75] * 4), by_id([0.5] * 4))
     assert few.p_value == pytest.approx(2 / 2**4)
-    assert not few.told_apart
+    assert not few.is_significant
     assert few.low < 0
 
 
@@ -277,7 +278,7 @@ def test_the_exact_test_finds_differences_that_are_not_there_in_at_most_5_of_100
 
 def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart() -> None:
     far = compare(binary(128, 100), binary(128, 70), names=("reader", "truncation"))
-    assert far.told_apart
+    assert far.is_significant
     assert far.sentence.endswith("reader is better than truncation.")
     assert "78.1 % and truncation 54.7 % on the same 128 questions: +23.4 points" in far.sentence
     turned = compare(binary(128, 70), binary(128, 100), names=("truncation", "reader"))
@@ -286,7 +287,7 @@ def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart(
     first = by_id([1] * 60 + [1] * 14 + [0] * 10 + [0] * 44)
     second = by_id([1] * 60 + [0] * 14 + [1] * 10 + [0] * 44)
     near = compare(first, second)
-    assert not near.told_apart
+    assert not near.is_significant
     assert "The difference is not significant; about 1,600 questions would" in near.sentence
     assert "exact McNemar p < 0.001)" in far.sentence
     assert "exact McNemar p = 0.541)" in near.sentence
@@ -371,6 +372,13 @@ def noisy(share: float, seed: int, n: int = 200) -> dict[str, float]:
     return by_id(source.random() < share for _ in range(n))
 
 
+def ranked(scores: dict[str, dict[str, float]]) -> Ranking:
+    """The ranking of systems, best mean first, from the comparisons of all pairs."""
+    best_first = sorted(scores, key=lambda name: (-sum(scores[name].values()), name))
+    pairs = combinations(best_first, 2)
+    return ranking_of(scores, [compare(scores[x], scores[y], names=(x, y)) for x, y in pairs])
+
+
 def test_systems_inside_the_noise_share_a_place() -> None:
     found = ranked({"b": noisy(0.80, 1), "a": noisy(0.78, 2), "worse": noisy(0.3, 3), "worst": noisy(0.02, 4)})
     assert found.groups == (("a", "b"), ("worse",), ("worst",))
@@ -383,7 +391,7 @@ def test_a_chain_of_neighbours_in_the_noise_is_one_group() -> None:
     n = 100
     chain = {"a": binary(n, 60), "b": binary(n, 56), "c": binary(n, 52)}
     found = ranked(chain)
-    assert [each.told_apart for each in found.comparisons] == [False, True, False]
+    assert [each.is_significant for each in found.comparisons] == [False, True, False]
     assert found.groups == (("a", "b", "c"),)
 
 
@@ -396,7 +404,7 @@ def test_a_system_may_be_in_the_noise_with_the_best_though_one_between_them_is_n
             for name, right in {"best": best, "worse": worse, "other": other}.items()
         }
     )
-    assert [(each.first, each.second) for each in found.comparisons if each.told_apart] == [("best", "worse")]
+    assert [(each.first, each.second) for each in found.comparisons if each.is_significant] == [("best", "worse")]
     assert found.groups == (("best", "other", "worse"),)
 
 
@@ -411,7 +419,7 @@ def test_every_order_between_groups_is_told_by_the_corrected_test(table) -> None
         for better in group:
             for worse in (name for later in found.groups[at + 1 :] for name in later):
                 pair = told[better, worse]
-                assert pair.told_apart
+                assert pair.is_significant
                 assert pair.difference > 0
 
 
@@ -423,12 +431,8 @@ def test_equal_systems_are_put_in_an_order_in_at_most_5_of_100_evaluations() -> 
     assert false / 150 <= 0.06
 
 
-def test_one_system_is_a_ranking_and_none_is_not() -> None:
+def test_one_system_is_a_ranking() -> None:
     assert ranked({"only": binary(3, 1)}).lines == ("1. only",)
-    with pytest.raises(EvaluationError, match="no systems"):
-        ranked({})
-    with pytest.raises(EvaluationError, match="b has no scores"):
-        ranked({"a": binary(3, 1), "b": {}})
 
 
 def test_without_scipy_the_extra_is_named_and_wilsons_interval_still_there(monkeypatch) -> None:
