@@ -577,10 +577,10 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = assemble(self._choices, await self._told())
+                self._context = assemble(self._choices, await self._model_info())
         return self._context
 
-    async def _told(self) -> ModelInfo:
+    async def _model_info(self) -> ModelInfo:
         """What the policy reports about itself."""
         if not isinstance(self.policy, SelfDescribing):
             return ModelInfo()

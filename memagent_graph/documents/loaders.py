@@ -52,7 +52,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         is_binary = isinstance(content, bytes | Path) or hasattr(content, "read")
         if document.pages is not None and not is_binary:
-            raise _no_pages(document, "text")
+            raise no_pages(document, "text")
         if isinstance(content, str):
             yield TEXT, ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
@@ -68,7 +68,7 @@ def opened(
             first = _read(document.name, file)
             if isinstance(first, str):
                 if document.pages is not None:
-                    raise _no_pages(document, "text")
+                    raise no_pages(document, "text")
                 yield TEXT, ((None, piece) for piece in _rest(document.name, first, file))
             else:
                 # It cannot be read twice, but detecting its charset may need that.
@@ -78,7 +78,8 @@ def opened(
                 yield _from_binary(document, copy, errors, *conversion)
 
 
-def _no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
+def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
+    """The error for pages that were chosen of a document that has none; `kind` says what it is."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
         hint="Leave out the pages, or give the PDF file of the document.",
@@ -159,7 +160,7 @@ def _from_binary(
 ) -> tuple[str, Iterator[LabelledText]]:
     kind = _kind(document, file)
     if document.pages is not None and kind != PDF:
-        raise _no_pages(document, _KINDS.get(kind, "text"))
+        raise no_pages(document, _KINDS.get(kind, "text"))
     if kind in (PDF, DOCX):
         pages = "" if document.pages is None else str(document.pages)
         return kind, converted(document.name, kind, file, bounds, cancellation, pages=pages)

@@ -28,13 +28,12 @@ from typing import IO, Any, Final
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
 from memagent_graph.documents.headings import headings, is_markdown
 from memagent_graph.documents.live_streams import LiveStream, utf8
-from memagent_graph.documents.loaders import READ_BYTES, LabelledText, opened
+from memagent_graph.documents.loaders import READ_BYTES, LabelledText, no_pages, opened
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
     DocumentMismatchError,
     EmptyDocumentError,
-    UnsupportedDocumentError,
 )
 from memagent_graph.storage.private_files import private_folder
 
@@ -79,13 +78,10 @@ class DocumentStore:
             MissingExtraError: its kind needs the extra `files`.
         """
         document = Document.of(document)
-        with self._failures_told():
+        with self._disk_errors_translated():
             self._make_folders()
             if document.is_live and document.pages is not None:
-                raise UnsupportedDocumentError(
-                    f"{document.name} is a stream of text, which has no pages to choose (pages {document.pages})",
-                    hint="Leave out the pages, or give the PDF file of the document.",
-                )
+                raise no_pages(document, "a stream of text")
             if document.is_live:
                 return self._register(document, str(uuid.uuid4()), replace_undecodable)
             replace = replace_undecodable or document.errors == "replace"
@@ -207,7 +203,7 @@ class DocumentStore:
         """
         live = self._source_for(ref, until_byte)
         if live is not None:
-            with self._failures_told():
+            with self._disk_errors_translated():
                 live.pull(until_byte)
                 self._finish(ref, live)
 
@@ -218,7 +214,7 @@ class DocumentStore:
         """Like `pull`, without blocking the event loop."""
         live = self._source_for(ref, until_byte)
         if live is not None:
-            with self._failures_told():
+            with self._disk_errors_translated():
                 await live.pull_async(until_byte)
                 self._finish(ref, live)
 
@@ -284,7 +280,7 @@ class DocumentStore:
             live.close()
 
     @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _disk_errors_translated(self) -> Iterator[None]:
         """Raise the package's own error for a full or read-only disk."""
         try:
             yield

@@ -24,7 +24,9 @@ class Ranking:
         for group in self.groups:
             last = place + len(group) - 1
             places = f"{place}." if len(group) == 1 else f"{place}. to {last}."
-            apart = [f"{ahead} is better than {behind}" for ahead, behind in self._told if {ahead, behind} <= {*group}]
+            apart = [
+                f"{ahead} is better than {behind}" for ahead, behind in self._decided if {ahead, behind} <= {*group}
+            ]
             but = f", but {', '.join(apart)}" if apart else ""
             shared = "" if len(group) == 1 else f" (not distinguishable as a group{but})"
             lines.append(f"{places} {', '.join(group)}{shared}")
@@ -32,10 +34,10 @@ class Ranking:
         return tuple(lines)
 
     @property
-    def _told(self) -> list[tuple[str, str]]:
+    def _decided(self) -> list[tuple[str, str]]:
         """The pairs with a significant difference, the better one first."""
-        told = [each for each in self.comparisons if each.is_significant]
-        return [(each.first, each.second) if each.difference > 0 else (each.second, each.first) for each in told]
+        apart = [each for each in self.comparisons if each.is_significant]
+        return [(each.first, each.second) if each.difference > 0 else (each.second, each.first) for each in apart]
 
 
 def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
@@ -51,7 +53,7 @@ def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
     """
     names = list(names)
     comparisons = corrected(raw)
-    beats = set(Ranking((), comparisons)._told)
+    beats = set(Ranking((), comparisons)._decided)
     # Means of different questions give no order. If every system of a group beats all others, its wins minus its losses
     # are more than theirs, so no such group is missed.
     won = {name: sum((name == x) - (name == y) for x, y in beats) for name in names}

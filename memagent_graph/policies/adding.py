@@ -71,7 +71,7 @@ def add_policy(
     if source is not None and not from_hub:
         _check_base(source, base.sha256, base.requirement)
     folder = policies_folder()
-    with _alone(folder), _failures_told(folder):
+    with _alone(folder), _disk_errors_translated(folder):
         _remove_unfinished(folder)
         digest = None if source is None else folder_digest(source)
         wanted = Origin(base.requirement, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
@@ -114,7 +114,7 @@ def remove_policy(name: str) -> Path:
         PolicyError: it was not added.
     """
     folder = policies_folder()
-    with _alone(folder), _failures_told(folder):
+    with _alone(folder), _disk_errors_translated(folder):
         there = added_folder(name)
         if there is None:
             raise PolicyError(
@@ -248,7 +248,7 @@ def _quietly(logging: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Keep other calls out."""
-    with _failures_told(folder):
+    with _disk_errors_translated(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / ".lock").open("wb")
     with lock:
@@ -260,7 +260,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_told(folder: Path) -> Iterator[None]:
+def _disk_errors_translated(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

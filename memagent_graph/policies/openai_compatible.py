@@ -210,10 +210,10 @@ class OpenAICompatiblePolicy:
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
-        info = await asyncio.to_thread(_told_by_origin, name, root, window if isinstance(window, int) else None)
+        info = await asyncio.to_thread(_info_from_origin, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and _is_vllm(served):
             with suppress(PolicyError):  # most servers do not report it; then all known families' tokens are escaped
-                told = configured_markers(await self._told("tokenizer_info"))
+                told = configured_markers(await self._reply_beside_api("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | told)
         return replace(info, gives_token_ids=_is_vllm(served))
 
@@ -243,10 +243,10 @@ class OpenAICompatiblePolicy:
             PolicyError: as for `complete`.
         """
         body = {"model": (await self.served_model())["id"], "messages": list(messages)}
-        tokens = (await self._told("tokenize", body)).get("tokens")
+        tokens = (await self._reply_beside_api("tokenize", body)).get("tokens")
         return tokens if isinstance(tokens, list) else None
 
-    async def _told(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _reply_beside_api(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What vLLM returns at an address outside the API; empty if a server has no such address."""
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
@@ -490,7 +490,7 @@ def _words(content: bytes) -> str:
     return content.decode(errors="replace") or "no words"
 
 
-def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
+def _info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
     """What can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
     local = folder.is_dir()

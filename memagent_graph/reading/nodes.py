@@ -376,8 +376,8 @@ class StepNode(Runnable[Any, Change]):
         context.meter.chunks += step.chunks
         if recording is not None:
             await recording.settle()
-            if recording.failure is not None and step.records and not recording.told:
-                recording.told = True
+            if recording.failure is not None and step.records and not recording.reported:
+                recording.reported = True
                 newest = step.records[-1]
                 chunk = newest["reads"][0]["index"] if newest["reads"] else None
                 newest["events"].append(event_record(EventKind.LOGGING_STOPPED, chunk, recording.failure))

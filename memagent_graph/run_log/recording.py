@@ -37,8 +37,8 @@ class Recording:
     """Ids of the running step's trace, updated by the graph's nodes."""
     failure: str | None = None
     """Why nothing more is written, if so."""
-    told: bool = False
-    """Whether the run's result says so."""
+    reported: bool = False
+    """Whether the run's result has an event that says so."""
     _pending: list[asyncio.Future[Any]] = field(default_factory=list)
     _settled_later: list[asyncio.Future[Any]] = field(default_factory=list)
     _begun: bool = False

@@ -68,12 +68,12 @@ class SqliteSaver(AsyncSqliteSaver):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The newest state of a run, or the one in the config."""
-        with self._told(config):
+        with self._errors_translated(config):
             return await super().aget_tuple(config)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
-        with self._told(config):
+        with self._errors_translated(config):
             async for each in super().alist(config, **options):
                 yield each
 
@@ -89,7 +89,7 @@ class SqliteSaver(AsyncSqliteSaver):
         told = json.dumps(get_checkpoint_metadata(config, metadata), ensure_ascii=False).encode("utf-8", "ignore")
         parent = config["configurable"].get("checkpoint_id")
         row = (thread_id, namespace, checkpoint["id"], parent, *self.serde.dumps_typed(checkpoint), told)
-        with self._told(config):
+        with self._errors_translated(config):
             await self._commit([(_PUT, [row])])
         saved = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}
         return {"configurable": saved}
@@ -104,12 +104,12 @@ class SqliteSaver(AsyncSqliteSaver):
             for index, (channel, value) in enumerate(writes)
         ]
         verb = "REPLACE" if all(channel in WRITES_IDX_MAP for channel, _ in writes) else "IGNORE"
-        with self._told(config):
+        with self._errors_translated(config):
             await self._commit([(f"INSERT OR {verb} {_WRITES}", rows)])
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a run's states."""
-        with self._told({"configurable": {"thread_id": thread_id}}):
+        with self._errors_translated({"configurable": {"thread_id": thread_id}}):
             await self._commit([(statement, [(str(thread_id),)]) for statement in _DELETE])
 
     async def _commit(self, changes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> None:
@@ -162,7 +162,7 @@ class SqliteSaver(AsyncSqliteSaver):
                 each.done.set_result(None)
 
     @contextmanager
-    def _told(self, config: RunnableConfig | None) -> Iterator[None]:
+    def _errors_translated(self, config: RunnableConfig | None) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, zlib.error) as error:
