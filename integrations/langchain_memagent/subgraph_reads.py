@@ -20,6 +20,7 @@ from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes, in_passes_of_threads
 from memagent_graph.reader import raise_first
 from memagent_graph.reading.graph import checked_questions, stored
+from memagent_graph.reading.history import Lineage
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
@@ -177,13 +178,10 @@ class FollowedRead:
 
         After an edited memory there are two branches; only the one that leads to the newest state counts.
         """
-        steps = self.progress.steps
-        wanted: str | None = None
+        steps, lineage = self.progress.steps, Lineage()
         for snapshot in snapshots:
-            if wanted is None or snapshot.config["configurable"]["checkpoint_id"] == wanted:
-                wanted = snapshot.parent_config["configurable"]["checkpoint_id"] if snapshot.parent_config else ""
-                if snapshot.values.get("run_id") == self.state["run_id"]:
-                    steps = [*trace_steps(snapshot.values.get("steps", ()), snapshot.values), *steps]
+            if lineage.includes(snapshot) and snapshot.values.get("run_id") == self.state["run_id"]:
+                steps = [*trace_steps(snapshot.values.get("steps", ()), snapshot.values), *steps]
         self.progress = Progress({step.id: step for step in steps}.values(), self.progress.document_bytes)
 
     def result(self, graph: ReaderGraph) -> ReadResult:

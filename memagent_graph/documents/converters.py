@@ -113,12 +113,12 @@ def _pdf(name: str, file: IO[bytes], pages: str) -> Iterator[tuple[str | None, s
         found_text = found_text or bool(text.strip())
         yield f"page {number + 1}", text if number == chosen[-1] else text + GAP
     if not found_text:
-        told = (
-            f"the PDF file {name} has {count} pages" if not pages else f"the pages {pages} of the PDF file {name} have"
+        without = (
+            f"the pages {pages} of the PDF file {name} have" if pages else f"the PDF file {name} has {count} pages and"
         )
         raise ConversionError(
             _UNSUPPORTED,
-            f"{told} {'and ' if not pages else ''}no text: they are most likely scans",
+            f"{without} no text: they are most likely scans",
             "Run optical character recognition on it first, for example with ocrmypdf.",
         )
 

@@ -91,13 +91,13 @@ def render_plan(
         length = f"{length_label(each.length, each.unit)} {each.unit}"
         table.append([each.task, length, each.system, *_cells(asdict(each), prices, tokens_per_second)])
     table.append(["all", "", "", *_cells(total(costs), prices, tokens_per_second)])
-    tells = [
-        f"{count:,} questions tell two systems apart that differ by {100 * smallest_difference(count):.0f} points or "
-        "more (with 80 % power at the 5 % level, paired, near 50 % accuracy)."
+    differences = [
+        f"With {count:,} questions, a difference of {100 * smallest_difference(count):.0f} points or more between two "
+        "systems can be shown (with 80 % power at the 5 % level, paired, near 50 % accuracy)."
         for count in sorted({cell.count for cell in plan.cells})
         if count > 1
     ]
-    return "\n\n".join(["# Plan", _LEGEND, markdown(table), *tells]) + "\n"
+    return "\n\n".join(["# Plan", _LEGEND, markdown(table), *differences]) + "\n"
 
 
 def plan_as_json(

@@ -109,18 +109,31 @@ async def edit_memory(
     )
 
 
+class Lineage:
+    """Picks the checkpoints that lead to the newest one, without those of branches that an edit has left."""
+
+    def __init__(self) -> None:
+        self._next: str | None = None
+
+    def includes(self, snapshot: StateSnapshot) -> bool:
+        """Whether a checkpoint leads to the newest one. To be asked for all checkpoints of a thread, newest first."""
+        if self._next is not None and snapshot.config["configurable"]["checkpoint_id"] != self._next:
+            return False
+        parent = snapshot.parent_config
+        self._next = parent["configurable"]["checkpoint_id"] if parent else ""
+        return True
+
+
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     """The checkpoints after a step that lead to the newest one, newest first.
 
     An earlier run with the same id is another run: the list ends where this one began.
     """
     found: list[StateSnapshot] = []
-    wanted: str | None = None
+    lineage = Lineage()
     async for snapshot in graph.aget_state_history(thread(run_id)):
-        if wanted is not None and snapshot.config["configurable"]["checkpoint_id"] != wanted:
+        if not lineage.includes(snapshot):
             continue
-        parent = snapshot.parent_config
-        wanted = parent["configurable"]["checkpoint_id"] if parent else ""
         if (snapshot.metadata or {}).get("source") == "input":
             break
         if snapshot.values.get("steps"):

@@ -578,7 +578,9 @@ class TestAReadThatFails:
         sections = Counter(
             (part(prompt, "problem"), part(prompt, "section")) for prompt in policy.prompts if "<section>" in prompt
         )
-        assert sum(sections.values()) == len(sections) + 1, "only the chunk that failed was read again"
+        # Both questions are at the same chunk, so the other one may have failed there, too.
+        again = [question for (question, _), times in sections.items() for _ in range(times - 1)]
+        assert again and len(again) == len(set(again)), "only the chunk that failed was read again"
 
 
 CHUNKS = 500

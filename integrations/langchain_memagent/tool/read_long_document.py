@@ -65,12 +65,10 @@ _DESCRIPTION = (
 )
 _SOURCES = {
     "path": "Path of the file to read.",
-    "text": "The text to read, where it is in no file.",
-    "state_key": "Where in the agent's state the text to read stands.",
+    "text": "The text to read, if it is not in a file.",
+    "state_key": "The key of the agent's state that has the text to read.",
     "url": "Web address (http or https) of the document to read.",
 }
-
-
 _PAGES = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave it out to read all."
 
 

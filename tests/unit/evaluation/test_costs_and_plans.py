@@ -92,7 +92,7 @@ async def test_repeats_and_prices_multiply_and_totals_add_up(make_reader) -> Non
     assert told["seconds"] == (told["total"]["prompt_tokens"] + told["total"]["completion_tokens"]) / 100
     text = render_plan(twice, plan, prices=Prices(1.0, 0.0), tokens_per_second=100.0)
     assert "| all |" in text
-    assert "5 questions tell two systems apart that differ by" in text
+    assert "With 5 questions, a difference of" in text
 
 
 def test_the_smallest_difference_is_that_of_which_so_many_questions_suffice() -> None:
