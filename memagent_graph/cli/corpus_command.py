@@ -12,6 +12,7 @@ import typer
 from memagent_graph.cli.eval_report import PriceIn, PriceOut
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
+    CHECKPOINTS_HELP,
     ApiKey,
     AsJSON,
     MaxSeconds,
@@ -91,6 +92,7 @@ class Corpus(ReaderOptions):
     keep_texts: Annotated[
         bool, typer.Option("--keep-texts", help="Keep the documents' texts beside the table, for checks of quotes.")
     ] = False
+    checkpoints: Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="beside the table")] = None
     log: Annotated[
         Path | None, typer.Option("--log", help="Log all calls in this SQLite file as well.", show_default="none")
     ] = None
@@ -230,7 +232,7 @@ class Corpus(ReaderOptions):
             agent = settings.make_reader(
                 api_key=self.api_key,
                 store=work / TEXTS,
-                checkpoints=work / CHECKPOINTS,
+                checkpoints=self.checkpoints or work / CHECKPOINTS,
                 run_log=self.log or False,
             )
             reader = CorpusReader(

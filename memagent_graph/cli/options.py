@@ -123,9 +123,10 @@ MaxSeconds = Annotated[float | None, typer.Option(min=0.001, help="Stop after th
 
 # What it writes, and where
 
-Checkpoints = Annotated[
-    Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")
-]
+CHECKPOINTS_HELP: Final = (
+    "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
+)
+Checkpoints = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]

@@ -72,9 +72,11 @@ class RunOptions:
 
     def resume_command(self, run_id: str) -> str:
         """The command that continues a run in these files, or in those of the data folder."""
+        from memagent_graph.storage.checkpoints import shown_checkpoints  # noqa: PLC0415
+
         words = ["memagent", "resume", run_id]
         for option, path in (("--checkpoints", self.checkpoints), ("--log", self.log)):
-            words += [option, str(path)] if path else []
+            words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
