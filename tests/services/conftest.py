@@ -54,13 +54,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    server = ThreadedMotoServer(port=0)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
     for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
+    s3fs.S3FileSystem.clear_instance_cache()  # earlier clients in this process have another server's address
     filesystem = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
     filesystem.mkdir("bucket")
     yield filesystem
