@@ -198,8 +198,11 @@ def _ledger(seconds: float, questions: int) -> float:
         while time.monotonic() - began < seconds:
             name = f"folder/document-{done}.txt"
             rows = [
-                Row(f"{done}-{number}", name, "0" * 64, f"What is said of it, {number}?", "The answer.",
-                    memory="kept " * 300, usage=RowUsage(1, 1, 0, 1, 1.0))
+                Row(
+                    id=f"{done}-{number}", document=name, digest="0" * 64,
+                    question=f"What is said of it, {number}?", answer="The answer.", memory="kept " * 300,
+                    usage=RowUsage(1, 1, 0, 1, 1.0),
+                )
                 for number in range(questions)
             ]  # fmt: skip
             ledger.begin(name)
@@ -234,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--measure", action="store_true", help="measure ledger and checkpoints on this machine instead")
     given = parser.parse_args(arguments)
     if given.measure:
-        _print_measured(5.0)
+        _print_measured(3.0)
         return
     workload = Workload(
         given.documents, given.mean_tokens, given.spread, given.longest, chunk_tokens=int(given.chunk_tokens),
