@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser soak docs clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser test-services soak docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -56,6 +56,14 @@ clients:  ## The virtual environments of the clients of the OpenAI API that test
 test-clients: install clients  ## The tests that run other projects' clients against memagent serve
 	$(BIN)/pytest tests/clients
 
+.venv-services/.installed: pyproject.toml constraints-services.txt
+	$(PYTHON) -m venv .venv-services
+	.venv-services/bin/python -m pip install --quiet --constraint constraints-services.txt --editable ".[corpus,files,schema,postgres]" s3fs "moto[s3]" flask flask-cors pytest pytest-asyncio pytest-timeout
+	touch $@
+
+test-services: .venv-services/.installed  ## The tests against PostgreSQL and S3 (Debian: apt-get install postgresql)
+	.venv-services/bin/pytest tests/services
+
 soak: install vllm clients  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
 	$(BIN)/pytest tests/unit tests/soak tests/integration --soak tests/soak/results.json
 
@@ -71,4 +79,4 @@ docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from memagent_graph.budget import Budget
+from memagent_graph.documents import DocumentStore
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import RunError
 from memagent_graph.events import UpdateRule
@@ -179,7 +180,7 @@ class ReaderSettings:
         self,
         *,
         api_key: str | None = None,
-        store: Path | None = None,
+        store: DocumentStore | Path | None = None,
         checkpoints: Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
         limits: Limits | None = None,

@@ -12,6 +12,8 @@ import typer
 from memagent_graph.cli.eval_report import PriceIn, PriceOut
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
+    CHECKPOINTS_HELP,
+    STORE_HELP,
     ApiKey,
     AsJSON,
     MaxSeconds,
@@ -91,6 +93,8 @@ class Corpus(ReaderOptions):
     keep_texts: Annotated[
         bool, typer.Option("--keep-texts", help="Keep the documents' texts beside the table, for checks of quotes.")
     ] = False
+    checkpoints: Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="beside the table")] = None
+    store: Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="beside the table")] = None
     log: Annotated[
         Path | None, typer.Option("--log", help="Log all calls in this SQLite file as well.", show_default="none")
     ] = None
@@ -224,20 +228,21 @@ class Corpus(ReaderOptions):
             run_corpus,
         )
         from memagent_graph.corpus.table_folder import TableFolder  # noqa: PLC0415
+        from memagent_graph.documents import open_store  # noqa: PLC0415
 
         table = TableFolder(self.out, inputs.access)
         with exclusive(table) as work, CorpusProgress(quiet=self.quiet or self.as_json) as progress:
             agent = settings.make_reader(
                 api_key=self.api_key,
-                store=work / TEXTS,
-                checkpoints=work / CHECKPOINTS,
+                store=open_store(self.store, work / TEXTS),
+                checkpoints=self.checkpoints or work / CHECKPOINTS,
                 run_log=self.log or False,
             )
             reader = CorpusReader(
                 agent,
                 questions,
                 inputs.access,
-                keep_texts=self.keep_texts,
+                keep_texts=self.keep_texts or self.store is not None,  # others may use a text there
                 on_update=progress.reads,
                 response_format=form,
             )

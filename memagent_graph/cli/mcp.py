@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndecodable
+from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndecodable, Store
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -60,6 +60,7 @@ class Mcp(ReaderOptions):
     ] = None
     replace_undecodable: ReplaceUndecodable = False
     checkpoints: Checkpoints = None
+    store: Store = None
     log: Annotated[
         Path | None,
         typer.Option(
@@ -72,9 +73,11 @@ class Mcp(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """The reader that serves."""
+        from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
         return self.settings().make_reader(
+            store=open_store(self.store),
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=False if self.no_log else self.log or True,
         )

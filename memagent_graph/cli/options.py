@@ -39,7 +39,9 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "keep_minutes", "cancel_on_close", "heartbeat",
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
-    "Where runs are kept": ("run_id", "report_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
+    "Where runs are kept": (
+        "run_id", "report_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
+    ),
     "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip
 """The groups in which a long help shows its options, by fields' names; options in none come first."""
@@ -123,9 +125,14 @@ MaxSeconds = Annotated[float | None, typer.Option(min=0.001, help="Stop after th
 
 # What it writes, and where
 
-Checkpoints = Annotated[
-    Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")
-]
+CHECKPOINTS_HELP: Final = (
+    "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
+)
+Checkpoints = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
+STORE_HELP: Final = (
+    "Where the documents' texts are kept: a folder, or a URL that several machines share, as in s3://bucket/texts."
+)
+Store = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="user's data folder")]
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]

@@ -79,10 +79,9 @@ class Read(ReaderOptions, RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.documents.store import Document, DocumentStore  # noqa: PLC0415
+            from memagent_graph.documents import Document, open_store  # noqa: PLC0415
             from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
             from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
-            from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
             questions = questions_of(self.question)
             form = None if self.schema is None else ResponseFormat.named(self.schema)
@@ -93,13 +92,13 @@ class Read(ReaderOptions, RunOptions):
             ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
-            store = DocumentStore(default_store())
+            store = open_store(self.store)
             with console.working("reading the file"):
                 reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
             console.policy(settings.policy_told)
             with console.working("loading the policy"):
-                loaded = self.make_reader(settings, is_logged=not self.no_log)
+                loaded = self.make_reader(settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
                 if len(questions) > 1:
                     if not self.no_log:

@@ -22,6 +22,7 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     ReplaceUndecodable,
+    Store,
 )
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import DocumentError
@@ -97,6 +98,7 @@ class WriteReport(ReaderOptions):
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
     checkpoints: Checkpoints = None
+    store: Store = None
     log: Log = None
     as_json: AsJSON = False
     quiet: Quiet = False
@@ -119,6 +121,7 @@ class WriteReport(ReaderOptions):
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
 
     async def _report(self, console: Console) -> Report:
+        from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.reports import areport  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
@@ -129,7 +132,10 @@ class WriteReport(ReaderOptions):
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.working("loading the policy"):
             loaded = settings.make_reader(
-                api_key=self.api_key, checkpoints=self.checkpoints or default_checkpoints(), run_log=self.log or True
+                api_key=self.api_key,
+                store=open_store(self.store),
+                checkpoints=self.checkpoints or default_checkpoints(),
+                run_log=self.log or True,
             )
         async with loaded as reader:
             return await console.follow_documents(

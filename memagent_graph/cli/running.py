@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code, failures_told
-from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet
+from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
 from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
+    from memagent_graph.documents import DocumentStore
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
@@ -48,6 +49,7 @@ class RunOptions:
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
     checkpoints: Checkpoints = None
+    store: Store = None
     log: Log = None
     updates: Annotated[bool, typer.Option("--updates", help="Add the memory after every chunk to the JSON.")] = False
     as_json: AsJSON = False
@@ -60,21 +62,29 @@ class RunOptions:
 
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
-    def make_reader(self, settings: ReaderSettings, *, is_logged: bool = True) -> MemAgent:
-        """A reader with these checkpoints and this log."""
+    def make_reader(
+        self, settings: ReaderSettings, *, store: DocumentStore | None = None, is_logged: bool = True
+    ) -> MemAgent:
+        """A reader with these checkpoints, this log, and the given store or that of `--store`."""
+        from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
         return settings.make_reader(
             api_key=self.api_key,
+            store=store or open_store(self.store),
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=(self.log or True) if is_logged else False,
         )
 
     def resume_command(self, run_id: str) -> str:
         """The command that continues a run in these files, or in those of the data folder."""
+        from memagent_graph.documents.shared_store import shown_url  # noqa: PLC0415
+        from memagent_graph.storage.checkpoints import shown_checkpoints  # noqa: PLC0415
+
+        store = shown_url(self.store) if self.store else None
         words = ["memagent", "resume", run_id]
-        for option, path in (("--checkpoints", self.checkpoints), ("--log", self.log)):
-            words += [option, str(path)] if path else []
+        for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
+            words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:

@@ -17,6 +17,7 @@ from memagent_graph.cli.options import (
     MaxTokensTotal,
     ReaderOptions,
     ReplaceUndecodable,
+    Store,
 )
 
 if TYPE_CHECKING:
@@ -91,14 +92,19 @@ class Serve(ReaderOptions):
     api_key: ApiKey = None
     replace_undecodable: ReplaceUndecodable = False
     checkpoints: Checkpoints = None
+    store: Store = None
     log: Log = None
 
     def make_reader(self) -> MemAgent:
         """The reader that serves."""
+        from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
         return self.settings().make_reader(
-            api_key=self.api_key, checkpoints=self.checkpoints or default_checkpoints(), run_log=self.log or True
+            api_key=self.api_key,
+            store=open_store(self.store),
+            checkpoints=self.checkpoints or default_checkpoints(),
+            run_log=self.log or True,
         )
 
     def serve_settings(self) -> ServeSettings:

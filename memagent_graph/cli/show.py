@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import failures_told
-from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.options import AsJSON, Log, Store
 from memagent_graph.cli.output import console, print_json
 from memagent_graph.cli.run_choice import LATEST, NamedRun, open_existing, run_named
 from memagent_graph.errors import RunError
@@ -42,6 +42,7 @@ class Show:
     ] = False
     chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
     log: Log = None
+    store: Store = None
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -51,7 +52,7 @@ class Show:
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
             with Console().working("loading the run"):
-                view = view_of(log, run_named(log, self.run_id))
+                view = view_of(log, run_named(log, self.run_id), self.store)
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:
@@ -60,11 +61,13 @@ class Show:
                 _print_timeline(view, self.chunk)
 
 
-def view_of(log: RunLog, run_id: str) -> RunView:
-    """A run with its document, if that is still stored."""
+def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
+    """A run with its document, if that is still in the given store; without one, where such runs keep it."""
+    from memagent_graph.documents import open_store  # noqa: PLC0415
     from memagent_graph.timeline.run_views import store_of, view_of_run  # noqa: PLC0415
 
-    return view_of_run(log, run_id, store_of(log.get(run_id).document, log.path))
+    found = open_store(store) if store else store_of(log.get(run_id).document, log.path)
+    return view_of_run(log, run_id, found)
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -164,9 +165,19 @@ class CorpusReader:
 
     async def forget(self, rows: Iterable[Row]) -> None:
         """Remove what resuming these rows' reads would need: call it when they are safe."""
+        await self.forget_ids(row.id for row in rows if row.chunks)
+
+    async def forget_ids(self, ids: Iterable[str]) -> None:
+        """Like `forget`, for rows whose ids are known."""
         saver = await self.agent.acheckpointer()
         if saver is not None:
-            await asyncio.gather(*(saver.adelete_thread(row.id) for row in rows if row.chunks))
+            await asyncio.gather(*(saver.adelete_thread(each) for each in ids))
+
+    async def keeps_checkpoints_below(self, folder: Path) -> bool:
+        """Whether nothing outside of a folder has checkpoints, so that they are lost with it."""
+        saver = await self.agent.acheckpointer()
+        path = getattr(saver, "path", None)
+        return saver is None or (isinstance(path, Path) and folder in path.parents)
 
     async def aclose(self) -> None:
         """Close the agent."""

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -192,10 +192,14 @@ class _Run:
         self._troubles = 0
         self._is_last_sweep = False
         self._rows = self._bytes = 0
+        self._outlives = False
+        """Whether checkpoints outlive the folder for work, as on a server that other machines use too."""
 
     async def all(self) -> CorpusSummary:
         """Everything."""
         await asyncio.to_thread(require_unique_ids, self._inputs)
+        self._loop = asyncio.get_running_loop()
+        self._outlives = not await self._reader.keeps_checkpoints_below(self._table.work)
         await asyncio.to_thread(self._recover)
         self._rows, self._bytes = await asyncio.to_thread(self._ledger.unassigned)
         if self._watcher:
@@ -276,7 +280,8 @@ class _Run:
 
     async def _enter(self, document: CorpusDocument, version: str, rows: Sequence[Row]) -> None:
         size = await asyncio.to_thread(self._ledger.finish, document.name, version, rows)
-        await self._reader.forget(rows)
+        if not self._outlives:
+            await self._reader.forget(rows)
         self._summary.new_rows += len(rows)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         self._rows, self._bytes = self._rows + len(rows), self._bytes + size
@@ -330,7 +335,8 @@ class _Run:
             )
             self._summary.changed += left.changed and not self._is_last_sweep
             if left.questions:
-                self._listed.append(_Work(document, left.questions, left.begun or left.changed))
+                begun = left.begun or left.changed or self._outlives  # perhaps on another machine
+                self._listed.append(_Work(document, left.questions, begun))
                 size += len(document.text or "")
             else:
                 skipped += 1
@@ -365,7 +371,13 @@ class _Run:
 
     def _write(self, number: int) -> None:
         self._table.write_part(number, self._ledger.rows_of(number))
+        if self._outlives:  # until now, another machine would need them to have these rows without a read
+            self._forget(row.id for row in self._ledger.rows_of(number) if row.chunks)
         self._ledger.written(number)
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        """Remove the checkpoints of rows; from a thread, while the loop waits for it."""
+        asyncio.run_coroutine_threadsafe(self._reader.forget_ids(list(ids)), self._loop).result()
 
     def _recover(self) -> None:
         """Bring table and ledger together after a kill, after the ledger was lost, or after another machine wrote."""
@@ -381,14 +393,16 @@ class _Run:
                     continue
             self._write(number)
         known = ledger.parts() | set(ledger.replaced())
-        for number in sorted((*listed, *unlisted)):
-            if number not in known:
-                if number not in listed:
-                    table.list_part(number)
-                rows = table.rows_of(part_name(number), ["id", "document", "question", "error"])
-                ledger.adopt(
-                    number, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
-                )
+        adopted = sorted({*listed, *unlisted} - known)
+        for number in adopted:
+            if number not in listed:
+                table.list_part(number)
+            rows = table.rows_of(part_name(number), ["id", "document", "question", "error"])
+            ledger.adopt(
+                number, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
+            )
+        if self._outlives and adopted:  # a machine that was lost may not have removed those of its last part
+            self._forget(str(row["id"]) for row in table.rows_of(part_name(adopted[-1]), ["id"]))
         self._remove_replaced()
 
     def _remove_replaced(self) -> None:

@@ -30,7 +30,7 @@ from memagent_graph.documents.loaders import READ_BYTES
 from memagent_graph.documents.sources import DocumentRef, SourceMark
 from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, parsed_key, publish
 from memagent_graph.errors import DocumentError, MissingExtraError
-from memagent_graph.storage.paths import data_folder
+from memagent_graph.storage.paths import data_folder, default_store
 
 _RENAMING: Final = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "memory"})
 """File systems on which a file is seen while it is written; elsewhere it is seen when it is complete."""
@@ -149,7 +149,7 @@ class SharedDocumentStore(DocumentStore):
             self._fetch(f"texts/{name}.txt", path, name)
             if not path.exists():
                 raise DocumentError(
-                    f"the text of {ref['name']} is not in the document store {_shown(self.url)}",
+                    f"the text of {ref['name']} is not in the document store {shown_url(self.url)}",
                     hint="It was removed, or stored elsewhere: pass the document again.",
                 )
         return super()._path(ref)
@@ -186,8 +186,8 @@ class SharedDocumentStore(DocumentStore):
                     return
                 if sha256 is not None and digest.hexdigest() != sha256:
                     raise DocumentError(
-                        f"{remote} in the document store {_shown(self.url)} is damaged: its content has another sha256 "
-                        "than its name",
+                        f"{remote} in the document store {shown_url(self.url)} is damaged: its content has another "
+                        "sha256 than its name",
                         hint="Delete that file, and pass the document again.",
                     )
                 publish(file, temporary, path)
@@ -206,7 +206,7 @@ class _RemoteFiles:
             self._filesystem, root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
             raise DocumentError(
-                f"the document store {_shown(url)} cannot be opened: {error}",
+                f"the document store {shown_url(url)} cannot be opened: {error}",
                 hint="Install the package of this kind of URL, such as s3fs, gcsfs or adlfs, or name another URL.",
             ) from None
         self._root = root.rstrip("/")
@@ -273,12 +273,27 @@ class _RemoteFiles:
         except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
             reason = error.strerror if isinstance(error, OSError) else None
             raise DocumentError(
-                f"the document store {_shown(self._url)} cannot be {done}: {reason or type(error).__name__}",
+                f"the document store {shown_url(self._url)} cannot be {done}: {reason or type(error).__name__}",
                 hint="Check the URL, your rights there, and the connection; then start again. What is on this machine "
                 "is kept.",
             ) from error
 
 
-def _shown(url: str) -> str:
+def open_store(place: str | None, folder: Path | None = None) -> DocumentStore:
+    """The store at a URL that several machines share, or in a folder; the user's own if there is no place.
+
+    Args:
+        place: a URL for fsspec, as in `s3://bucket/texts`, or a folder's path.
+        folder: where this machine keeps texts of a URL; one in the data folder if it is left out.
+
+    Raises:
+        MissingExtraError, DocumentError: as `SharedDocumentStore`.
+    """
+    if place is None:
+        return DocumentStore(folder or default_store())
+    return SharedDocumentStore(place, folder) if "://" in place else DocumentStore(Path(place))
+
+
+def shown_url(url: str) -> str:
     """The URL without a user's name and password."""
     return re.sub(r"//[^/@]*@", "//", url)

@@ -1,8 +1,9 @@
-"""Opens a checkpointer: a LangGraph one from the user, or a SQLite file with compressed states."""
+"""Opens a checkpointer: a LangGraph one from the user, a PostgreSQL server, or a SQLite file with compressed states."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import threading
 import weakref
@@ -15,7 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from memagent_graph.errors import CheckpointError
+from memagent_graph.errors import CheckpointError, MissingExtraError
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _WORTHWHILE_BYTES = 400
 _SUFFIX = "+zlib"
 _TIMEOUT_SECONDS = 30.0
+_POSTGRES = ("postgresql://", "postgres://")
 
 
 class CompressedSerializer(SerializerProtocol):
@@ -53,11 +55,17 @@ class CompressedSerializer(SerializerProtocol):
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
     """The checkpointer for the running event loop.
 
+    Args:
+        checkpoints: a SQLite file's path, a PostgreSQL server's URL (`postgresql://host/database`), or a checkpointer.
+
     Raises:
-        CheckpointError: the file cannot be opened, or is not a SQLite database.
+        CheckpointError: the file cannot be opened, or is not a SQLite database; or the server cannot be used.
+        MissingExtraError: the URL is a PostgreSQL server's, and the extra "postgres" is not installed.
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
+    if is_server(checkpoints):
+        return await _open_postgres(str(checkpoints))
     import aiosqlite  # noqa: PLC0415  SQLite is loaded only for checkpoints
 
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415
@@ -99,6 +107,27 @@ def _stop(connection: aiosqlite.Connection) -> None:
     """
     if connection._thread.is_alive():
         threading.Thread(target=connection.stop, daemon=True).start()
+
+
+def is_server(checkpoints: Path | str) -> bool:
+    """Whether this is a PostgreSQL server's URL, and not a file."""
+    return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES)
+
+
+def shown_checkpoints(checkpoints: Path | str) -> str:
+    """Where checkpoints are, for messages and commands: a URL is shown without its password."""
+    place = str(checkpoints)
+    if is_server(checkpoints):
+        place = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1@", place, flags=re.DOTALL).partition("?")[0]
+    return place
+
+
+async def _open_postgres(url: str) -> BaseCheckpointSaver[Any]:
+    try:
+        from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
+    except ImportError:
+        raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
+    return await PostgresSaver.open(url, shown_checkpoints(url), CompressedSerializer())
 
 
 def _prepare(path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import CheckpointError
+from memagent_graph.errors import CheckpointError, MissingExtraError
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage import checkpoints
@@ -121,3 +121,18 @@ async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_har
     await asyncio.gather(*map(put, range(100, 200)))
     assert committed < 70, "a hundred runs share a few transactions"
     await saver.conn.close()
+
+
+def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_read(tmp_path, monkeypatch) -> None:
+    for name in ("psycopg", "memagent_graph.storage.postgres_saver"):
+        monkeypatch.setitem(sys.modules, name, None)
+    reader = MemAgent(
+        ScriptedPolicy(lambda prompt: pytest.fail("nothing is asked")),
+        tokenizer="embedded",
+        store=tmp_path / "store",
+        run_log=False,
+        checkpoints="postgresql://reader:secret@127.0.0.1:1/memagent",
+    )
+    with reader, pytest.raises(MissingExtraError, match=r'extra "postgres".*memagent-graph\[postgres\]') as caught:
+        reader.read(TEXT, "When?")
+    assert "secret" not in str(caught.value)

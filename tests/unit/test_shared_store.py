@@ -23,7 +23,7 @@ from support.document_files import docx
 from support.scripts import document_with
 
 from memagent_graph import Limits, StopReason
-from memagent_graph.documents import Document, DocumentRef, DocumentStore, SharedDocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore, SharedDocumentStore, open_store
 from memagent_graph.errors import DocumentError, MissingExtraError
 
 TEXT = "# One\n\nFirst line.\r\nnaïve café, 日本語, 😀\n\n# Two\n\nThe end."
@@ -213,6 +213,16 @@ def test_a_machine_that_is_killed_leaves_no_part_of_a_text_at_the_url(tmp_path: 
     assert len(paths) > 1
     for path in paths:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.stem
+
+
+def test_a_store_is_opened_by_its_place(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
+    shared, folder, own = open_store(url, tmp_path / "here"), open_store(str(tmp_path / "texts")), open_store(None)
+    assert isinstance(shared, SharedDocumentStore) and shared.root == tmp_path / "here"
+    assert whole(open_store(url, tmp_path / "there"), shared.add(TEXT)) == TEXT
+    assert (type(folder), folder.root) == (DocumentStore, tmp_path / "texts")
+    assert (type(own), own.root) == (DocumentStore, tmp_path / "home" / "documents")
+    assert open_store(None, tmp_path / "work").root == tmp_path / "work"
 
 
 def test_what_is_wrong_with_a_url_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,38 @@ def test_read_as_json_is_one_object_with_everything(book) -> None:
     assert result["usage"]["turns"] == result["chunks_read"] + 1
 
 
+def test_a_run_continues_on_another_machine_from_a_store_that_both_reach(book, tmp_path, monkeypatch) -> None:
+    files = ["--checkpoints", tmp_path / "c.sqlite", "--log", tmp_path / "r.sqlite"]
+    shared = ["--store", f"file://{tmp_path}/shared", *files]
+    with FakeServer() as server:
+        options = ["--base-url", server.base_url, *SMALL, *shared]
+        stopped = memagent("read", book, "-q", QUESTION, "--run-id", "r", "--max-chunks", 4, *options)
+        assert stopped.returncode == 5
+        assert (
+            shlex.join(["memagent", "resume", "r", *map(str, (files[:2] + shared[:2] + files[2:]))]) in stopped.stderr
+        )
+        monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "another"))
+        book.unlink()
+        resumed = memagent("resume", "r", *shared)
+        shown = json.loads(memagent("show", "r", "--json", *shared[:2], *files[2:]).stdout)
+    assert (resumed.returncode, resumed.stdout) == (0, "4711\n"), resumed.stderr
+    assert any("harbor is 4711" in each["quote"] for each in shown["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("store", "reason", "remedy"),
+    [
+        ("nosuch://me:secret@host/texts", "nosuch://host/texts cannot be opened", "such as s3fs"),
+        ("file:///proc/nowhere/texts", "file:///proc/nowhere/texts cannot be written", "Check the URL"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_with_a_remedy(book, store: str, reason: str, remedy: str) -> None:
+    done = memagent("read", book, "-q", QUESTION, "--base-url", "http://127.0.0.1:9", *SMALL, "--store", store)
+    assert done.returncode == 3
+    assert reason in " ".join(done.stderr.split()) and remedy in " ".join(done.stderr.split())
+    assert "secret" not in done.stderr
+
+
 def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
     (tmp_path / "questions.txt").write_text("What is the key of harbor?\n\n  What is the key of tower?\n")
     with FakeServer() as server:

@@ -1,0 +1,433 @@
+"""A simulation of a corpus on a cluster: documents in flight at a client, and replicas that batch their requests.
+
+Events are discrete; between two events everything is constant. A replica works in steps, as servers with continuous
+batching do. A step writes one token for each sequence that is writing, and reads up to `PREFILL_STEP` tokens of the
+prompt that is first in line. Its time is the larger of two: reading the weights and the sequences' caches from memory,
+and the arithmetic for its tokens (a roofline). Sequences beyond `batch` wait.
+
+A document is read in stages; a stage's requests are sent together, and the next stage begins when all of them are
+answered. Its requests go to one replica, the one with the fewest documents, until that replica fails.
+
+What is left out: the network, the attention's share of the arithmetic (small at 7,000 tokens), and cache eviction.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+PREFILL_STEP: Final = 2048
+"""Tokens of prompts in one step."""
+
+Strategy: TypeAlias = Literal["overwrite", "gated", "segments", "parallel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What one replica of the model can do."""
+
+    tokens_per_second: float
+    """How many tokens it can pass through the model in a second, if only arithmetic counts."""
+    weights_seconds: float
+    """How long one pass over the weights takes, if only the memory's bandwidth counts."""
+    sequence_seconds: float
+    """How much longer it takes for the cache of each sequence."""
+    batch: int
+    """Most sequences at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Documents, questions and the way of reading."""
+
+    documents: int
+    mean_tokens: float = 100_000
+    spread: float = 1.0
+    """Sigma of the lognormal distribution of lengths; 0: all are equal."""
+    longest: float = 5_000_000
+    questions: int = 1
+    strategy: Strategy = "overwrite"
+    chunk_tokens: int = 5000
+    memory_tokens: int = 600
+    """What an update writes, on average."""
+    answer_tokens: int = 100
+    frame_tokens: int = 300
+    """Template and question."""
+    rewrites: float = 0.3
+    """`gated`: the share of chunks for which the memory is written."""
+    gate_tokens: int = 4
+    """`gated`: what is written where it is kept."""
+    segments: int = 8
+    merged: int = 5
+    """Memories that one merge takes."""
+    shares_sections: bool = True
+    """Whether the questions' requests for one chunk share its cached section (section first, prefix cache)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The cluster, the client, and what goes wrong."""
+
+    replicas: int
+    requests_in_flight: int
+    slow_share: float = 0.0
+    """Share of the replicas that have `slow_rate` of the others' speed."""
+    slow_rate: float = 0.5
+    hours_between_failures: float = math.inf
+    """Of one replica, on average."""
+    repair_seconds: float = 300.0
+    hours_between_kills: float = math.inf
+    """Of the client, which then continues each document at its chunk."""
+    restart_seconds: float = 60.0
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation shows."""
+
+    seconds: float = 0.0
+    """Until the last document is done."""
+    tail_seconds: float = 0.0
+    """From the start of the last document to the end."""
+    served: int = 0
+    """Requests that were answered."""
+    repeated: int = 0
+    """Requests that a failure or a kill lost, and that were sent again."""
+    prompt_tokens: int = 0
+    """Tokens of prompts, as a server counts them."""
+    computed_tokens: int = 0
+    """Those of them that were not in a prefix cache."""
+    written_tokens: int = 0
+    busy: float = 0.0
+    """Share of the replicas' time in which they worked."""
+    rate: float = 0.0
+    """Documents a second, from the start of the first quarter's last document to that of the last one."""
+    latencies: list[float] = field(default_factory=list)
+    """Seconds of each answered request."""
+
+
+@dataclass(slots=True)
+class _Request:
+    document: _Document
+    prompt: int
+    cached: int
+    written: int
+    sent: float = 0.0
+    end: float = 0.0
+    """Where the replica's count of steps has to be for it to be answered."""
+    left: float = 0.0
+    """Tokens of its prompt that are still to be read."""
+
+
+@dataclass(slots=True)
+class _Document:
+    number: int
+    stages: Iterator[Sequence[tuple[int, int, int]]]
+    replica: _Machine | None = None
+    open: dict[int, _Request] = field(default_factory=dict)
+
+
+class _Machine:
+    """One replica at work."""
+
+    def __init__(self, replica: Replica, number: int, rate: float) -> None:
+        self.number, self._replica, self._rate = number, replica, rate
+        self.documents = 0
+        self.is_up = True
+        self.version = 0
+        self.busy = 0.0
+        self._now = self._steps = 0.0
+        self._writing: list[tuple[float, int, _Request]] = []
+        self._reading: deque[_Request] = deque()
+        self._waiting: deque[_Request] = deque()
+        self._count = 0
+
+    def submit(self, request: _Request) -> None:
+        self._waiting.append(request)
+        self._admit()
+
+    def advance(self, now: float) -> list[_Request]:
+        """Work until `now`, which is not beyond the next event; the requests that are answered then."""
+        span, self._now = now - self._now, now
+        step = self._step()
+        if step:
+            self.busy += span
+            self._steps += span / step if self._writing else 0.0
+            if self._reading:
+                self._reading[0].left -= span / step * PREFILL_STEP
+        answered = []
+        if self._reading and self._reading[0].left <= 1e-3:
+            request = self._reading.popleft()
+            request.end = self._steps + request.written
+            self._count += 1
+            heapq.heappush(self._writing, (request.end, self._count, request))
+        while self._writing and self._writing[0][0] <= self._steps + 1e-6:
+            answered.append(heapq.heappop(self._writing)[2])
+        self._admit()
+        return answered
+
+    def next_event(self) -> float:
+        """When something ends; infinity if nothing is at work."""
+        step = self._step()
+        if not step:
+            return math.inf
+        steps = math.inf
+        if self._writing:
+            steps = self._writing[0][0] - self._steps
+        if self._reading:
+            steps = min(steps, self._reading[0].left / PREFILL_STEP)
+        return self._now + max(steps, 0.0) * step
+
+    def drop(self) -> None:
+        """Lose everything that is at work."""
+        self._writing.clear()
+        self._reading.clear()
+        self._waiting.clear()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._writing) + len(self._reading) < self._replica.batch:
+            request = self._waiting.popleft()
+            request.left = max(1, request.prompt - request.cached)
+            self._reading.append(request)
+
+    def _step(self) -> float:
+        """Seconds of a step; 0 if nothing is at work."""
+        if not (self._writing or self._reading):
+            return 0.0
+        sequences = len(self._writing)
+        memory = self._replica.weights_seconds + sequences * self._replica.sequence_seconds
+        tokens = sequences + (PREFILL_STEP if self._reading else 0)
+        return max(memory, tokens / self._replica.tokens_per_second) / self._rate
+
+
+class _Simulation:
+    def __init__(self, replica: Replica, workload: Workload, operation: Operation) -> None:
+        self._workload, self._operation = workload, operation
+        self._random = random.Random(operation.seed)
+        slow = round(operation.slow_share * operation.replicas)
+        self._machines = [
+            _Machine(replica, number, operation.slow_rate if number < slow else 1.0)
+            for number in range(operation.replicas)
+        ]
+        self._events: list[tuple[float, int, str, int, int]] = []
+        self._order = 0
+        self._left = workload.documents
+        self._documents: dict[int, _Document] = {}
+        self._now = self._last_start = 0.0
+        self._is_killed = False
+        self._quarter = (0.0, 0)
+        """When a quarter of the documents had begun, and how many requests had been served then."""
+        self._served_at_last_start = 0
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        operation, workload = self._operation, self._workload
+        at_once = workload.questions * (workload.segments if workload.strategy == "segments" else 1)
+        if workload.strategy == "parallel":
+            at_once *= max(1, round(workload.mean_tokens / workload.chunk_tokens))
+        most = max(1, operation.requests_in_flight // at_once)
+        for machine in self._machines:
+            self._plan_failure(machine)
+        self._plan_kill()
+        for _ in range(min(most, self._left)):
+            self._start()
+        while self._documents:
+            self._now, _, kind, number, version = heapq.heappop(self._events)
+            if kind == "work":
+                machine = self._machines[number]
+                if version == machine.version:
+                    self._work(machine)
+            elif kind == "failure":
+                self._fail(self._machines[number])
+            elif kind == "repair":
+                self._machines[number].is_up = True
+                self._plan_failure(self._machines[number])
+            elif kind == "kill":
+                self._kill()
+            else:
+                self._resume()
+        outcome = self.outcome
+        outcome.seconds, outcome.tail_seconds = self._now, self._now - self._last_start
+        begun, served = self._quarter
+        span = self._last_start - begun
+        requests = outcome.served / workload.documents
+        outcome.rate = (
+            (self._served_at_last_start - served) / span / requests if span > 0 else workload.documents / self._now
+        )
+        outcome.busy = sum(each.busy for each in self._machines) / (len(self._machines) * self._now)
+        return outcome
+
+    # Documents
+
+    def _start(self) -> None:
+        self._left -= 1
+        number = self._left
+        self._documents[number] = document = _Document(
+            number, stages_of(self._workload, document_chance(self._operation.seed, number))
+        )
+        self._last_start, self._served_at_last_start = self._now, self.outcome.served
+        if self._left == self._workload.documents * 3 // 4:
+            self._quarter = (self._now, self.outcome.served)
+        self._place(document)
+        self._next_stage(document)
+
+    def _place(self, document: _Document) -> None:
+        up = [each for each in self._machines if each.is_up] or self._machines
+        document.replica = min(up, key=lambda each: each.documents)
+        document.replica.documents += 1
+
+    def _next_stage(self, document: _Document) -> None:
+        stage = next(document.stages, None)
+        if stage is None:
+            del self._documents[document.number]
+            assert document.replica is not None
+            document.replica.documents -= 1
+            if self._left:
+                self._start()
+            return
+        for prompt, cached, written in stage:
+            request = _Request(document, prompt, cached, written)
+            document.open[id(request)] = request
+            self._send(request)
+
+    def _send(self, request: _Request) -> None:
+        machine = request.document.replica
+        assert machine is not None
+        self._advance(machine)
+        request.sent = self._now
+        machine.submit(request)
+        self._schedule(machine)
+
+    # Replicas
+
+    def _work(self, machine: _Machine) -> None:
+        self._advance(machine)
+        self._schedule(machine)
+
+    def _advance(self, machine: _Machine) -> None:
+        ready = []
+        for request in machine.advance(self._now):
+            outcome, document = self.outcome, request.document
+            outcome.served += 1
+            outcome.prompt_tokens += request.prompt
+            outcome.computed_tokens += request.prompt - request.cached
+            outcome.written_tokens += request.written
+            outcome.latencies.append(self._now - request.sent)
+            del document.open[id(request)]
+            if not document.open:
+                ready.append(document)
+        for document in ready:
+            self._next_stage(document)
+
+    def _schedule(self, machine: _Machine) -> None:
+        machine.version += 1
+        when = machine.next_event()
+        if when < math.inf:
+            self._plan(when, "work", machine.number, machine.version)
+
+    # What goes wrong
+
+    def _plan_failure(self, machine: _Machine) -> None:
+        if self._operation.hours_between_failures < math.inf:
+            seconds = self._random.expovariate(1 / (3600 * self._operation.hours_between_failures))
+            self._plan(self._now + seconds, "failure", machine.number)
+
+    def _plan_kill(self) -> None:
+        if self._operation.hours_between_kills < math.inf:
+            seconds = self._random.expovariate(1 / (3600 * self._operation.hours_between_kills))
+            self._plan(self._now + seconds, "kill", 0)
+
+    def _fail(self, machine: _Machine) -> None:
+        self._advance(machine)
+        machine.drop()
+        machine.is_up = False
+        machine.version += 1
+        self._plan(self._now + self._operation.repair_seconds, "repair", machine.number)
+        for document in [each for each in self._documents.values() if each.replica is machine]:
+            machine.documents -= 1
+            self._place(document)
+            if not self._is_killed:
+                self._send_again(document)
+
+    def _kill(self) -> None:
+        self._is_killed = True
+        for machine in self._machines:
+            self._advance(machine)
+            machine.drop()
+            machine.version += 1
+        self._plan(self._now + self._operation.restart_seconds, "resume", 0)
+
+    def _resume(self) -> None:
+        self._is_killed = False
+        self._plan_kill()
+        for document in list(self._documents.values()):
+            self._send_again(document)
+
+    def _send_again(self, document: _Document) -> None:
+        for request in list(document.open.values()):
+            self.outcome.repeated += 1
+            self._send(request)
+
+    def _plan(self, when: float, kind: str, number: int, version: int = 0) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (when, self._order, kind, number, version))
+
+
+def document_chance(seed: int, number: int) -> random.Random:
+    """Where a document's length comes from: the same for each way of reading it."""
+    return random.Random(seed * 1_000_003 + number)
+
+
+def stages_of(workload: Workload, chance: random.Random) -> Iterator[Sequence[tuple[int, int, int]]]:
+    """A document's stages, each a list of requests: tokens of the prompt, those in the prefix cache, tokens written."""
+    tokens = workload.mean_tokens
+    if workload.spread:
+        middle = math.log(workload.mean_tokens) - workload.spread**2 / 2
+        tokens = min(workload.longest, chance.lognormvariate(middle, workload.spread))
+    chunks = max(1, math.ceil(tokens / workload.chunk_tokens))
+    length = math.ceil(tokens / chunks)
+    memory, frame, questions = workload.memory_tokens, workload.frame_tokens, workload.questions
+    reading = length + memory + frame
+
+    def each_question(prompt: int, written: int, shared: int = 0) -> list[tuple[int, int, int]]:
+        shared = shared if workload.shares_sections else 0
+        return [(prompt, shared if number else 0, written) for number in range(questions)]
+
+    if workload.strategy == "parallel":
+        yield each_question(reading, memory, length) * chunks
+        yield from _merges(chunks, workload)
+    elif workload.strategy == "segments":
+        segments = min(workload.segments, chunks)
+        for first in range(0, chunks, segments):
+            now = min(segments, chunks - first)
+            yield each_question(reading, memory, length) * now
+        yield from _merges(segments, workload)
+    else:
+        for _ in range(chunks):
+            requests = each_question(reading, memory, length)
+            if workload.strategy == "gated":
+                requests = [
+                    (prompt, cached, written if chance.random() < workload.rewrites else workload.gate_tokens)
+                    for prompt, cached, written in requests
+                ]
+            yield requests
+    yield each_question(memory + frame, workload.answer_tokens)
+
+
+def _merges(memories: int, workload: Workload) -> Iterator[Sequence[tuple[int, int, int]]]:
+    while memories > 1:
+        groups = math.ceil(memories / workload.merged)
+        prompt = math.ceil(memories / groups) * workload.memory_tokens + workload.frame_tokens
+        yield [(prompt, 0, workload.memory_tokens)] * (groups * workload.questions)
+        memories = groups
+
+
+def simulate(replica: Replica, workload: Workload, operation: Operation) -> Outcome:
+    """Read all documents."""
+    return _Simulation(replica, workload, operation).run()

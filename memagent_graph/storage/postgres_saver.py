@@ -1,0 +1,178 @@
+"""LangGraph's PostgreSQL checkpointer for many reads on many machines, with errors that name the server and the remedy.
+
+A pool of connections serves all reads of a process. A connection that the server closed is replaced, and what was being
+saved is sent again: every statement here can be repeated without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from memagent_graph.errors import CheckpointError
+
+_Result = TypeVar("_Result")
+
+_CONNECTIONS: Final = 8
+_CONNECT_SECONDS: Final = 30
+_ATTEMPTS: Final = 3
+_SETUP_LOCK: Final = 5_730_211_907
+"""The key of the advisory lock under which the tables are made; any number that others do not use."""
+_INLINE_CHARACTERS: Final = 200
+_NOT_IN_JSON: Final = re.compile(r"[\x00\ud800-\udfff]")
+"""What PostgreSQL cannot store in JSON."""
+_TEXT: Final = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text that is stored as a value of its own, once, and not as JSON in every checkpoint."""
+
+    text: str
+
+
+class _TextSerializer(SerializerProtocol):
+    """Another serialisation, and that of `_Text`."""
+
+    def __init__(self, inner: SerializerProtocol) -> None:
+        self._inner = inner
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if isinstance(obj, _Text):
+            return _TEXT, zlib.compress(obj.text.encode("utf-8", "surrogatepass"), 1)
+        return self._inner.dumps_typed(obj)
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        if data[0] == _TEXT:
+            return zlib.decompress(data[1]).decode("utf-8", "surrogatepass")
+        return self._inner.loads_typed(data)
+
+
+class PostgresSaver(AsyncPostgresSaver):
+    """Checkpoints on a PostgreSQL server, for any number of machines.
+
+    Every method raises `CheckpointError` if the server cannot be reached, or does not do what is asked.
+    """
+
+    def __init__(self, pool: AsyncConnectionPool[Any], shown: str, serde: SerializerProtocol) -> None:
+        super().__init__(pool, serde=_TextSerializer(serde))
+        self.shown = shown
+        # The parent's lock is for a single connection; with a pool it would only make reads wait for each other.
+        self.lock = asyncio.Semaphore(_CONNECTIONS)  # type: ignore[assignment,unused-ignore]
+
+    @classmethod
+    async def open(cls, url: str, shown: str, serde: SerializerProtocol) -> PostgresSaver:
+        """Connect, and make the tables if they are not there.
+
+        Args:
+            url: the server and database; without a password, libpq's own settings are used.
+            shown: the URL for messages.
+            serde: how values are stored.
+
+        Raises:
+            CheckpointError: the server cannot be reached, refuses the user, or does not let it make tables.
+        """
+        options: Mapping[str, Any] = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+        try:
+            connecting = psycopg.AsyncConnection.connect(url, connect_timeout=_CONNECT_SECONDS, **options)
+            async with await connecting as connection:
+                await _lock(connection)
+                await AsyncPostgresSaver(connection).setup()
+            pool = AsyncConnectionPool(
+                url, min_size=1, max_size=_CONNECTIONS, kwargs={**options}, timeout=_CONNECT_SECONDS, open=False
+            )
+            await pool.open(wait=True, timeout=_CONNECT_SECONDS)
+        except (psycopg.Error, OSError) as error:
+            raise _failure(shown, error, None) from error
+        return cls(pool, shown, serde)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The newest state of a run, or the one in the config."""
+        parent = super().aget_tuple
+        return await self._told(config, lambda: parent(config))
+
+    async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
+        """States, newest first."""
+        try:
+            async for each in super().alist(config, **options):
+                yield each
+        except (psycopg.Error, OSError) as error:
+            raise _failure(self.shown, error, config) from error
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a state; it is on the server when this returns."""
+        values = {name: _stored(value) for name, value in checkpoint["channel_values"].items()}
+        saved, parent = checkpoint.copy(), super().aput
+        saved["channel_values"] = values
+        return await self._told(config, lambda: parent(config, saved, metadata, new_versions))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save what a step wrote before the other steps of its superstep are done."""
+        parent = super().aput_writes
+        await self._told(config, lambda: parent(config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete a run's states."""
+        parent = super().adelete_thread
+        await self._told({"configurable": {"thread_id": thread_id}}, lambda: parent(thread_id))
+
+    async def _told(self, config: RunnableConfig, action: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do it; again where a connection was lost."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await action()
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise _failure(self.shown, error, config) from error
+            except (psycopg.Error, OSError, zlib.error) as error:
+                raise _failure(self.shown, error, config) from error
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _stored(value: Any) -> Any:
+    """A channel's value as it is saved: short texts in the checkpoint, others apart."""
+    if isinstance(value, str) and (len(value) > _INLINE_CHARACTERS or _NOT_IN_JSON.search(value)):
+        return _Text(value)
+    return value
+
+
+async def _lock(connection: Any) -> None:
+    """Wait until no other process makes the tables.
+
+    `pg_advisory_lock` would wait in a statement, and an index that is made concurrently waits for all statements.
+    """
+    while True:
+        cursor = await connection.execute("SELECT pg_try_advisory_lock(%s) AS locked", (_SETUP_LOCK,))
+        if (await cursor.fetchone())["locked"]:
+            return
+        await asyncio.sleep(0.1)
+
+
+def _failure(shown: str, error: Exception, config: RunnableConfig | None) -> CheckpointError:
+    reason = " ".join(str(error).split())
+    return CheckpointError(
+        f"the checkpoints at {shown} cannot be used: {reason or type(error).__name__}",
+        hint="Check that the PostgreSQL server runs, the database exists, and the user may make tables there; a "
+        "password can be in PGPASSWORD or ~/.pgpass. Then start again: earlier checkpoints are not lost.",
+        run_id=str((config or {}).get("configurable", {}).get("thread_id") or "") or None,
+    )

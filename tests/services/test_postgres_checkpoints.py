@@ -1,0 +1,179 @@
+"""Checkpoints on a real PostgreSQL server: runs and corpora that continue on another machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.corpus_world import BUDGET, NAMES, QUESTIONS, CountingServer, corpus_command, key_of, text_of
+from support.postgres_server import PASSWORD, PostgresServer
+from support.scripts import document_with, perfect_reader
+
+from memagent_graph import Budget, Limits, MemAgent, ScriptedPolicy
+from memagent_graph.corpus import TableFolder
+from memagent_graph.errors import CheckpointError, RunNotFoundError
+from memagent_graph.storage.checkpoints import open_saver, shown_checkpoints
+
+SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=900)
+IN_FLIGHT = 4
+TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+
+
+def reader(url: str, home: Path, policy: Any = None) -> MemAgent:
+    """A reader on a machine of its own: it shares nothing with others but the server."""
+    return MemAgent(
+        policy or ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL, checkpoints=url,
+        store=home / "documents", run_log=False,
+    )  # fmt: skip
+
+
+async def test_a_run_continues_on_another_machine(postgres: PostgresServer, tmp_path: Path) -> None:
+    async with reader(postgres.url, tmp_path / "a") as first:
+        stopped = await first.aread(TEXT, QUESTIONS[0], run_id="r", limits=Limits(max_chunks=4))
+        assert stopped.stop_reason.resumable
+    async with reader(postgres.url, tmp_path / "b") as second:
+        assert len(await second.ahistory("r")) == 4
+        await second.aedit_memory("r", 1, "Nothing yet.")
+        result = await second.aresume("r", document=TEXT)
+        assert result.answer == "4711"
+        assert [update.chunk_index for update in result.updates] == list(range(len(result.updates)))
+        await (await second.acheckpointer()).adelete_thread("r")
+        with pytest.raises(RunNotFoundError):
+            await second.aresume("r")
+    assert [postgres.execute(f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * 3
+
+
+async def test_texts_that_json_on_the_server_cannot_have_are_kept(postgres: PostgresServer, tmp_path: Path) -> None:
+    memory = "a\x00b \ud800 " + "long " * 50
+
+    def respond(prompt: str) -> str:
+        return "\\boxed{done}" if "<section>" not in prompt else memory
+
+    async with reader(postgres.url, tmp_path, ScriptedPolicy(respond)) as agent:
+        read = await agent.aread(TEXT, "Which\x00one?", run_id="r", limits=Limits(max_chunks=3))
+        again = await agent.ahistory("r")
+    assert [update.memory for update in again] == [update.memory for update in read.updates]
+
+
+async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer, tmp_path: Path) -> None:
+    calls = 0
+
+    class Policy(ScriptedPolicy):
+        async def complete(self, prompt: Any, sampling: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                await asyncio.to_thread(postgres.restart)
+            return await super().complete(prompt, sampling)
+
+    async with reader(postgres.url, tmp_path, Policy(perfect_reader)) as agent:
+        result = await agent.aread(TEXT, QUESTIONS[0], run_id="r")
+        assert result.answer == "4711" and calls == len(result.updates) + 1
+        assert len(await agent.ahistory("r")) == len(result.updates)
+
+
+async def test_many_processes_may_make_the_tables_at_once(postgres: PostgresServer) -> None:
+    savers = await asyncio.gather(*(open_saver(postgres.url) for _ in range(6)))
+    for saver in savers:
+        await saver.conn.close()
+    assert postgres.execute("SELECT count(*) FROM checkpoints") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda url: url.replace("secret", "wrong"), "password authentication failed"),
+        (lambda url: url.rpartition("/")[0] + "/nowhere", "does not exist"),
+        (lambda url: url.rsplit(":", 1)[0] + ":1/memagent", "refused"),
+    ],
+)
+async def test_a_server_that_cannot_be_used_is_named_without_its_password(
+    postgres: PostgresServer, tmp_path: Path, change: Any, reason: str
+) -> None:
+    with pytest.raises(CheckpointError, match=reason) as raised:
+        await reader(change(postgres.url), tmp_path).aread(TEXT, QUESTIONS[0])
+    told = str(raised.value)
+    assert "postgresql://memagent@127.0.0.1:" in told and "PGPASSWORD" in told
+    assert not {"secret", "wrong", PASSWORD} & set(told.replace("/", " ").replace(":", " ").replace("@", " ").split())
+
+
+def test_the_command_that_resumes_has_no_password(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "book.txt").write_text(TEXT)
+    with CountingServer() as server:
+        options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET)
+        command = [
+            sys.executable,
+            "-m",
+            "memagent_graph",
+            "read",
+            str(tmp_path / "book.txt"),
+            "-q",
+            QUESTIONS[0],
+            *options,
+        ]
+        stopped = subprocess.run(
+            [*command, "--max-chunks", "2", "--run-id", "r", "--checkpoints", postgres.url],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert f"memagent resume r --checkpoints {postgres.url_without_password}" in stopped.stderr + stopped.stdout
+        assert "secret" not in stopped.stderr + stopped.stdout
+        monkeypatch.setenv("PGPASSWORD", PASSWORD)
+        resume = [sys.executable, "-m", "memagent_graph", "resume", "r", "--checkpoints", postgres.url_without_password]
+        done = subprocess.run(resume, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "4711" in done.stdout, done.stderr
+    assert shown_checkpoints(postgres.url) == postgres.url_without_password
+
+
+def test_a_corpus_that_is_killed_continues_on_other_machines(
+    postgres: PostgresServer, bucket: Any, tmp_path: Path
+) -> None:
+    """Input and table are in a bucket, checkpoints on the server; everything else of a machine is lost with it."""
+    documents, kills, moments = 30, 4, random.Random(5)
+    for number in range(documents):
+        bucket.pipe(f"bucket/in/d{number}.txt", text_of(number, int(40 * 12 ** moments.random())).encode())
+    options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "12", "--quiet", "--checkpoints", postgres.url)
+    with CountingServer(faults=0.05, delay=0.02) as server:
+
+        def start(machine: int) -> subprocess.Popen[str]:
+            command = corpus_command("s3://bucket/in", "s3://bucket/out", server, *options)
+            environment = {**os.environ, "MEMAGENT_HOME": str(tmp_path / f"machine-{machine}")}
+            return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+        for machine in range(kills):
+            before = sum(server.read.values())
+            with start(machine) as process:
+                while sum(server.read.values()) < before + 30:
+                    assert process.poll() is None, process.communicate()[1]
+                    time.sleep(0.005)
+                time.sleep(moments.uniform(0.0, 0.5))
+                assert process.poll() is None, "the corpus was read before it could be killed"
+                os.kill(process.pid, signal.SIGKILL)
+        with start(kills) as process:
+            assert process.wait(120) == 0, process.communicate()[1]
+        asked = sum(server.read.values())
+        with start(kills + 1) as process:
+            assert process.wait(120) == 0, process.communicate()[1]
+        assert sum(server.read.values()) == asked, "a machine that knows only the table reads nothing again"
+    rows = list(TableFolder("s3://bucket/out").rows())
+    counted = Counter((row["document"], row["question"]) for row in rows)
+    assert counted == {(f"d{number}.txt", question): 1 for number in range(documents) for question in QUESTIONS}
+    for row in rows:
+        number = int(row["document"][1:-4])
+        assert row["answer"] == key_of(number, NAMES[QUESTIONS.index(row["question"])]) and row["evidence"], row
+    chunks: dict[str, int] = {}
+    for (section, _), count in server.read.items():
+        chunks[section] = max(count, chunks.get(section, 0))
+    assert sum(count - 1 for count in chunks.values()) <= kills * IN_FLIGHT
+    assert [postgres.execute(f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * 3

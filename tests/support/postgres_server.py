@@ -1,0 +1,125 @@
+"""A PostgreSQL server of its own, from the system's packages, with a password; it can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+PASSWORD = "secret/of@ours"
+
+
+class PostgresNotInstalledError(Exception):
+    """There is no PostgreSQL server on this machine (Debian: apt-get install postgresql)."""
+
+
+class PostgresServer:
+    """A server with an empty database `memagent` and a user of that name."""
+
+    def __enter__(self) -> Self:
+        self._programs = _programs()
+        self._folder = Path(tempfile.mkdtemp(prefix="memagent-postgres-"))
+        self._user: Mapping[str, Any] = _user()
+        if self._user:
+            os.chown(self._folder, self._user["user"], self._user["group"])
+        words = self._folder / "password"
+        words.write_text(PASSWORD)
+        words.chmod(0o644)
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = found.getsockname()[1]
+        self._run(
+            "initdb", "-D", self._data, "-U", "memagent", "-A", "scram-sha-256", f"--pwfile={words}", "-E", "UTF8"
+        )
+        self.start()
+        self.execute("CREATE DATABASE memagent", database="postgres")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)  # a fast shutdown
+            self._process.wait(30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _data(self) -> str:
+        return str(self._folder / "data")
+
+    @property
+    def url(self) -> str:
+        """With the password."""
+        return f"postgresql://memagent:secret%2Fof%40ours@127.0.0.1:{self.port}/memagent"
+
+    @property
+    def url_without_password(self) -> str:
+        return f"postgresql://memagent@127.0.0.1:{self.port}/memagent"
+
+    def start(self) -> None:
+        options = ("-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-k", str(self._folder))
+        self._process = subprocess.Popen(
+            [self._programs / "postgres", "-D", self._data, *options],
+            stderr=(self._folder / "log").open("ab"), cwd=self._folder, **self._user,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.execute("SELECT 1", database="postgres")
+            except Exception:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise RuntimeError((self._folder / "log").read_text()) from None
+                time.sleep(0.1)
+            else:
+                return
+
+    def restart(self) -> None:
+        """End it at once, with all connections, and start it again."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(30)
+        self.start()
+
+    def execute(self, statement: str, *, database: str = "memagent") -> list[tuple[Any, ...]]:
+        """The rows of a statement."""
+        import psycopg
+
+        url = self.url.rpartition("/")[0] + f"/{database}"
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[call-overload,unused-ignore]
+            return cursor.fetchall() if cursor.description else []
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._programs / program, *arguments], capture_output=True, text=True, cwd=self._folder, check=False,
+            **self._user,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+
+
+def _programs() -> Path:
+    """The folder with initdb and postgres; Debian keeps them out of the PATH."""
+    found = shutil.which("initdb")
+    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if not folders:
+        raise PostgresNotInstalledError(PostgresNotInstalledError.__doc__)
+    return folders[0]
+
+
+def _user() -> dict[str, Any]:
+    """Whom the server runs as: it refuses to run as root."""
+    if os.geteuid():
+        return {}
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    return {}

@@ -1,0 +1,105 @@
+"""The simulation behind the page of costs: nothing is lost or served twice, and simple cases are as on paper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cluster_simulation import (
+    PREFILL_STEP,
+    Operation,
+    Replica,
+    Workload,
+    document_chance,
+    simulate,
+    stages_of,
+)
+from benchmarks.corpus_cost import Hardware, alone_hours, main
+
+REPLICA = Replica(tokens_per_second=30_000, weights_seconds=0.005, sequence_seconds=0.0001, batch=16)
+FAULTY = Operation(
+    4, 64, slow_share=0.25, hours_between_failures=0.02, repair_seconds=20, hours_between_kills=0.02, restart_seconds=5
+)
+STRATEGIES = ("overwrite", "gated", "segments", "parallel")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("operation", [Operation(4, 64), FAULTY], ids=["calm", "faulty"])
+def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_time(strategy, operation) -> None:
+    workload = Workload(60, mean_tokens=40_000, questions=2, strategy=strategy)
+    outcome = simulate(REPLICA, workload, operation)
+    asked = [
+        request
+        for number in range(workload.documents)
+        for stage in stages_of(workload, document_chance(operation.seed, number))
+        for request in stage
+    ]
+    assert outcome.served == len(asked) == len(outcome.latencies)
+    assert outcome.prompt_tokens == sum(prompt for prompt, _, _ in asked)
+    assert outcome.computed_tokens == sum(prompt - cached for prompt, cached, _ in asked)
+    assert outcome.written_tokens == sum(written for _, _, written in asked)
+    assert 0 < outcome.busy <= 1 and min(outcome.latencies) > 0
+    assert (outcome.repeated > 0) == (operation is FAULTY)
+    least = outcome.computed_tokens / REPLICA.tokens_per_second / operation.replicas
+    assert outcome.seconds >= least
+
+
+def test_one_document_alone_takes_what_it_takes_on_paper() -> None:
+    workload = Workload(1, mean_tokens=50_000, spread=0.0)
+    outcome = simulate(REPLICA, workload, Operation(1, 1))
+    reading = PREFILL_STEP / REPLICA.tokens_per_second / PREFILL_STEP
+    writing = REPLICA.weights_seconds + REPLICA.sequence_seconds
+    chunk = (5000 + 600 + 300) * reading + 600 * writing
+    assert outcome.seconds == pytest.approx(10 * chunk + 900 * reading + 100 * writing, rel=1e-4)
+    assert outcome.busy == pytest.approx(1.0)
+    hardware = Hardware()
+    one = replace(workload, mean_tokens=5_000_000)
+    assert alone_hours(workload, hardware) == pytest.approx(
+        simulate(hardware.replica(5000), one, Operation(1, 1)).seconds / 3600
+    )
+
+
+def test_a_batch_that_writes_together_shares_the_weights() -> None:
+    """Where prompts cost nothing, sequences that write together take one pass over the weights for each token."""
+    fast = replace(REPLICA, tokens_per_second=1e12)
+    workload = Workload(16, mean_tokens=5000, spread=0.0, answer_tokens=600)
+    together = simulate(fast, workload, Operation(1, 16))
+    step = fast.weights_seconds + 16 * fast.sequence_seconds
+    assert together.seconds == pytest.approx(1200 * step, rel=0.05)
+    half = simulate(replace(fast, batch=8), workload, Operation(1, 16))
+    assert half.seconds == pytest.approx(2 * 1200 * (fast.weights_seconds + 8 * fast.sequence_seconds), rel=0.05)
+
+
+def test_questions_share_a_section_only_with_a_prefix_cache() -> None:
+    workload = Workload(4, mean_tokens=20_000, spread=0.0, questions=8)
+    cached = simulate(REPLICA, workload, Operation(1, 32))
+    plain = simulate(REPLICA, replace(workload, shares_sections=False), Operation(1, 32))
+    assert plain.computed_tokens == plain.prompt_tokens == cached.prompt_tokens
+    assert cached.prompt_tokens - cached.computed_tokens == 4 * 4 * 7 * 5000
+    assert cached.seconds < plain.seconds
+
+
+def test_a_cluster_of_equal_replicas_is_as_fast_as_its_parts() -> None:
+    workload = Workload(16, mean_tokens=20_000, spread=0.0)
+    one = simulate(REPLICA, replace(workload, documents=4), Operation(1, 4))
+    four = simulate(REPLICA, workload, Operation(4, 16))
+    assert four.seconds == pytest.approx(one.seconds)
+    slow = simulate(REPLICA, workload, Operation(4, 16, slow_share=0.25, slow_rate=0.5))
+    assert slow.seconds == pytest.approx(2 * one.seconds)
+
+
+def test_a_merge_takes_few_memories_and_ends_with_one() -> None:
+    workload = Workload(1, mean_tokens=100_000, spread=0.0, strategy="parallel")
+    sizes = [len(stage) for stage in stages_of(workload, document_chance(1, 0))]
+    assert sizes == [20, 4, 1, 1]
+    sizes = [len(stage) for stage in stages_of(replace(workload, strategy="segments"), document_chance(1, 0))]
+    assert sizes == [8, 8, 4, 2, 1, 1] and math.ceil(20 / 8) == 3
+
+
+def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--simulated", "1", "--in-flight", "16", "--price", "2", "--longest", "200000"])
+    printed = capsys.readouterr().out
+    assert printed.count("\n| overwrite") == 5 and "GPU hours" in printed and "price" in printed
+    assert "The longest document (200,000 tokens) alone" in printed
