@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,21 +15,25 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from support.asking_process import AskingProcess
 from support.clients import CLIENTS, ClientsNotInstalledError
 from support.serving import ServingProcess
 
 from memagent_graph import load_tokenizer
-from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.run_log import RunLog
+from memagent_graph.serving.ledger import Ledger, ReadState
 from memagent_training.serving.vllm_server import VLLMServer
 
-FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
+FACTS = PlantedFacts(3, held_out=True, number_share=1.0)
+FACT = FACTS.fact()
+OTHER_FACT = FACTS.fact(exclude=frozenset({FACT.entity.lower()}))
 MODEL = "memagent-embedded"
-KEY = "a-key-of-the-integration-tests"
+KEY, OTHER_KEY = "a-key-of-the-integration-tests", "another-key-of-the-tests"
 
 
-def document(tokens: int) -> str:
+def document(tokens: int, fact: Fact = FACT) -> str:
     """About so many tokens of prose with one fact in the middle."""
     tokenizer = load_tokenizer("embedded")
     topics = list(islice(reference_topics(), 4000))
@@ -42,7 +44,7 @@ def document(tokens: int) -> str:
         place = len(paragraphs) % len(topics)
         paragraphs.append(topics[place])
         length += counts[place]
-    paragraphs.insert(len(paragraphs) // 2, FACT.statement)
+    paragraphs.insert(len(paragraphs) // 2, fact.statement)
     return "\n\n".join(paragraphs)
 
 
@@ -53,7 +55,7 @@ def long_request(tokens: int, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def serving(embedded_server: VLLMServer, tmp_path: Path) -> Iterator[ServingProcess]:
-    environment = {"MEMAGENT_KEYS": f"tests:{KEY},others:another-key-of-the-tests"}
+    environment = {"MEMAGENT_KEYS": f"tests:{KEY},others:{OTHER_KEY}"}
     with ServingProcess(embedded_server.base_url, tmp_path / "home", model=MODEL, environment=environment) as server:
         yield server
 
@@ -64,8 +66,8 @@ def client(serving: ServingProcess) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def post(url: str, body: dict[str, Any], *, key: str = KEY) -> httpx2.Response:
-    return httpx2.post(f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=600)
+def post(url: str, body: dict[str, Any]) -> httpx2.Response:
+    return httpx2.post(f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=600)
 
 
 def test_a_short_request_is_answered_as_the_model_server_answers_it(
@@ -184,54 +186,62 @@ def test_an_uploaded_file_is_read(client: openai.OpenAI) -> None:
     assert reply.memagent["read"] == ["book.html"]
 
 
-@pytest.mark.timeout(1800)
-def test_neither_a_killed_server_nor_a_killed_model_server_nor_a_client_that_leaves_costs_more_than_a_chunk(
-    serving: ServingProcess, embedded_server: VLLMServer, tmp_path: Path
+@pytest.mark.timeout(3600)
+def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
+    serving: ServingProcess,
+    embedded_server: VLLMServer,
+    tmp_path: Path,
+    size: Callable[[int, int], int],
+    record_property: Callable[[str, Any], None],
 ) -> None:
-    request = long_request(40_000, seed=7)
-    moments = random.Random(3)
-    undisturbed = post(serving.api, {**request, "seed": 8}).json()
-    for _ in range(3):
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(_outcome, serving.api, request)
-            time.sleep(moments.uniform(0.5, 2.0))
-            serving.kill()
-            assert asked.result() is None
-        serving.process.stderr.close()
-        serving.start()
-    killing = threading.Timer(moments.uniform(0.5, 2.0), embedded_server.kill)
-    killing.start()
-    failed = post(serving.api, request)
-    killing.join()
-    assert failed.status_code in {200, 503}, failed.text
-    embedded_server.restart()
-    _ask_and_leave(serving.api, request)
-    reply = post(serving.api, request)
-    assert reply.headers["X-Memagent-Read"] in {"joined", "resumed", "repeated"}
-    values = reply.json()
-    assert values["choices"][0]["message"]["content"] == undisturbed["choices"][0]["message"]["content"]
-    assert values["memagent"]["chunks_read"] == undisturbed["memagent"]["chunks_read"]
-    log = RunLog(tmp_path / "home" / "runs.sqlite")
-    positions = [each.position for each in log.conversations(values["memagent"]["run_id"])]
-    assert positions == list(range(len(positions))), "a chunk counts twice, or is missing"
-    other = post(serving.api, request, key="another-key-of-the-tests")
-    assert other.headers["X-Memagent-Read"] == "started"
+    """`kill -9` of server, model server and client in turn, each time while both clients wait for a read."""
+    rounds, moments = size(1, 3), random.Random(3)
+    facts = {KEY: FACT, OTHER_KEY: OTHER_FACT}
+    completions = -_completions(embedded_server)
+    with ExitStack() as stack:
+        clients = {
+            key: stack.enter_context(AskingProcess(serving.api, key, _reads_of(fact), tmp_path))
+            for key, fact in facts.items()
+        }
+        for _ in range(rounds):
+            for victim in moments.sample([serving, embedded_server, moments.choice(list(clients.values()))], 3):
+                time.sleep(moments.uniform(0.5, 4.0))
+                if victim is embedded_server:
+                    completions += _completions(embedded_server)
+                victim.kill()
+                time.sleep(moments.choice([0.0, 1.0]))
+                victim.start()
+        assert [client.finish() for client in clients.values()] == [0, 0]
+        answers = {key: client.answers() for key, client in clients.items()}
+    completions += _completions(embedded_server)
+
+    log, ledger = RunLog(tmp_path / "home" / "runs.sqlite"), Ledger(tmp_path / "home" / "serve" / "reads.sqlite")
+    logged = 0
+    for owner, key in (("tests", KEY), ("others", OTHER_KEY)):
+        assert {each["status"] for each in answers[key]} == {200}
+        assert all(facts[key].value in each["content"] for each in answers[key])
+        ids = [each["run_id"] for each in answers[key]]
+        entries = ledger.of_owner(owner, newest=10**6)
+        assert sorted(ids) == sorted(each.run_id for each in entries), "each request is one read of its key"
+        assert {each.state for each in entries} == {ReadState.FINISHED}
+        positions = [[each.position for each in log.conversations(run_id, with_ids=False)] for run_id in ids]
+        assert all(each == list(range(len(each))) for each in positions), "a chunk counts twice, or is missing"
+        assert len({len(each) for each in positions}) == 1, "each read of one document has as many chunks"
+        logged += sum(map(len, positions))
+    ledger.close()
+    kills_of_servers = rounds * 2
+    assert completions <= logged + kills_of_servers * len(clients), "more than the chunks at hand was read again"
+    record_property("reads", sum(map(len, answers.values())))
+    record_property("chunks", logged)
+    record_property("completions", completions)
 
 
-def _outcome(api: str, request: dict[str, Any]) -> httpx2.Response | None:
-    """The reply; None where the server is gone before it comes."""
-    try:
-        return post(api, request)
-    except httpx2.TransportError:
-        return None
+def _reads_of(fact: Fact) -> list[dict[str, Any]]:
+    """Requests that differ in their seed alone, so that each is a read of its own."""
+    messages = [{"role": "user", "content": document(4000, fact)}, {"role": "user", "content": fact.question}]
+    return [{"model": MODEL, "messages": messages, "temperature": 0, "seed": number} for number in range(200)]
 
 
-def _ask_and_leave(api: str, request: dict[str, Any]) -> None:
-    at, content = httpx2.URL(api), json.dumps(request).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    with socket.create_connection((at.host, at.port)) as connection:
-        connection.sendall(head.encode() + content)
-        time.sleep(1.0)
+def _completions(server: VLLMServer) -> int:
+    """How many requests a model server has answered since it started."""
+    return int(server.metrics().get("vllm:request_success_total", 0))
