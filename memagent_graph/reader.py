@@ -99,7 +99,8 @@ class MemAgent:
         concurrency: how many branches of one read run in parallel, if the strategy has branches.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
-            or a LangGraph checkpointer. Without it no run can be resumed.
+            a PostgreSQL database's URL (postgresql://...; needs the extra "postgres"), or a LangGraph checkpointer.
+            Without it no run can be resumed.
         run_log: where runs are logged: a log, its file's path, or True for the one in the user's data folder; False
             for none. With a log, token ids and log-probs are requested if the policy can return them.
         settings: what this reader was built from, for the log; it must not contain secrets.

@@ -1,4 +1,4 @@
-"""Opens a checkpointer: a LangGraph one from the user, or a SQLite file with compressed states."""
+"""Opens a checkpointer: a LangGraph one from the user, a SQLite file, or a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from memagent_graph.errors import CheckpointError
+from memagent_graph.errors import CheckpointError, MissingExtraError
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
@@ -45,14 +45,27 @@ class CompressedSerializer(SerializerProtocol):
         return self._plain.loads_typed(data)
 
 
+def is_postgres(checkpoints: object) -> bool:
+    """Whether this is the URL of a PostgreSQL database."""
+    return isinstance(checkpoints, str) and checkpoints.startswith(("postgresql://", "postgres://"))
+
+
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
     """The checkpointer for the running event loop.
 
     Raises:
-        CheckpointError: the file cannot be opened, or is not a SQLite database.
+        CheckpointError: the file cannot be opened, or is not a SQLite database; or the server cannot be reached.
+        MissingExtraError: a PostgreSQL URL without the extra "postgres".
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
+    if is_postgres(checkpoints):
+        try:
+            from memagent_graph.storage.postgres_saver import open_postgres  # noqa: PLC0415  an optional dependency
+        except ImportError:
+            raise MissingExtraError("postgres", "keeping checkpoints in PostgreSQL") from None
+        opened: BaseCheckpointSaver[Any] = await open_postgres(str(checkpoints), CompressedSerializer())
+        return opened
     import aiosqlite  # noqa: PLC0415  SQLite is loaded only for checkpoints
 
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415
