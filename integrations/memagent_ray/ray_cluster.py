@@ -43,13 +43,17 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
         MissingExtraError: Ray is not installed.
         CorpusError: the cluster cannot be reached, or refuses.
     """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # or its log comes between what this process prints
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # or what runs on after the end starts a cluster
     ray = ray_module()
     ray_module("ray.data")
     if ray.is_initialized():
         yield ray
         return
     require_reachable(address)
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    for handler in logging.getLogger("ray.data").handlers:
+        if type(handler).__name__ != "SessionFileHandler":  # failures are told by errors, and stand in Ray's files
+            handler.setLevel(logging.CRITICAL)
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address == "local":
         quiet |= {"include_dashboard": False}

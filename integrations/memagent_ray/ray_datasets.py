@@ -52,9 +52,12 @@ class ActorPool:
             batch_format="pyarrow",
             zero_copy_batch=True,
             fn_constructor_args=arguments,
-            compute=data.ActorPoolStrategy(min_size=self.min_actors, max_size=self.max_actors),
+            compute=data.ActorPoolStrategy(
+                min_size=self.min_actors,
+                max_size=self.max_actors,
+                max_concurrent_calls_per_actor=self.documents_in_flight,
+            ),
             num_cpus=self.cpus,
-            max_concurrency=self.documents_in_flight,
         )
 
 
