@@ -40,10 +40,14 @@ class Outcome:
 
 
 class _Actor:
-    """A reader that is made at the first document, in the event loop that it then reads in."""
+    """A reader that is made at the first document, in the event loop that it then reads in.
 
-    def __init__(self, plan: ActorPlan) -> None:
-        self._plan = plan
+    Args:
+        plan: an `ActorPlan`, pickled.
+    """
+
+    def __init__(self, plan: bytes) -> None:
+        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  our own driver's
         self._made: ActorReader | None = None
         self._failure: MemAgentError | None = None
 
@@ -84,12 +88,12 @@ class ReadRows(_Actor):
     """For `read_corpus`: blocks of documents become blocks of the table's rows.
 
     Args:
-        plan: how it reads.
+        plan: an `ActorPlan`, pickled.
         columns: which columns of the blocks are what.
         answered: the ids of rows that there are.
     """
 
-    def __init__(self, plan: ActorPlan, columns: Columns, answered: Container[str]) -> None:
+    def __init__(self, plan: bytes, columns: Columns, answered: Container[str]) -> None:
         super().__init__(plan)
         self._columns, self._answered = columns, answered
 

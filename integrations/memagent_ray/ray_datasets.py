@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,15 +44,15 @@ class ActorPool:
                 hint="Use at least 1 of each, and no more at least than at most.",
             )
 
-    def mapped(self, dataset: Any, actor: type, *arguments: Any) -> Any:
-        """A dataset whose blocks go through these actors, one row in a block."""
+    def mapped(self, dataset: Any, actor: type, plan: ActorPlan, *arguments: Any) -> Any:
+        """A dataset whose blocks, of one row each, go through these actors."""
         data = ray_module("ray.data")
         return dataset.map_batches(
             actor,
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
-            fn_constructor_args=arguments,
+            fn_constructor_args=(_packed(plan.shared_by(self.max_actors)), *arguments),
             compute=data.ActorPoolStrategy(
                 min_size=self.min_actors,
                 max_size=self.max_actors,
@@ -95,10 +96,8 @@ def read_corpus(
             hint="Name a column of ids: Columns(id=...).",
         )
     known = KnownRows.of(None if table is None else table_of(table))
-    one_by_one = dataset.select_columns(chosen.needed)
-    return pool.mapped(
-        one_by_one.repartition(target_num_rows_per_block=1), ReadRows, plan.shared_by(pool.max_actors), chosen, known
-    )
+    blocks = dataset.select_columns(chosen.needed).repartition(target_num_rows_per_block=1)
+    return pool.mapped(blocks, ReadRows, plan, chosen, known)
 
 
 def write_table(
@@ -158,6 +157,20 @@ def settings_of_plan(plan: ActorPlan) -> Mapping[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="memagent-ray-") as folder:
         return asyncio.run(ask(Path(folder)))
+
+
+def _packed(plan: ActorPlan) -> bytes:
+    """The plan with the user's answer model, whose module other machines may not be able to import by its name."""
+    pickler = ray_module("ray.cloudpickle")
+    model = plan.response_format.model if plan.response_format else None
+    module = sys.modules.get(model.__module__) if model is not None else None
+    if module is None:
+        return bytes(pickler.dumps(plan))
+    pickler.register_pickle_by_value(module)
+    try:
+        return bytes(pickler.dumps(plan))
+    finally:
+        pickler.unregister_pickle_by_value(module)
 
 
 def table_of(table: TableFolder | str | Path) -> TableFolder:

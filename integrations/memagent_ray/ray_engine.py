@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from memagent_graph.corpus.engines import Keep, NextWork, Work
 from memagent_graph.corpus.source_access import scheme_of
@@ -114,11 +113,10 @@ class RayEngine:
         context.enable_progress_bars = False
         pickled = [{WORK: pickle.dumps((number, work))} for number, work in enumerate(window)]
         dataset = data.from_items(pickled, override_num_blocks=len(pickled))
-        with _pickled_by_value(self.plan):
-            mapped = self.pool.mapped(dataset, ReadWork, self.plan.shared_by(self.pool.max_actors))
-            for block in mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-                for each in block.column(OUTCOME).to_pylist():
-                    yield pickle.loads(each)  # noqa: S301  our own actors'
+        mapped = self.pool.mapped(dataset, ReadWork, self.plan)
+        for block in mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+            for each in block.column(OUTCOME).to_pylist():
+                yield pickle.loads(each)  # noqa: S301  our own actors'
 
 
 @contextlib.contextmanager
@@ -196,22 +194,6 @@ def _from_anywhere(work: Work) -> Work:
     if location is None or scheme_of(location):
         return work
     return replace(work, document=replace(work.document, location=str(Path(location).absolute())))
-
-
-@contextlib.contextmanager
-def _pickled_by_value(plan: ActorPlan) -> Iterator[None]:
-    """Send the module of the user's answer model along, which other machines cannot import by its name."""
-    model = plan.response_format.model if plan.response_format else None
-    module = sys.modules.get(model.__module__) if model is not None else None
-    if module is None:
-        yield
-        return
-    pickler: Any = ray_module("ray.cloudpickle")
-    pickler.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        pickler.unregister_pickle_by_value(module)
 
 
 def _memagent_cause(error: BaseException) -> MemAgentError | None:
