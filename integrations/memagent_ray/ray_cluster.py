@@ -54,9 +54,11 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
     for handler in logging.getLogger("ray.data").handlers:
         if type(handler).__name__ != "SessionFileHandler":  # failures are told by errors, and stand in Ray's files
             handler.setLevel(logging.CRITICAL)
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    quiet: dict[str, Any] = {"log_to_driver": False}
+    if not address.startswith("ray://"):  # whose server takes fewer arguments
+        quiet["logging_level"] = logging.ERROR
     if address == "local":
-        quiet |= {"include_dashboard": False}
+        quiet["include_dashboard"] = False
     try:
         ray.init(address, **{**quiet, **options})
     except Exception as error:  # Ray's own kinds, and those of gRPC
@@ -89,7 +91,8 @@ def require_reachable(address: str) -> None:
 
 def unreachable(address: str, reason: str) -> CorpusError:
     """The error for a cluster that cannot be used."""
-    first = next((line for line in reason.splitlines() if line.strip()), "it does not answer")
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it does not answer"]
+    first = lines[0] if not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"
     started = "ray start --head" if address != "auto" or not os.environ.get("RAY_ADDRESS") else "RAY_ADDRESS"
     hint = f"Does it run (`ray status`)? Start one with `{started}`, or use --ray local."
     if started == "RAY_ADDRESS":

@@ -44,15 +44,31 @@ class ActorPool:
                 hint="Use at least 1 of each, and no more at least than at most.",
             )
 
-    def mapped(self, dataset: Any, actor: type, plan: ActorPlan, *arguments: Any) -> Any:
-        """A dataset whose blocks, of one row each, go through these actors."""
+    def packed(self, plan: ActorPlan) -> bytes:
+        """Each actor's share of a plan, pickled with the user's answer model.
+
+        Other machines may not be able to import the model's module by its name.
+        """
+        pickler, share = ray_module("ray.cloudpickle"), plan.shared_by(self.max_actors)
+        model = plan.response_format.model if plan.response_format else None
+        module = sys.modules.get(model.__module__) if model is not None else None
+        if module is None:
+            return bytes(pickler.dumps(share))
+        pickler.register_pickle_by_value(module)
+        try:
+            return bytes(pickler.dumps(share))
+        finally:
+            pickler.unregister_pickle_by_value(module)
+
+    def mapped(self, dataset: Any, actor: type, plan: bytes, *arguments: Any) -> Any:
+        """A dataset whose blocks, of one row each, go through these actors, which have a packed plan."""
         data = ray_module("ray.data")
         return dataset.map_batches(
             actor,
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
-            fn_constructor_args=(_packed(plan.shared_by(self.max_actors)), *arguments),
+            fn_constructor_args=(plan, *arguments),
             compute=data.ActorPoolStrategy(
                 min_size=self.min_actors,
                 max_size=self.max_actors,
@@ -97,7 +113,7 @@ def read_corpus(
         )
     known = KnownRows.of(None if table is None else table_of(table))
     blocks = dataset.select_columns(chosen.needed).repartition(target_num_rows_per_block=1)
-    return pool.mapped(blocks, ReadRows, plan, chosen, known)
+    return pool.mapped(blocks, ReadRows, pool.packed(plan), chosen, known)
 
 
 def write_table(
@@ -157,20 +173,6 @@ def settings_of_plan(plan: ActorPlan) -> Mapping[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="memagent-ray-") as folder:
         return asyncio.run(ask(Path(folder)))
-
-
-def _packed(plan: ActorPlan) -> bytes:
-    """The plan with the user's answer model, whose module other machines may not be able to import by its name."""
-    pickler = ray_module("ray.cloudpickle")
-    model = plan.response_format.model if plan.response_format else None
-    module = sys.modules.get(model.__module__) if model is not None else None
-    if module is None:
-        return bytes(pickler.dumps(plan))
-    pickler.register_pickle_by_value(module)
-    try:
-        return bytes(pickler.dumps(plan))
-    finally:
-        pickler.unregister_pickle_by_value(module)
 
 
 def table_of(table: TableFolder | str | Path) -> TableFolder:

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +21,10 @@ from memagent_graph.corpus.engines import Keep, NextWork, Work
 from memagent_graph.corpus.source_access import scheme_of
 from memagent_graph.errors import CorpusError, MemAgentError
 from memagent_ray.actor_plan import ActorPlan
-from memagent_ray.document_actors import OUTCOME, WORK, Outcome, ReadWork
-from memagent_ray.ray_cluster import connected, ray_module
+from memagent_ray.document_actors import Outcome
+from memagent_ray.ray_cluster import connected
 from memagent_ray.ray_datasets import ActorPool
+from memagent_ray.window_pipelines import outcomes_of
 
 WINDOW: Final = 4096
 """Documents that are handed out at once."""
@@ -77,7 +79,8 @@ class RayEngine:
     async def _read_window(self, window: list[Work], keep: Keep, *, is_last: bool) -> list[Work]:
         """Read these documents; those that did not come back, because the cluster failed, are returned."""
         left = dict(enumerate(window))
-        stream = _Stream(self._outcomes(window))
+        pickled = [pickle.dumps(each) for each in left.items()]
+        stream = _Stream(partial(outcomes_of, self.pool, self.plan, pickled))
 
         async def work() -> None:
             while (outcome := await stream.next()) is not None:
@@ -105,18 +108,6 @@ class RayEngine:
                 each.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
         return list(left.values())
-
-    def _outcomes(self, window: list[Work]) -> Iterator[Outcome]:
-        """Runs in a thread: what comes back, in any order."""
-        data = ray_module("ray.data")
-        context = data.DataContext.get_current()
-        context.enable_progress_bars = False
-        pickled = [{WORK: pickle.dumps((number, work))} for number, work in enumerate(window)]
-        dataset = data.from_items(pickled, override_num_blocks=len(pickled))
-        mapped = self.pool.mapped(dataset, ReadWork, self.plan)
-        for block in mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-            for each in block.column(OUTCOME).to_pylist():
-                yield pickle.loads(each)  # noqa: S301  our own actors'
 
 
 @contextlib.contextmanager
@@ -147,8 +138,8 @@ class _Stream:
     An iterator that waits cannot be interrupted; after `stop` it ends at its next item, or with the connection.
     """
 
-    def __init__(self, items: Iterator[Outcome]) -> None:
-        self._items = items
+    def __init__(self, begin: Callable[[], Iterator[bytes]]) -> None:
+        self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Outcome | BaseException | None] = asyncio.Queue()
         self._is_stopped = threading.Event()
@@ -174,11 +165,11 @@ class _Stream:
     def _run(self) -> None:
         end: BaseException | None = None
         try:
-            with contextlib.closing(self._items) as items:  # type: ignore[type-var]
+            with contextlib.closing(self._begin()) as items:  # type: ignore[type-var]
                 for each in items:
                     if self._is_stopped.is_set():
                         return
-                    self._put(each)
+                    self._put(pickle.loads(each))  # noqa: S301  our own actors'
         except BaseException as error:  # noqa: BLE001  it is raised where the items are wanted
             end = error
         self._put(end)
