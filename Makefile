@@ -60,11 +60,11 @@ ray:  ## A virtual environment with Ray, for test-ray
 	PYTHON=$(PYTHON) scripts/install_ray.sh
 
 test-ray: ray  ## The tests that read a corpus on a Ray cluster of two nodes (Debian: apt-get install postgresql)
-	.venv-ray/bin/python -m pytest tests/ray
+	.venv-ray/bin/python -m pytest tests/on_ray
 
 soak: install vllm clients ray  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
 	$(BIN)/pytest tests/unit tests/soak tests/integration --soak tests/soak/results.json
-	.venv-ray/bin/python -m pytest tests/ray --soak tests/soak/results.json
+	.venv-ray/bin/python -m pytest tests/on_ray --soak tests/soak/results.json
 
 test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/pytest tests/browser

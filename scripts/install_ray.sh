@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install this package and Ray into a virtual environment of its own, for tests/ray and the benchmark on Ray.
+# Install this package and Ray into a virtual environment of its own, for tests/on_ray and the benchmark on Ray.
 #
 #     scripts/install_ray.sh [VENV]        (default: .venv-ray in the repository)
 #

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 from support.corpus_world import (
     NAMES,
@@ -126,19 +125,3 @@ def test_what_every_document_would_meet_ends_the_run_with_its_remedy(cluster: Ra
         done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
     assert done.returncode == 10 and "127.0.0.1:9/none cannot be used" in done.stderr
     assert "a-secret" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("address", "told"),
-    [
-        ("127.0.0.1:9", "the Ray cluster 127.0.0.1:9 cannot be used: [Errno 111] Connection refused"),
-        ("ray://127.0.0.1:9", "the Ray cluster ray://127.0.0.1:9 cannot be used: [Errno 111] Connection refused"),
-        ("nowhere", "'nowhere' is not the address of a Ray cluster what to do: Use auto, local, HOST:PORT"),
-    ],
-)
-def test_a_cluster_that_cannot_be_reached_is_told_at_once(address: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "d.txt").write_text(text_of(1, 100))
-    with CountingServer() as server:
-        done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", address)
-    assert done.returncode == 7 and told in " ".join(done.stderr.split()), done.stderr
