@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser test-services soak docs clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser test-services ray test-ray soak docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -64,8 +64,15 @@ test-clients: install clients  ## The tests that run other projects' clients aga
 test-services: .venv-services/.installed  ## The tests against PostgreSQL and S3 (Debian: apt-get install postgresql)
 	.venv-services/bin/pytest tests/services
 
-soak: install vllm clients  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
+ray:  ## A virtual environment with Ray, for test-ray
+	PYTHON=$(PYTHON) scripts/install_ray.sh
+
+test-ray: ray  ## The tests that read a corpus on a Ray cluster of two nodes (Debian: apt-get install postgresql)
+	.venv-ray/bin/python -m pytest tests/on_ray
+
+soak: install vllm clients ray  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
 	$(BIN)/pytest tests/unit tests/soak tests/integration --soak tests/soak/results.json
+	.venv-ray/bin/python -m pytest tests/on_ray --soak tests/soak/results.json
 
 test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/pytest tests/browser
@@ -79,4 +86,4 @@ docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,6 +26,7 @@ def reply(tokens: int) -> bytes:
         "model": "slow",
         "choices": [choice],
         "usage": {"prompt_tokens": 1500, "completion_tokens": 100, "total_tokens": 1600},
+        "data": [{"id": "slow", "object": "model", "max_model_len": 8192}],  # the list of models, in the same bytes
     }
     if tokens:
         # Random numbers, so that a log that keeps them cannot compress them better than real ones.

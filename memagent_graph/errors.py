@@ -22,6 +22,7 @@
     ├── RunError                    a problem with a run's identity or state
     │   ├── RunNotFoundError            there is no run with this id
     │   ├── RunMismatchError            resumed with another document, question or settings
+    │   ├── RunHeldError                another process reads the run now
     │   └── RunLogError                 the log of runs cannot be read or written
     ├── RetrievalError              texts could not be ranked for a query
     ├── EvaluationError             an evaluation cannot use a task, data or results file
@@ -174,6 +175,10 @@ class RunNotFoundError(RunError, LastingError):
 
 class RunMismatchError(RunError, LastingError):
     """A run resumed with another document, question or settings."""
+
+
+class RunHeldError(RunError):
+    """Another process reads the run now. It may be free in a moment."""
 
 
 class CheckpointError(RunError):

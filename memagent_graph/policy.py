@@ -60,6 +60,9 @@ class SamplingParams:
     json_schema: str | None = None
     """The JSON schema that the completion should be valid against, for policies that can guide decoding by one: the
     `json_schema` of an OpenAI `response_format`, as JSON. Others ignore it; the reader checks every reply."""
+    session: str | None = None
+    """What requests that share a prefix have in common: the reader sets the document's key (its sha256). A policy may
+    pass it on to a router, which then keeps a document on one replica; others ignore it. It does not change a reply."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

@@ -77,6 +77,7 @@ class ReaderSettings:
     retries: int = 4
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
+    session_header: str | None = None
     chosen: Literal["environment", "added", "embedded"] | None = None
     """Why this policy reads, if none was named; see `decided`."""
 

@@ -18,6 +18,7 @@ PACKAGES = {
     "memagent_training": ROOT / "training/memagent_training",
     "langchain_memagent": ROOT / "integrations/langchain_memagent",
     "memagent_mcp": ROOT / "integrations/memagent_mcp",
+    "memagent_ray": ROOT / "integrations/memagent_ray",
 }
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- drawn by scripts/draw_structure.py -->", "<!-- end of what is drawn -->"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -29,12 +30,15 @@ from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import MemAgentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memagent_graph.corpus.corpus_estimate import CorpusEstimate
     from memagent_graph.corpus.corpus_inputs import Inputs
     from memagent_graph.corpus.corpus_run import CorpusSummary
     from memagent_graph.evaluation.prices import Prices
     from memagent_graph.response_format import ResponseFormat
     from memagent_graph.settings import ReaderSettings
+    from memagent_ray import ActorPlan, RayEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ class Corpus(ReaderOptions):
         "memagent corpus filings.parquet --text-column body --question-column question --out answers",
         'memagent corpus filings -q "What does it report?" --schema filing.py:Filing --out answers',
         'memagent corpus filings -q "Who signed it?" --out answers --estimate --price-in 0.2 --price-out 0.6',
+        'memagent corpus /shared/filings -q "Who signed it?" --out /shared/answers --ray auto --ray-actors 2:16',
     )
     source: Annotated[
         str,
@@ -105,6 +110,27 @@ class Corpus(ReaderOptions):
     tokens_per_minute: Annotated[
         float | None,
         typer.Option(min=1, help="Most prompt and completion tokens in a minute.", show_default="no bound"),
+    ] = None
+    session_header: Annotated[
+        str | None,
+        typer.Option(
+            help="Send a document's key in this header of every request, such as X-Session-Id, for a router that keeps "
+            "a session on one replica.",
+            show_default="none",
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Read on a Ray cluster: auto, local, HOST:PORT, or ray://HOST:PORT. --concurrency and --documents are "
+            "then of one actor.",
+            show_default="in this process",
+        ),
+    ] = None
+    ray_actors: Annotated[
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Actors that read on the cluster.", show_default="one for each machine"),
     ] = None
     encoding: Annotated[str | None, typer.Option(help="The charset of text files.", show_default="detected")] = None
     replace_undecodable: ReplaceUndecodable = False
@@ -163,7 +189,7 @@ class Corpus(ReaderOptions):
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):
-            prices = prices_of(self.price_in, self.price_out)
+            prices, actors = prices_of(self.price_in, self.price_out), self._actors()
             questions = questions_of(self.question or ())
             if not questions and self.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask with -q, or name a --question-column.")
@@ -180,7 +206,7 @@ class Corpus(ReaderOptions):
                 if self.estimate:
                     self._print_estimate(asyncio.run(self._estimated(inputs, questions, settings, form)), prices)
                     return
-                summary = asyncio.run(self._read(inputs, questions, settings, form))
+                summary = asyncio.run(self._read(inputs, questions, settings, form, actors))
             except ValueError as error:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -215,9 +241,33 @@ class Corpus(ReaderOptions):
             self.source, InputOptions(access=access, columns=columns, subset=self.subset, split=self.split)
         )
 
+    def _actors(self) -> tuple[int, int] | None:
+        """The least and the most actors, if they are given."""
+        if self.ray_actors is None:
+            return None
+        if self.ray is None:
+            raise MemAgentError("--ray-actors is for a Ray cluster, and none is named", hint="Name it with --ray.")
+        least, separator, most = self.ray_actors.partition(":")
+        try:
+            found = int(least), int(most if separator else least)
+        except ValueError:
+            found = 0, 0
+        if not 1 <= found[0] <= found[1]:
+            raise MemAgentError(
+                f"--ray-actors is {self.ray_actors!r}", hint="Write it as MIN:MAX, such as 2:16, or as N."
+            )
+        return found
+
     async def _read(
-        self, inputs: Inputs, questions: list[str], settings: ReaderSettings, form: ResponseFormat | None
+        self,
+        inputs: Inputs,
+        questions: list[str],
+        settings: ReaderSettings,
+        form: ResponseFormat | None,
+        actors: tuple[int, int] | None,
     ) -> CorpusSummary:
+        from contextlib import ExitStack  # noqa: PLC0415
+
         from memagent_graph.corpus.corpus_progress import CorpusProgress  # noqa: PLC0415
         from memagent_graph.corpus.corpus_reader import CorpusReader  # noqa: PLC0415
         from memagent_graph.corpus.corpus_run import (  # noqa: PLC0415
@@ -231,12 +281,20 @@ class Corpus(ReaderOptions):
         from memagent_graph.documents import open_store  # noqa: PLC0415
 
         table = TableFolder(self.out, inputs.access)
-        with exclusive(table) as work, CorpusProgress(quiet=self.quiet or self.as_json) as progress:
+        in_flight = self.documents or -(-5 * self.concurrency // (4 * max(1, len(questions))))
+        with ExitStack() as stack:
+            work = stack.enter_context(exclusive(table))
+            checkpoints = self.checkpoints or str(work / CHECKPOINTS)
+            engine = None
+            if self.ray is not None:
+                plan = self._plan(work, checkpoints, inputs, questions, settings, form)
+                engine = stack.enter_context(self._cluster(self.ray, plan, actors, in_flight))
+            progress = stack.enter_context(CorpusProgress(quiet=self.quiet or self.as_json))
             agent = settings.make_reader(
                 api_key=self.api_key,
                 store=open_store(self.store, work / TEXTS),
-                checkpoints=self.checkpoints or work / CHECKPOINTS,
-                run_log=self.log or False,
+                checkpoints=checkpoints,
+                run_log=(self.log or False) if engine is None else False,
             )
             reader = CorpusReader(
                 agent,
@@ -251,7 +309,8 @@ class Corpus(ReaderOptions):
                     inputs,
                     reader,
                     table,
-                    documents_in_flight=self.documents or -(-5 * self.concurrency // (4 * max(1, len(questions)))),
+                    engine=engine,
+                    documents_in_flight=in_flight,
                     rows_per_part=self.rows_per_part,
                     retry_failed=self.retry_failed,
                     limits=CorpusLimits(self.max_documents, self.max_tokens_total, self.max_seconds),
@@ -259,6 +318,47 @@ class Corpus(ReaderOptions):
                 )
             finally:
                 await reader.aclose()
+
+    def _plan(
+        self,
+        work: Path,
+        checkpoints: str,
+        inputs: Inputs,
+        questions: list[str],
+        settings: ReaderSettings,
+        form: ResponseFormat | None,
+    ) -> ActorPlan:
+        """What the actors of a cluster read with."""
+        import os  # noqa: PLC0415
+
+        from memagent_graph.corpus.corpus_run import TEXTS  # noqa: PLC0415
+        from memagent_graph.storage.checkpoints import is_server  # noqa: PLC0415
+        from memagent_ray import ActorPlan  # noqa: PLC0415
+
+        return ActorPlan(
+            settings=settings,
+            questions=tuple(questions),
+            access=inputs.access.absolute,
+            response_format=form,
+            api_key=self.api_key or os.environ.get("OPENAI_API_KEY"),
+            checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
+            texts=str((work / TEXTS).absolute()) if self.keep_texts else None,
+            logs=str(_logs_of_actors(self.log)) if self.log else None,
+        )
+
+    @contextmanager
+    def _cluster(
+        self, address: str, plan: ActorPlan, actors: tuple[int, int] | None, documents_in_flight: int
+    ) -> Iterator[RayEngine]:
+        """The engine on a cluster. When it ends, the logs of its actors are put into the log."""
+        from memagent_ray import reading_on  # noqa: PLC0415
+
+        try:
+            with reading_on(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
+                yield engine
+        finally:
+            if self.log:
+                _merge_logs(self.log)
 
     async def _estimated(
         self, inputs: Inputs, questions: list[str], settings: ReaderSettings, form: ResponseFormat | None
@@ -324,3 +424,21 @@ class Corpus(ReaderOptions):
                 f"stopped at {summary.ended.value.replace('_', ' ')}; the same command without the limit continues",
                 err=True,
             )
+
+
+def _logs_of_actors(log: Path) -> Path:
+    """The folder in which the actors of a cluster log, each in a file of its own."""
+    return log.absolute().with_name(log.name + "-actors")
+
+
+def _merge_logs(log: Path) -> None:
+    """Put what actors have logged into the log. What a run that was killed has left is put in by the next one."""
+    import shutil  # noqa: PLC0415
+
+    from memagent_graph.run_log import RunLog  # noqa: PLC0415
+    from memagent_graph.run_log.exchange import merge_logs  # noqa: PLC0415
+
+    folder = _logs_of_actors(log)
+    if sources := sorted(folder.glob("*.sqlite")):
+        merge_logs(RunLog(log), sources)
+    shutil.rmtree(folder, ignore_errors=True)

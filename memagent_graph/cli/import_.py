@@ -16,10 +16,19 @@ from memagent_graph.errors import RunLogError
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Import the runs of an exported file into the log."""
+    """Import the runs of exported files, or of other logs, into the log."""
 
-    examples: ClassVar = ("memagent import runs.parquet",)
-    source: Annotated[Path, typer.Argument(help="A file that `memagent export` wrote.")]
+    examples: ClassVar = (
+        "memagent import runs.parquet",
+        "memagent import node-1.sqlite node-2.sqlite --log all.sqlite",
+    )
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Files that `memagent export` wrote, or logs. A run that several logs have a part of is put together.",
+        ),
+    ]
     replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are in the log with other content.")] = (
         False
     )
@@ -30,19 +39,22 @@ class Import:
         """Run the command."""
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.run_log import RunLog  # noqa: PLC0415
-        from memagent_graph.run_log.exchange import import_runs  # noqa: PLC0415
+        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs  # noqa: PLC0415
         from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
         with failures_told(as_json=self.as_json), Console().working("importing the runs"):
-            if not self.source.exists():
-                raise RunLogError(f"there is no file {self.source}", hint="Check the path.")
-            report = import_runs(RunLog(self.log or default_run_log()), self.source, replace=self.replace)
+            if missing := next((each for each in self.sources if not each.exists()), None):
+                raise RunLogError(f"there is no file {missing}", hint="Check the path.")
+            log, logs = RunLog(self.log or default_run_log()), [each for each in self.sources if is_log(each)]
+            reports = [import_runs(log, each, replace=self.replace) for each in self.sources if each not in logs]
+            reports += [merge_logs(log, logs)] if logs else []
+        total = {name: sum(getattr(each, name) for each in reports) for name in asdict(reports[0])}
         if self.as_json:
-            print_json(asdict(report))
+            print_json(total)
             return
-        there = f"; {counted(report.skipped, 'run')} already there" if report.skipped else ""
+        there = f"; {counted(total['skipped'], 'run')} already there" if total["skipped"] else ""
         typer.echo(
-            f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
-            f"{counted(report.rewards, 'reward')} imported{there}",
+            f"{counted(total['runs'], 'run')} with {counted(total['conversations'], 'conversation')} and "
+            f"{counted(total['rewards'], 'reward')} imported{there}",
             err=True,
         )

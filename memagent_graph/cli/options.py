@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
         "policy", "profile", "tokenizer", "api_key", "concurrency", "timeout", "retries", "requests_per_minute",
-        "tokens_per_minute",
+        "tokens_per_minute", "session_header",
     ),
+    "Several machines": ("ray", "ray_actors"),
     "Prompts and budgets": (
         "layout", "answer_format", "update_template", "answer_template", "empty_memory", "context_window",
         "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens", "boundary",

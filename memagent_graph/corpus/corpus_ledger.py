@@ -47,6 +47,8 @@ class Open:
     """Whether an earlier process has begun it, so that there may be checkpoints."""
     changed: bool
     """Whether its source says that it may have changed since it was read."""
+    answered: frozenset[str] = frozenset()
+    """The ids of its rows that have an answer. If its text is the same as before, they are not read for again."""
 
 
 class CorpusLedger:
@@ -77,20 +79,15 @@ class CorpusLedger:
             known = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
             if known is None:
                 return Open(tuple(questions), begun=False, changed=False)
-            found = connection.execute("SELECT question, failed FROM rows WHERE document = ?", (name,)).fetchall()
+            found = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         changed = bool(found) and bool(known[0]) and bool(version) and known[0] != version
-        done = set() if changed else {question for question, failed in found if not (failed and retry_failed)}
+        done = set() if changed else {question for question, failed, _ in found if not (failed and retry_failed)}
         left = tuple(each for each in questions if _question(each) not in done)
         if not left and version and not known[0]:  # its rows were found in the table: from here on, changes show
             with self._transaction() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        return Open(left, begun=bool(known[1]), changed=changed)
-
-    def has(self, identity: str) -> bool:
-        """Whether there is a row with this id and an answer."""
-        with self._transaction(write=False) as connection:
-            found = connection.execute("SELECT 1 FROM rows WHERE id = ? AND failed = 0", (identity,))
-            return found.fetchone() is not None
+        answered = frozenset(identity for _, failed, identity in found if not failed) if left else frozenset[str]()
+        return Open(left, begun=bool(known[1]), changed=changed, answered=answered)
 
     def begin(self, document: str) -> None:
         """Note that a document is being read."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -36,6 +37,7 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyResponseError,
     PolicyUnreachableError,
+    RunHeldError,
     RunMismatchError,
     RunNotFoundError,
 )
@@ -49,6 +51,9 @@ from memagent_graph.trace import MemoryUpdate
 
 _LOADING: Final = 16
 """Documents that are fetched, converted and stored at once."""
+_HELD_SECONDS: Final = 60.0
+"""How long a run is waited for that another process holds: one that a lost machine has begun ends within seconds."""
+_HELD_PAUSE: Final = 0.5
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
@@ -60,7 +65,6 @@ class CorpusReader:
         questions: asked about every document, after a document's own.
         access: opens the documents.
         keep_texts: leave documents' texts in the agent's store.
-        is_done: whether there is an answer for a row's id already; such questions are not read for again.
         on_update: called with each memory update.
         response_format: the form of all answers: a Pydantic model, or a JSON schema. Their values fill typed columns.
 
@@ -76,14 +80,12 @@ class CorpusReader:
         access: SourceAccess | None = None,
         *,
         keep_texts: bool = False,
-        is_done: Callable[[str], bool] = lambda _: False,
         on_update: Callable[[MemoryUpdate], None] | None = None,
         response_format: ResponseFormatSource | None = None,
     ) -> None:
         self.agent = agent
         self.questions = tuple(dict.fromkeys(questions))
         self.access = access or SourceAccess()
-        self.is_done = is_done
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = columns_of(self.response_format, Row.__struct_fields__) if self.response_format else ()
@@ -111,7 +113,12 @@ class CorpusReader:
         return tuple(dict.fromkeys((*document.questions, *self.questions)))
 
     async def read_one(
-        self, document: CorpusDocument, questions: Sequence[str] | None = None, *, may_resume: bool = True
+        self,
+        document: CorpusDocument,
+        questions: Sequence[str] | None = None,
+        *,
+        may_resume: bool = True,
+        answered: Container[str] = frozenset(),
     ) -> list[Row]:
         """Read a document once for all of its questions.
 
@@ -119,6 +126,7 @@ class CorpusReader:
             document: the document.
             questions: those that are still to be answered; all of the document's if it is left out.
             may_resume: whether its checkpoints are to be looked for; they cost a look-up each.
+            answered: ids of rows that have an answer; such questions are not read for again.
 
         Returns:
             A row for each question that has no answer yet, in order.
@@ -140,7 +148,7 @@ class CorpusReader:
         self._texts[digest] += 1
         try:
             identities = {each: row_id(document.name, digest, each, settings) for each in asked}
-            open_questions = [each for each in asked if not self.is_done(identities[each])]
+            open_questions = [each for each in asked if identities[each] not in answered]
             reads = [partial(self._read, reference, each, identities[each], may_resume) for each in open_questions]
             outcomes = await in_passes(reads, AT_ONCE)
             rows: list[Row] = []
@@ -209,6 +217,20 @@ class CorpusReader:
             raise DocumentError(f"{document.name} cannot be read ({type(error).__name__}): {error}") from error
 
     async def _read(
+        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
+    ) -> ReadResult:
+        """The result, once no other process holds the run."""
+        began = time.monotonic()
+        while True:
+            try:
+                return await self._read_held(reference, question, run_id, may_resume, pace)
+            except RunHeldError:
+                if time.monotonic() - began >= _HELD_SECONDS:
+                    raise
+                may_resume = True  # whoever holds it may have read some of it
+                await asyncio.sleep(_HELD_PAUSE)
+
+    async def _read_held(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
     ) -> ReadResult:
         if may_resume and self.agent.keeps_checkpoints:

@@ -22,7 +22,7 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
@@ -80,6 +80,11 @@ class SourceAccess:
     max_bytes: int = 2**30
     encoding: str | None = None
     bounds: ArchiveBounds = field(default_factory=ArchiveBounds)
+
+    @property
+    def absolute(self) -> SourceAccess:
+        """The same for a process that works in another folder."""
+        return self if not self.root or scheme_of(self.root) else replace(self, root=str(Path(self.root).absolute()))
 
     def filesystem(self, location: str) -> tuple[Any, str]:
         """The fsspec filesystem of a URL, and the path there.

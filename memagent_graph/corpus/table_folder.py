@@ -396,6 +396,25 @@ def _plain(row: Row, columns: Sequence[TypedColumn]) -> dict[str, Any]:
     return values
 
 
+def row_from(values: Mapping[str, Any]) -> Row:
+    """The row from a table's plain values; typed columns are left out, as `value` has them."""
+    known = {name: values[name] for name in Row.__struct_fields__ if name in values}
+    known["value"] = None if known.get("value") is None else json.loads(known["value"])
+    known["metadata"] = json.loads(known["metadata"]) if known.get("metadata") else {}
+    return msgspec.convert(known, Row)
+
+
+def arrow_table(rows: Iterable[Row], columns: Sequence[TypedColumn] = ()) -> Any:
+    """Rows as a `pyarrow.Table` with the columns of the table's parts.
+
+    Args:
+        rows: the rows.
+        columns: the typed columns, if the answers have a schema.
+    """
+    arrow = _arrow("pyarrow")
+    return arrow.Table.from_pylist([_plain(row, columns) for row in rows], schema=_schema(arrow, columns))
+
+
 class _Made(NamedTuple):
     content: bytes
     rows: int

@@ -43,6 +43,8 @@ class PolicyRequest:
     """For a server: the most requests sent in a minute, over all reads."""
     tokens_per_minute: float | None = None
     """For a server: the most prompt and completion tokens in a minute, over all reads."""
+    session_header: str | None = None
+    """For a server: the header that has the document's key, for routers that keep a session on one replica."""
 
 
 PolicyFactory: TypeAlias = Callable[[PolicyRequest], Policy]
@@ -100,6 +102,7 @@ def _server(request: PolicyRequest) -> Policy:
         read_timeout=request.timeout,
         max_retries=request.retries,
         limiter=RateLimiter(request.requests_per_minute, request.tokens_per_minute),
+        session_header=request.session_header,
     )
 
 

@@ -91,9 +91,12 @@ class OpenAICompatiblePolicy:
             and 10 times the request, several times what any server needs.
         limiter: bounds requests and tokens a minute, over all that share it. Without it there is no such bound, but a
             `Retry-After` that one request gets holds all of them.
+        session_header: the header in which `SamplingParams.session` is sent, for a router in front of several replicas
+            that keeps requests of one session on one of them, such as "X-Session-Id"; without it, it is not sent.
 
     Raises:
-        PolicyRequestError: `base_url` is not an address, or the key is not one line of ASCII.
+        PolicyRequestError: `base_url` is not an address, the key is not one line of ASCII, or `session_header` is not
+            a header's name, or one that the policy itself sends.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class OpenAICompatiblePolicy:
         policy_version: str = "",
         max_reply_bytes: int | None = None,
         limiter: RateLimiter | None = None,
+        session_header: str | None = None,
     ) -> None:
         url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
@@ -131,6 +135,7 @@ class OpenAICompatiblePolicy:
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
         self._limiter = limiter or RateLimiter()
+        self._session_header = None if session_header is None else _header_name(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
         self._connections = PerLoop(self._connect)
@@ -192,6 +197,7 @@ class OpenAICompatiblePolicy:
             largest=self._max_reply_bytes
             or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
             tokens=expected,
+            headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
         if usage := completion.usage:
             used = usage.prompt_tokens + usage.completion_tokens
@@ -322,6 +328,7 @@ class OpenAICompatiblePolicy:
         largest: int,
         seconds: float | None = None,
         tokens: int = 0,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
         """The decoded reply, and how many times the request was sent again.
 
@@ -329,7 +336,7 @@ class OpenAICompatiblePolicy:
         """
         try:
             return await self._connections.get().sender.send(
-                url, body, decode, largest=largest, seconds=seconds, tokens=tokens
+                url, body, decode, largest=largest, seconds=seconds, tokens=tokens, headers=headers
             )
         except StatusError as error:
             raise self._refusal(error, self._redacted(_words(error.content))[:_SHOWN]) from None
@@ -459,6 +466,15 @@ def _headers(authorization: str) -> dict[str, str]:
         "User-Agent": "memagent-graph",
         **{name: value for name, value in named.items() if value},
     }
+
+
+def _header_name(name: str, taken: Mapping[str, str]) -> str:
+    """A header's name, if it can be one and is not sent already."""
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+        raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
+    if name.lower() in {each.lower() for each in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
+        raise PolicyRequestError(f"the header {name} has another meaning", hint='Use one such as "X-Session-Id".')
+    return name
 
 
 def _models(content: bytes) -> list[dict[str, Any]]:

@@ -143,6 +143,7 @@ class Sender:
         largest: int,
         seconds: float | None = None,
         tokens: int = 0,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
         """The decoded reply, and how many times the request was sent again.
 
@@ -155,6 +156,7 @@ class Sender:
             largest: the maximum number of bytes in a reply; more are never in memory.
             seconds: the time-out for one reply once there is a connection, if it differs from the usual one.
             tokens: what it is expected to take, for the limiter.
+            headers: further headers of this request.
 
         Raises:
             StatusError: the server refused, finally.
@@ -173,7 +175,12 @@ class Sender:
             wait = None
             try:
                 async with self._session.request(
-                    "GET" if body is None else "POST", target, data=body, allow_redirects=False, timeout=timeout
+                    "GET" if body is None else "POST",
+                    target,
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=timeout,
                 ) as reply:
                     if reply.status < 300:
                         return decode(await _body(reply, largest)), retries

@@ -285,7 +285,8 @@ class Ask:
         """How an attempt is sampled: the seed changes, because the same seed would give the same reply."""
         sampling = _greedy(self._context.sampling) if self._role.greedy else self._context.sampling
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
-        return _bounded(sampling, self._bound, attempt, structure.format.for_server if structure else None)
+        schema, session = structure.format.for_server if structure else None, self._state["document"]["key"]
+        return _bounded(sampling, self._bound, attempt, schema, session)
 
     def _usage(self, completion: Completion) -> TokenUsage:
         """The server's count, or our own if it reports none."""
@@ -411,9 +412,11 @@ def as_span(span: ChunkSpan) -> Span:
 
 
 @lru_cache
-def _bounded(sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None) -> SamplingParams:
+def _bounded(
+    sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None, session: str
+) -> SamplingParams:
     seed = None if sampling.seed is None else sampling.seed + attempt
-    return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema)
+    return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema, session=session)
 
 
 @lru_cache
@@ -423,7 +426,8 @@ def _greedy(sampling: SamplingParams) -> SamplingParams:
 
 @lru_cache
 def _as_logged(sampling: SamplingParams) -> dict[str, object]:
-    """The values for the log. Of a schema, which the run's settings have, only whether there was one."""
+    """The values for the log, without the session; of a schema, which the settings have, whether there was one."""
     values = asdict(sampling)
+    del values["session"]
     schema = values.pop("json_schema")
     return values if schema is None else {**values, "json_schema": True}

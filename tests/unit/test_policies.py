@@ -194,6 +194,23 @@ async def test_weights_change_from_one_request_to_the_next_and_name_and_version_
     assert [request["model"] for request in server.requests] == ["fake", "version-2"]
 
 
+async def test_the_document_s_key_is_in_the_header_that_is_named_and_in_no_other() -> None:
+    with FakeServer() as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, session_header="X-Session-Id")
+        await ask(policy, session="sha256:12")
+        await ask(policy)
+        await policy.aclose()
+        await ask(OpenAICompatiblePolicy("fake", base_url=server.base_url), session="sha256:12")
+    assert [each.get("X-Session-Id") for each in server.headers] == ["sha256:12", None, None]
+    assert all("sha256:12" not in str(body) for body in server.requests)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "Authorization", "content-type", "X:Y", "Host"])
+def test_a_header_that_cannot_be_used_is_refused(name: str) -> None:
+    with pytest.raises(PolicyRequestError, match="header"):
+        OpenAICompatiblePolicy("fake", base_url="http://localhost:1/v1", session_header=name)
+
+
 async def test_an_unreachable_server_and_a_silent_one_are_told_apart() -> None:
     closed = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
     with pytest.raises(PolicyUnreachableError, match="no connection to"):

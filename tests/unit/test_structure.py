@@ -13,10 +13,14 @@ from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, mod
 ALLOWED = {
     ("memagent_graph.cli.mcp", "memagent_mcp"): "`memagent mcp` starts the server; it is loaded with the command alone",
     ("memagent_graph.cli.mcp", "memagent_mcp.transports"): "as above",
+    (
+        "memagent_graph.cli.corpus_command",
+        "memagent_ray",
+    ): "`memagent corpus --ray` reads on a cluster; loaded with the option",
 }
 """Imports that make a circle or lead upward, and why they are there all the same."""
 
-LAYERS = ({"memagent_graph"}, {"memagent_training"}, {"langchain_memagent", "memagent_mcp"})
+LAYERS = ({"memagent_graph"}, {"memagent_training"}, {"langchain_memagent", "memagent_mcp", "memagent_ray"})
 """From the lowest to the highest; none imports a higher one, and the integrations do not import each other."""
 
 

@@ -1,0 +1,126 @@
+"""Whatever of a cluster is killed while a corpus is read: every row is in the table once, hardly a chunk is read twice.
+
+Actors, nodes and the driver, which is also the writer of the table, are killed with SIGKILL at random moments, on a
+server with faults.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.corpus_world import (
+    NAMES,
+    QUESTIONS,
+    CountingServer,
+    corpus_command,
+    key_of,
+    rows_in,
+    run_corpus_command,
+    write_corpus,
+)
+from support.postgres_server import PostgresServer
+from support.ray_world import RayWorld
+
+IN_FLIGHT, ACTORS = 4, 2
+KINDS = {"sqlite": ("actor", "driver", "node"), "postgres": ("node", "actor", "driver")}
+"""In turn, by where the checkpoints are."""
+
+
+class Driver:
+    """The command, which is started again when it was killed."""
+
+    def __init__(self, command: list[str], output: Path) -> None:
+        self._command, self._output = command, output
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._output.open("ab") as file:
+            self.process = subprocess.Popen(self._command, stdout=file, stderr=file)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def told(self) -> str:
+        return self._output.read_text("utf-8", "replace")
+
+
+def wait_until_it_reads(server: CountingServer, driver: Driver, before: int) -> None:
+    end = time.monotonic() + 120
+    while sum(server.read.values()) <= before:
+        assert driver.process is not None
+        assert driver.process.poll() is None and time.monotonic() < end, driver.told
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("checkpoints", KINDS)
+def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
+    checkpoints: str,
+    cluster: RayWorld,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    size: Callable[[int, int], int],
+    record_property: Callable[[str, Any], None],
+) -> None:
+    documents, kills = size(20, 2000), size({"sqlite": 2, "postgres": 1}[checkpoints], 30)
+    moments = random.Random(11)
+    made = write_corpus(tmp_path / "in", documents, most_words=size(2500, 8000))
+    options = ["--ray", cluster.address, "--ray-actors", str(ACTORS), "--documents", str(IN_FLIGHT),
+               "--rows-per-part", "40", "--quiet"]  # fmt: skip
+    if checkpoints == "postgres":
+        server_of_states: PostgresServer = request.getfixturevalue("postgres")
+        options += ["--checkpoints", server_of_states.url]
+    out, done_of = tmp_path / "out", Counter[str]()
+    with CountingServer(faults=0.1, delay=0.05) as server:
+        driver = Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "told.txt")
+        driver.start()
+        for number in range(kills):
+            wait_until_it_reads(server, driver, sum(server.read.values()))
+            time.sleep(moments.uniform(0.0, size(700, 20_000) / 1000))
+            assert driver.process is not None and driver.process.poll() is None, "it ended before it could be killed"
+            kind = KINDS[checkpoints][number % 3]
+            if kind == "driver":
+                driver.kill()
+                driver.start()
+            elif kind == "node":
+                cluster.kill_node(moments.randrange(len(cluster.nodes)))
+                cluster.add_node()
+            else:
+                cluster.kill_actor(moments.choice(sorted(cluster.wait_for_actors(1))))
+            done_of[kind] += 1
+        assert driver.process is not None
+        assert driver.process.wait() == 0, driver.told
+        asked = sum(server.read.values())
+        again = run_corpus_command(tmp_path / "in", out, server, *options)
+        assert again.returncode == 0 and sum(server.read.values()) == asked, "something is read again"
+    rows = rows_in(out)
+    counted = Counter((row["document"], row["question"]) for row in rows)
+    assert counted == {(name, question): 1 for name in made for question in QUESTIONS}
+    for row in rows:
+        number = made[row["document"]]
+        if number is None:
+            assert row["error_kind"] == "DocumentError" and row["answer"] is None
+        else:
+            assert row["answer"] == key_of(number, NAMES[QUESTIONS.index(row["question"])]), row
+            assert row["error"] is None and row["evidence"]
+    chunks: dict[str, int] = {}
+    for (section, _), count in server.read.items():
+        chunks[section] = max(count, chunks.get(section, 0))
+    repeated = sum(count - 1 for count in chunks.values())
+    assert repeated <= kills * IN_FLIGHT * ACTORS
+    record_property("rows", len(rows))
+    record_property("chunks", len(chunks))
+    record_property("kills", dict(done_of))
+    record_property("chunks read again per kill", round(repeated / kills, 2))
+    record_property("documents in flight", IN_FLIGHT * ACTORS)

@@ -1,0 +1,73 @@
+"""A Ray cluster on this machine whose nodes and actors can be killed: a head without CPUs, and nodes that read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+
+STORE_BYTES = 80 * 2**20
+ACTOR = "ray::MapWorker"
+
+
+class RayWorld:
+    """The cluster. Its drivers are other processes, which get `address`."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False},
+        )
+        self.nodes: list[Any] = []
+        for _ in range(nodes):
+            self.add_node()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add_node(self) -> None:
+        self.nodes.append(self._cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES))
+
+    def kill_node(self, number: int) -> None:
+        """With SIGKILL, and all that runs on it."""
+        self._cluster.remove_node(self.nodes.pop(number), allow_graceful=False)
+
+    def actors(self) -> dict[int, int]:
+        """The processes that read, and the place of the node of each."""
+        raylets = {
+            each.process.pid: place
+            for place, node in enumerate(self.nodes)
+            for each in node.all_processes.get("raylet", [])
+        }
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    name = (folder / "cmdline").read_bytes()
+                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                except (OSError, IndexError, ValueError):
+                    continue
+                if name.startswith(ACTOR.encode()) and parent in raylets:
+                    found[int(folder.name)] = raylets[parent]
+        return found
+
+    def wait_for_actors(self, number: int) -> dict[int, int]:
+        end = time.monotonic() + 60
+        while len(found := self.actors()) < number:
+            assert time.monotonic() < end, f"there are {len(found)} actors"
+            time.sleep(0.05)
+        return found
+
+    def kill_actor(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._cluster.shutdown()

@@ -1,0 +1,216 @@
+"""What reading on a cluster consists of, without one: Ray is not installed here."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.corpus_world import CountingServer, run_corpus_command, text_of
+
+from memagent_graph.corpus import CorpusDocument, Row, TableFolder
+from memagent_graph.corpus.corpus_rows import Quote, RowEvent, RowUsage
+from memagent_graph.corpus.engines import Work
+from memagent_graph.corpus.source_access import SourceAccess
+from memagent_graph.corpus.table_folder import arrow_table, row_from
+from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
+from memagent_graph.settings import ReaderSettings
+from memagent_graph.storage.checkpoints import is_postgres, open_saver
+from memagent_graph.storage.leases import lease
+from memagent_ray.actor_plan import ActorPlan, ActorReader
+from memagent_ray.document_actors import Outcome
+from memagent_ray.known_rows import KnownRows
+from memagent_ray.ray_cluster import ray_module, require_reachable
+from memagent_ray.ray_datasets import ActorPool
+
+without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
+
+ROW = Row(
+    id="0" * 31 + "a",
+    document="d.txt",
+    digest="1" * 64,
+    question="When?",
+    answer="1999",
+    value={"year": 1999},
+    memory="the year 1999",
+    evidence=(Quote("in 1999", 3, None, 0, 5, 12, "the year 1999", 0.5),),
+    usage=RowUsage(10, 2, 1, 2, 0.25),
+    chunks=1,
+    stop_reason="answered",
+    events=(RowEvent("empty", None, "once"),),
+    model="fake",
+    metadata={"year": 7, "tags": ["a", None]},
+)
+
+
+def test_a_row_comes_back_from_the_table_s_columns_as_it_was() -> None:
+    plain = Row(id="b", document="e", digest=None, question="?", error="broken", error_kind="DocumentError")
+    assert [row_from(values) for values in arrow_table([ROW, plain]).to_pylist()] == [ROW, plain]
+
+
+def test_work_and_outcomes_can_be_sent_to_another_machine() -> None:
+    work = Work(CorpusDocument(name="a", text="b"), ("When?",), answered=frozenset({"c"}))
+    assert pickle.loads(pickle.dumps(work)) == work
+    failure = CorpusError("the disk is full", hint="Make room.")
+    outcome = pickle.loads(pickle.dumps(Outcome(3, failure=failure)))
+    assert outcome.number == 3 and str(outcome.failure) == str(failure)
+
+
+def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:
+    plan = ActorPlan(settings=ReaderSettings(requests_per_minute=60, concurrency=8), api_key="a-secret")
+    share = plan.shared_by(4).settings
+    assert (share.requests_per_minute, share.tokens_per_minute, share.concurrency) == (15, None, 8)
+    assert "a-secret" not in repr(plan)
+
+
+def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_path: Path) -> None:
+    plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
+    with pytest.raises(CorpusError, match=r"does not see the folder .*work of .*--checkpoints postgresql"):
+        plan.require_folders()
+    plan.mark_folders()
+    plan.require_folders()
+    elsewhere = ActorPlan(checkpoints=plan.checkpoints)  # a folder of the same name, which another driver marked
+    with pytest.raises(CorpusError, match="does not see the folder"):
+        elsewhere.require_folders()
+    plan.remove_markers()
+    assert not list(tmp_path.rglob("seen*"))
+    with pytest.raises(CorpusError, match=r"does not see the documents' folder .*nowhere"):
+        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).require_folders()
+    assert ActorPlan(checkpoints="postgresql://a:b@c/d").shared_folders() == []
+
+
+def test_machines_do_not_share_a_sqlite_file() -> None:
+    here = ActorPlan(checkpoints="/w/checkpoints.sqlite")
+    there = ActorPlan(checkpoints="/w/checkpoints.sqlite", home="another machine")
+    assert here.checkpoints_here() == "/w/checkpoints.sqlite"
+    assert str(there.checkpoints_here()).startswith("/w/checkpoints.sqlite-")
+    url = ActorPlan(checkpoints="postgresql://c/d", home="another machine")
+    assert url.checkpoints_here() == "postgresql://c/d" and "postgresql" not in repr(url)
+
+
+async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with CountingServer() as server:
+        settings = ReaderSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
+        reader = ActorReader(ActorPlan(settings=settings, questions=("What is the key of harbor?",)))
+        (row,) = await reader.reader.read_one(CorpusDocument(name="a", text=text_of(1, 60)))
+        assert row.answer == "1010"
+        (above,) = tmp_path.glob("*")  # noqa: ASYNC240
+        (above / "killed.folder" / "documents").mkdir(parents=True)
+        other = ActorReader(ActorPlan(settings=settings))
+        assert len(list(above.glob("*.folder"))) == 2, "a folder in use was removed, or one that is not was kept"
+        for each in (reader, other):
+            await each.reader.aclose()
+            each.close()
+        assert not list(above.glob("*.folder"))
+
+
+def test_known_rows_are_those_of_the_table_that_have_an_answer(tmp_path: Path) -> None:
+    table = TableFolder(str(tmp_path))
+    assert "0" * 32 not in KnownRows.of(table)
+    table.take_over({}, "rows")
+    ids = [f"{number * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128:032x}" for number in range(200)]
+    ids += ["f" * 32, "0" * 32, "0" * 16 + "f" * 16]
+    failed = Row(id="e" * 32, document="x", digest=None, question="?", error="broken", error_kind="DocumentError")
+    table.write_part(0, [*(Row(id=each, document=each, digest=None, question="?") for each in ids), failed])
+    known = KnownRows.of(table)
+    assert len(known) == len(ids) and all(each in known for each in ids)
+    assert failed.id not in known and "0" * 31 + "1" not in known and 7 not in known
+    assert isinstance(known._ids, np.ndarray)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "http://a/b", ":6379", "host:", "ray://host"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(CorpusError, match=r"not the address of a Ray cluster\. Use auto, local, HOST:PORT"):
+        require_reachable(address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "[::1]:9"])
+def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None:
+    with pytest.raises(CorpusError, match=r"cannot be used: .*Does it run \(`ray status`\)"):
+        require_reachable(address)
+
+
+def test_a_pool_has_actors() -> None:
+    with pytest.raises(CorpusError, match="no pool of 3 to 2 actors"):
+        ActorPool(3, 2)
+
+
+@without_ray
+def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(MissingExtraError, match=r"memagent-graph\[ray\]"):
+        ray_module()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text(text_of(1, 60))
+    with CountingServer() as server:
+        done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto")
+        assert done.returncode == 7 and 'pip install "memagent-graph[ray]"' in done.stderr
+        wrong = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto", "--ray-actors", "4:2")
+        assert wrong.returncode == 2 and "MIN:MAX" in wrong.stderr
+        alone = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray-actors", "2")
+        assert alone.returncode == 2 and "Name it with --ray" in alone.stderr
+        assert not server.read
+
+
+@without_psycopg
+async def test_without_psycopg_it_is_said_what_to_install() -> None:
+    assert is_postgres("postgres://host/name") and not is_postgres("checkpoints.sqlite") and not is_postgres(None)
+    with pytest.raises(MissingExtraError, match=r"memagent-graph\[postgres\]"):
+        await open_saver("postgresql://host/name")
+
+
+def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text(text_of(1, 60))
+    with CountingServer() as server:
+        elsewhere = tmp_path / "states" / "c.sqlite"
+        done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--checkpoints", str(elsewhere))
+    assert done.returncode == 0, done.stderr
+    assert elsewhere.is_file() and not list(tmp_path.glob("out/_work/checkpoints*"))
+
+
+async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._HELD_PAUSE", 0.01)
+    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._HELD_SECONDS", 0.05)
+    with CountingServer() as server:
+        settings = ReaderSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
+        states = tmp_path / "c.sqlite"
+        plan = ActorPlan(settings=settings, questions=("What is the key of harbor?",), checkpoints=str(states))
+        plan.mark_folders()
+        actor = ActorReader(plan)
+        document = CorpusDocument(name="a", text=text_of(1, 60))
+        with lease(tmp_path / "c.sqlite-reading", await _row_id(actor, document)):
+            (row,) = await actor.reader.read_one(document)
+            assert row.error_kind == RunHeldError.__name__
+            monkeypatch.setattr("memagent_graph.corpus.corpus_reader._HELD_SECONDS", 60)
+            waiting = asyncio.create_task(actor.reader.read_one(document))
+            await asyncio.sleep(0.1)
+            assert not waiting.done() and not server.read
+        (row,) = await waiting
+        assert row.answer == "1010"
+        await actor.reader.aclose()
+        actor.close()
+
+
+async def _row_id(actor: ActorReader, document: CorpusDocument) -> str:
+    """The id that its row will have."""
+    import hashlib
+
+    from memagent_graph.corpus.corpus_reader import fingerprint_of
+    from memagent_graph.corpus.corpus_rows import row_id
+
+    digest = hashlib.sha256(str(document.text).encode()).hexdigest()
+    settings = fingerprint_of(await actor.reader.settings())
+    return row_id(document.name, digest, actor.reader.questions[0], settings)
+
+
+async def test_checkpoints_that_cannot_be_opened_are_told(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    with pytest.raises(CheckpointError):
+        await open_saver(tmp_path / "c")
