@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from memagent_graph.errors import CheckpointError, RunError
+from memagent_graph.errors import CheckpointError, RunHeldError
 from memagent_graph.storage.file_locks import locked
 from memagent_graph.storage.private_files import private_folder
 
@@ -27,7 +27,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
         run_id: the run.
 
     Raises:
-        RunError: another one holds it; the message names its process.
+        RunHeldError: another one holds it; the message names its process.
         CheckpointError: the folder cannot be written to.
     """
     path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
@@ -61,13 +61,13 @@ def _opened(path: Path, run_id: str) -> IO[bytes]:
         ) from error
 
 
-def _held(file: IO[bytes], run_id: str) -> RunError:
+def _held(file: IO[bytes], run_id: str) -> RunHeldError:
     try:
         pid = file.read(32).decode("ascii", "replace").strip()
     except OSError:
         pid = ""
     who = "this process" if pid == str(os.getpid()) else f"process {pid}" if pid else "another process"
-    return RunError(
+    return RunHeldError(
         f"the run is being read by {who} already",
         hint="Wait for it, or end it; then resume again, and nothing that it has read is read twice.",
         run_id=run_id,

@@ -144,7 +144,9 @@ def test_every_exit_code_is_in_the_page_of_errors() -> None:
 
 
 def test_the_messages_in_the_page_of_errors_are_those_of_the_package() -> None:
-    source = "\n".join(path.read_text("utf-8") for path in ROOT.glob("memagent_graph/**/*.py"))
+    source = "\n".join(
+        path.read_text("utf-8") for room in ("memagent_graph", "integrations") for path in (ROOT / room).rglob("*.py")
+    )
     page = (ROOT / "docs/errors.md").read_text("utf-8").partition("## Messages")[2].partition("\n## ")[0]
     messages = re.findall(r"(?m)^\| `(.+?)` \|", page)
     assert len(messages) > 10

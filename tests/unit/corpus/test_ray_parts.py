@@ -18,7 +18,7 @@ from memagent_graph.corpus.source_access import SourceAccess
 from memagent_graph.corpus.table_folder import arrow_table, row_from
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.settings import ReaderSettings
-from memagent_graph.storage.checkpoints import is_postgres, open_saver
+from memagent_graph.storage.checkpoints import is_server, open_saver
 from memagent_graph.storage.leases import lease
 from memagent_ray.actor_plan import ActorPlan, ActorReader
 from memagent_ray.document_actors import Outcome
@@ -160,7 +160,7 @@ def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
 
 @without_psycopg
 async def test_without_psycopg_it_is_said_what_to_install() -> None:
-    assert is_postgres("postgres://host/name") and not is_postgres("checkpoints.sqlite") and not is_postgres(None)
+    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite") and not is_server(None)
     with pytest.raises(MissingExtraError, match=r"memagent-graph\[postgres\]"):
         await open_saver("postgresql://host/name")
 
