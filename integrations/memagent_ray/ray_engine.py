@@ -36,6 +36,10 @@ _TRIES: Final = 3
 """How often a window is tried in which nothing came back."""
 
 
+class _EnoughError(Exception):
+    """A limit is reached: what is being read is broken off, and continues next time."""
+
+
 @dataclass(frozen=True)
 class RayEngine:
     """Reads on the cluster that this process is connected to; see `connected`.
@@ -65,6 +69,8 @@ class RayEngine:
                     left = await self._read_window(window, keep, is_last=failures + 1 >= _TRIES)
                     failures = failures + 1 if len(left) == len(window) else 0
                     window = left
+        except _EnoughError:
+            return
         finally:
             self.plan.remove_markers()
 
@@ -86,15 +92,17 @@ class RayEngine:
             while (outcome := await stream.next()) is not None:
                 if outcome.failure is not None:
                     raise outcome.failure
-                if outcome.number in left:  # a block that was made twice may come twice
-                    await keep(left.pop(outcome.number), outcome.decoded())
+                if outcome.number not in left:  # a block that was made twice may come twice
+                    continue
+                if not await keep(left.pop(outcome.number), outcome.decoded()):
+                    raise _EnoughError
 
         keepers = [asyncio.create_task(work()) for _ in range(_KEEPING)]
         try:
             done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_EXCEPTION)
             for each in done:
                 each.result()
-        except MemAgentError:
+        except (MemAgentError, _EnoughError):
             raise
         except Exception as error:  # Ray's own kinds
             cause = _memagent_cause(error)

@@ -310,7 +310,7 @@ class Corpus(ReaderOptions):
                     reader,
                     table,
                     engine=engine,
-                    documents_in_flight=in_flight,
+                    documents_in_flight=in_flight if engine is None else in_flight * engine.pool.max_actors,
                     rows_per_part=self.rows_per_part,
                     retry_failed=self.retry_failed,
                     limits=CorpusLimits(self.max_documents, self.max_tokens_total, self.max_seconds),

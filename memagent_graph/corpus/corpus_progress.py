@@ -45,6 +45,7 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
         self._task = self._bar.add_task("reading", total=None, told="")
         self._total = Total(None, None)
         self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
+        self._sees_chunks = False
         self._began = self._drawn = self._told_last = time.monotonic()
 
     def __enter__(self) -> CorpusProgress:
@@ -70,6 +71,7 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
 
     def reads(self, update: MemoryUpdate) -> None:
         """A chunk was read."""
+        self._sees_chunks = True
         self._tokens += update.prompt_tokens + update.completion_tokens
         self._show()
 
@@ -78,6 +80,8 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
         self._read += 1
         self._read_bytes += document.size or 0
         self._failed += any(row.failed for row in rows)
+        if not self._sees_chunks:  # they are read elsewhere
+            self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         self._show()
 
     @property

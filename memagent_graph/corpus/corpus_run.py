@@ -134,7 +134,7 @@ async def run_corpus(
         reader: knows the questions and settings; its agent keeps checkpoints in the table's folder for work.
         table: where the rows go.
         engine: reads the documents; if left out, `reader` does, in this process.
-        documents_in_flight: how many are read at once in this process.
+        documents_in_flight: how many are read at once, by the engine as well.
         rows_per_part: how many rows a part of the table has; the last one of a run has fewer.
         retry_failed: read what has a row with an error again.
         limits: where to stop early.
@@ -226,7 +226,7 @@ class _Run:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    async def _keep(self, work: Work, rows: Sequence[Row]) -> None:
+    async def _keep(self, work: Work, rows: Sequence[Row]) -> bool:
         """Enter a document's rows. If the policy failed for some, it is read for these again at the end."""
         document = work.document
         failures = [row for row in rows if row.error_kind in POLICY_FAILURES]
@@ -241,7 +241,7 @@ class _Run:
             if rows := [row for row in rows if row.error_kind not in _LATER]:
                 await self._enter(document, "", rows)
             await asyncio.to_thread(self._ledger.begin, document.name)
-            return
+            return not self._is_over()
         await self._enter(document, document.version, rows)
         summary = self._summary
         summary.read += 1
@@ -251,7 +251,7 @@ class _Run:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
         if self._watcher:
             self._watcher.ends(document, rows)
-        self._is_over()
+        return not self._is_over()
 
     async def _enter(self, document: CorpusDocument, version: str, rows: Sequence[Row]) -> None:
         await asyncio.to_thread(self._writer.enter, document.name, version, rows)

@@ -31,8 +31,9 @@ class Work:
 
 NextWork: TypeAlias = Callable[[], Awaitable[Work | None]]
 """The next document to read; None if there is no more. Any number of tasks may call it."""
-Keep: TypeAlias = Callable[[Work, Sequence[Row]], Awaitable[None]]
-"""Keeps a document's rows; they are safe when it returns. Any number of tasks may call it."""
+Keep: TypeAlias = Callable[[Work, Sequence[Row]], Awaitable[bool]]
+"""Keeps a document's rows; they are safe when it returns. It is false when a limit is reached: an engine that has taken
+more than it reads should end then. Any number of tasks may call it."""
 
 
 class Engine(Protocol):

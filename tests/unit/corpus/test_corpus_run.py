@@ -20,6 +20,7 @@ from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
 from memagent_graph.corpus.corpus_documents import Total
 from memagent_graph.corpus.corpus_inputs import InputOptions
 from memagent_graph.corpus.corpus_run import CorpusLimits, CorpusSummary, Ended, exclusive, run_corpus
+from memagent_graph.corpus.engines import Keep, NextWork
 from memagent_graph.corpus.table_inputs import Columns
 from memagent_graph.errors import (
     CorpusError,
@@ -122,6 +123,37 @@ def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world
     again = world.run(HARBOR, CASTLE)
     assert (again.read, again.skipped, world.calls) == (0, 5, calls)
     assert not list(world.out.glob("_work/checkpoints*")) and not (world.out / "_work/documents").exists()
+
+
+class Windows:
+    """An engine that takes all work at once, and reads it backwards; it is begun again in each sweep."""
+
+    def __init__(self, agent: MemAgent) -> None:
+        self.reader = CorpusReader(agent, (HARBOR,))
+        self.taken: list[str] = []
+
+    async def read(self, next_work: NextWork, keep: Keep) -> None:
+        window = []
+        while (work := await next_work()) is not None:
+            window.append(work)
+        self.taken += [work.document.name for work in window]
+        for work in window[::-1]:
+            if not await keep(work, await work.read(self.reader)):
+                return
+
+
+def test_another_engine_reads_the_same_rows_and_is_told_when_it_is_enough(world: World) -> None:
+    for number in range(6):
+        world.write(f"d{number}.txt", 100 * number)
+    engine = Windows(world.agent(checkpoints=None))
+    stopped = world.run(engine=engine, limits=CorpusLimits(max_tokens_total=1))
+    assert (stopped.read, stopped.ended, len(engine.taken)) == (1, Ended.MAX_TOKENS, 6)
+    (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    done = world.run(engine=engine)
+    assert (done.read, done.skipped, done.failed, done.ended) == (6, 1, 1, Ended.DONE)
+    ids = {row["id"] for row in rows_in(world.out)}
+    shutil.rmtree(world.out)
+    assert world.run().read == 7 and {row["id"] for row in rows_in(world.out)} == ids
 
 
 def test_new_documents_and_new_questions_are_added(world: World) -> None:
