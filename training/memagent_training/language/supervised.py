@@ -7,7 +7,8 @@ time.
 Batches depend only on seed and step, so a resumed run gets the same ones as an uninterrupted run. The learning rate
 rises in the first steps and then falls to its last value along a half cosine. The loss is the mean over reply tokens.
 Tokens that decide between keeping and writing, or between an answer and none, weigh more, and most if there is
-something to write: a missed fact is lost for good, but an unnecessary note does little harm.
+something to write: a missed fact is lost for good, but an unnecessary note does little harm. Tokens that the policy is
+unsure of weigh more, too: among sentences about the same person, the words after the name decide which is written.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from memagent_training.language.reader_traces import TraceMaker, Turn
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BOX = "\\boxed{"
-DECISION_TOKENS, KEEP_WEIGHT, WRITE_WEIGHT = 2, 2.0, 12.0
+DECISION_TOKENS, KEEP_WEIGHT, WRITE_WEIGHT, UNSURE_WEIGHT = 2, 2.0, 12.0, 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class ExampleMaker:
 
 def weighted_loss(examples: list[Example], scores: LogProbs) -> tuple[Tensor, float]:
     """The sum of weighted losses, and the sum of weights."""
-    weights_BT = scores.mask_BT.float()
+    probabilities_BT = scores.logprobs_BT.detach().float().exp()
+    weights_BT = scores.mask_BT * (1 + UNSURE_WEIGHT * (1 - probabilities_BT))
     for weights_T, example in zip(weights_BT, examples, strict=True):
         decision = slice(example.opening, example.opening + DECISION_TOKENS)
         weights_T[decision] *= WRITE_WEIGHT if example.writes else KEEP_WEIGHT
