@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -15,6 +15,9 @@ _SECONDS_TO_STOP: Final = 5
 _IDLE_SECONDS: Final = 75
 """How long a connection without a request stays open: longer than clients and proxies keep theirs. So it is they who
 close it, and none sends a request into a connection that is being closed."""
+PROTOCOL: Final[dict[str, Any]] = {"http": "h11", "ws": "none"}
+"""h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn takes where it is installed, does not: a
+client without a key could fill the memory. There are no WebSockets here."""
 
 
 async def run_server(serving: Serving, listener: socket.socket, sessions: PageSessions) -> None:
@@ -34,5 +37,6 @@ async def run_server(serving: Serving, listener: socket.socket, sessions: PageSe
         timeout_keep_alive=_IDLE_SECONDS,
         # A stream that never comes to its end would keep the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
+        **PROTOCOL,
     )
     await uvicorn.Server(config).serve(sockets=[listener])

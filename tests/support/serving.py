@@ -17,6 +17,7 @@ import uvicorn
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
 from memagent_graph.serving.addresses import listen
 from memagent_graph.serving.app import Serving, make_app
+from memagent_graph.serving.http_server import PROTOCOL
 from memagent_graph.serving.keys import Keys, Owner
 from memagent_graph.serving.live import LivePage
 from memagent_graph.serving.page_sessions import PageSessions
@@ -84,7 +85,7 @@ def served(
             sessions = PageSessions(serving.settings.keys) if page else None
             routes = LivePage(serving, sessions).routes() if sessions else []
             app = make_app(serving, routes, sessions)
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **PROTOCOL))
             server.config.timeout_graceful_shutdown = 1
             running = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from typing import Any, Final, TypeVar
 
@@ -14,6 +14,7 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from memagent_graph.serving.api_errors import bad_request, not_found, too_busy
 from memagent_graph.serving.app import Serving, bounded, owner_of, uploaded
@@ -233,21 +234,30 @@ class LivePage:
         owner = owner_of(request)
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages of this key are open; close some", 5)
-        return EventSourceResponse(
-            self._counted(owner, request.query_params.get("run")),
+        self._streams[owner.name] += 1
+        parts = events(self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run"))
+        return _Stream(
+            parts,
+            lambda: self._streams.subtract([owner.name]),
             headers=_HEADERS,
             ping=max(1, round(self._serving.settings.heartbeat)),
             send_timeout=_SEND_SECONDS,
             sep="\n",
         )
 
-    async def _counted(self, owner: Owner, run_id: str | None) -> AsyncIterator[dict[str, str]]:
-        self._streams[owner.name] += 1
+
+class _Stream(EventSourceResponse):
+    """Events, and what to do when they have ended, also before the first one."""
+
+    def __init__(self, parts: AsyncIterator[dict[str, str]], ended: Callable[[], None], **options: Any) -> None:
+        super().__init__(parts, **options)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async for event in events(self._live, self._serving.manager, self._serving.ledger, owner, run_id):
-                yield event
+            await super().__call__(scope, receive, send)
         finally:
-            self._streams[owner.name] -= 1
+            self._ended()
 
 
 def _place(request: Request) -> tuple[Owner, str]:

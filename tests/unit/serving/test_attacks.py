@@ -9,14 +9,17 @@ import socket
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import pytest
+from aiohttp import web
 from support.fake_server import FakeServer
 from support.scripts import document_with
-from support.serving import ALICE, BOB, KEYS, Served, served
+from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProcess, served
 
 from memagent_graph.serving.api_errors import ApiError
 from memagent_graph.serving.chat_requests import parse
@@ -84,11 +87,13 @@ def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_c
 # Hosts, pages, headers
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics"])
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil", "", "a/b"]
 )
-def test_a_host_of_another_name_is_refused(server: Served, host: str) -> None:
-    reply = httpx2.get(f"{server.api}/models", headers={**KEY, "Host": host})
+def test_a_host_of_another_name_is_refused(server: Served, host: str, path: str) -> None:
+    forwarded = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
+    reply = httpx2.get(f"{server.url}{path}", headers={**KEY, **forwarded, "Host": host})
     assert reply.status_code in {400, 421}
 
 
@@ -154,6 +159,30 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
     assert not [each for each in caplog.records if "\x1b" in each.getMessage() or "\n" in each.getMessage()]
 
 
+def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(body: dict[str, Any], number: int) -> web.Response:
+        return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
+
+    with FakeServer(refuse, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
+        reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG))
+    assert reply.status_code == 502
+    assert [each for each in caplog.records if "forged" in each.getMessage()]
+    assert not [each for each in caplog.records if set("\r\n\x1b") & set(each.getMessage())]
+
+
+# Reads
+
+
+@pytest.mark.parametrize("run_id", ["' OR '1'='1", "%", "_", "..%2f..%2freads.sqlite", "x\x00", "a" * 4000])
+def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> None:
+    assert httpx2.post(f"{server.api}/chat/completions", json=chat(LONG), headers=KEY).status_code == 200
+    for method, path in (("GET", ""), ("POST", "/cancel")):
+        url = f"{server.api}/reads/{run_id if '%2f' in run_id else quote(run_id)}{path}"
+        assert httpx2.request(method, url, headers=OTHER).status_code == 404
+
+
 # Files
 
 
@@ -188,6 +217,15 @@ def test_the_files_of_one_key_have_a_bound(server: Served) -> None:
     assert upload(server, "empty.txt", b"").status_code == 400
 
 
+def test_a_form_of_countless_parts_is_refused(server: Served) -> None:
+    fields = {f"field{number}": "x" for number in range(100)}
+    form = {"file": ("a.txt", b"text")}
+    reply = httpx2.post(f"{server.api}/files", files=form, data=fields, headers=KEY)
+    assert reply.status_code == 400
+    files = [("file", (f"{number}.txt", b"text")) for number in range(100)]
+    assert httpx2.post(f"{server.api}/files", files=files, headers=KEY).status_code == 400
+
+
 def bomb() -> bytes:
     """A DOCX file of a few hundred kilobytes whose document unpacks to 300 MB."""
     data = io.BytesIO()
@@ -210,7 +248,17 @@ def test_compressed_bodies_are_refused(server: Served) -> None:
     assert httpx2.post(f"{server.api}/chat/completions", content=b"\x1f\x8b", headers=headers).status_code == 415
 
 
-# Bodies
+# Heads and bodies
+
+
+def test_headers_without_an_end_are_refused_before_they_take_memory(server: Served) -> None:
+    """Whoever has no key can send them, too."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            for _ in range(64):
+                connection.sendall(b"x" * MEGABYTE)
+    assert httpx2.get(f"{server.url}/health").status_code == 200
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> None:
@@ -291,3 +339,37 @@ def test_what_a_document_says_changes_nothing_of_whose_run_it_is(server: Served)
     run_id = reply.headers["X-Memagent-Run-Id"]
     assert httpx2.get(f"{server.api}/reads/{run_id}", headers=KEY).status_code == 200
     assert httpx2.get(f"{server.api}/reads/{run_id}", headers=OTHER).status_code == 404
+
+
+# Streams
+
+
+def test_a_stream_that_nobody_reads_holds_up_no_read(tmp_path: Path) -> None:
+    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path) as server, ExitStack() as stack:
+        content = json.dumps(chat(LONG, stream=True)).encode()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        for _ in range(50):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(head.encode() + content)
+        reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG), timeout=60)
+        assert reply.status_code == 200
+        assert reply.headers["X-Memagent-Read"] in {"started", "joined", "repeated"}
+        assert len(httpx2.get(f"{server.api}/reads").json()["data"]) == 1, "fifty streams of one request are one read"
+
+
+def test_more_connections_than_there_may_be_are_refused_and_leave_the_server_well(
+    upstream: FakeServer, tmp_path: Path
+) -> None:
+    options = (*SMALL_OPTIONS, "--max-connections", "8")
+    with ServingProcess(upstream.base_url, tmp_path, *options) as server, ExitStack() as stack:
+        port = int(server.api.rpartition(":")[2].partition("/")[0])
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        until(lambda: httpx2.get(f"{server.api}/models").status_code == 503)
+        stack.close()
+        until(lambda: httpx2.get(f"{server.api}/models").status_code == 200)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -476,6 +478,43 @@ def test_everything_is_sent_with_a_policy_that_runs_no_foreign_script(browser: B
     assert "default-src 'none'" in page.text
 
 
+SCRIPT = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_data_alone(
+    browser: Browser, policy: Scripted
+) -> None:
+    policy.reply = lambda prompt: f"harbor {SCRIPT}" if "<section>" in prompt else f"\\boxed{{{SCRIPT}}}"
+    file = browser.upload(f"{SCRIPT}.txt", f"{SCRIPT} {LONG}").json()["id"]
+    run_id, other = browser.post("reads", files=[file], questions=[f"{SCRIPT}?", QUESTION]).json()["reads"]
+    assert SCRIPT in finished(browser, run_id)["answer"]
+    finished(browser, other)
+    for path in ("reads", f"reads/{run_id}/sources", f"reads/{run_id}/passage", f"compare?a={run_id}&b={other}"):
+        reply = browser.client.get(f"/page/{path}")
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    page = browser.client.get(f"/page/reads/{run_id}/page").text
+    assert "alert(2)" in page
+    assert "<img" not in page
+    assert "<script>alert" not in page
+
+
+def test_bodies_of_the_page_are_bounded_in_size_and_time(policy: Scripted, tmp_path: Path) -> None:
+    with (
+        FakeServer(policy, window=1000) as upstream,
+        served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server,
+    ):
+        browser = Browser.of(server)
+        assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
+        head = (
+            "POST /page/session HTTP/1.1\r\nHost: localhost\r\nX-Memagent-Page: 1\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head.encode())
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
 @pytest.mark.parametrize(
     "name", ["../page_sessions.py", "..%2f..%2fpage_sessions.py", "page_routes.py", "%2e%2e/x", ""]
 )
@@ -546,3 +585,18 @@ def test_a_page_that_opens_too_many_streams_is_refused_more(browser: Browser) ->
         finally:
             for stream in opened:
                 stream.__exit__(None, None, None)
+
+
+async def test_streams_that_are_opened_all_at_once_are_as_many_as_may_be(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    counted: list[int] = []
+    async with httpx2.AsyncClient(base_url=browser.client.base_url, cookies=browser.client.cookies) as client:
+
+        async def opened(everyone_came: asyncio.Barrier) -> None:
+            async with client.stream("GET", "/page/events", params={"run": run_id}, timeout=30) as reply:
+                counted.append(reply.status_code)
+                await everyone_came.wait()
+
+        everyone_came = asyncio.Barrier(60)
+        await asyncio.gather(*(opened(everyone_came) for _ in range(60)))
+    assert (counted.count(200), counted.count(429)) == (32, 28)
