@@ -209,7 +209,10 @@ def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -
     asked = len(prompts)
     assert asked <= 4 < calls_of_a_whole_read(make_reader)
     threading.Event().wait(0.2)
-    assert len(prompts) == asked
+    ended = len(prompts)
+    assert ended <= asked + 1, "the call that was being made may still reach the policy"
+    threading.Event().wait(0.2)
+    assert len(prompts) == ended
 
 
 def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in_other_branches(make_reader) -> None:

@@ -1,3 +1,4 @@
+import math
 import random
 from array import array
 from pathlib import Path
@@ -16,7 +17,14 @@ from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.scoring import LogProbs
 from memagent_training.language.reader_traces import NOT_STATED, TraceMaker, Turn
 from memagent_training.language.real_questions import real_questions
-from memagent_training.language.supervised import KEEP_WEIGHT, SHIPPED, WRITE_WEIGHT, Example, weighted_loss
+from memagent_training.language.supervised import (
+    KEEP_WEIGHT,
+    SHIPPED,
+    UNSURE_WEIGHT,
+    WRITE_WEIGHT,
+    Example,
+    weighted_loss,
+)
 
 PROSE = (
     "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "
@@ -112,6 +120,11 @@ def test_a_fact_that_has_to_be_written_weighs_more_than_one_to_be_kept() -> None
         total, weight = weighted_loss([example], scores)
         return float(total), weight
 
-    assert loss(writes=False) == (3 * KEEP_WEIGHT + 3, 2 * KEEP_WEIGHT + 1)
-    assert loss(writes=True) == (3 * WRITE_WEIGHT + 3, 2 * WRITE_WEIGHT + 1)
-    assert loss(writes=True, opening=1) == (1 + 5 * WRITE_WEIGHT, 1 + 2 * WRITE_WEIGHT)
+    def expected(*decisive: float) -> tuple[float, float]:
+        unsure = [1 + UNSURE_WEIGHT * (1 - math.exp(-loss)) for loss in (1, 2, 3)]
+        weights = [one * other for one, other in zip(unsure, decisive, strict=True)]
+        return sum(loss * weight for loss, weight in zip((1, 2, 3), weights, strict=True)), sum(weights)
+
+    assert loss(writes=False) == pytest.approx(expected(KEEP_WEIGHT, KEEP_WEIGHT, 1))
+    assert loss(writes=True) == pytest.approx(expected(WRITE_WEIGHT, WRITE_WEIGHT, 1))
+    assert loss(writes=True, opening=1) == pytest.approx(expected(1, WRITE_WEIGHT, WRITE_WEIGHT))
