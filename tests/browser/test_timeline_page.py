@@ -242,9 +242,12 @@ def test_one_branch_can_be_shown_alone(browser: Any, branched_page: Path) -> Non
     browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
     ids = browser.execute_script("return [...document.querySelectorAll('.step')].map(step => step.id)")
     assert ids == [f"chunk-{chunk}-1" for chunk in range(8, 16)]
-    shown = browser.execute_script(
-        "const body = document.querySelector('#chunk-12-1 .body').cloneNode(true);"
-        "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()"
+    browser.execute_script("document.getElementById('chunk-12-1').scrollIntoView()")  # it is drawn when it is seen
+    shown = WebDriverWait(browser, 20).until(
+        lambda _: browser.execute_script(
+            "const body = document.querySelector('#chunk-12-1 .body').cloneNode(true);"
+            "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()"
+        )
     )
     assert shown == next(each.memory for each in branched_run().updates if each.chunk_index == 12)
 
