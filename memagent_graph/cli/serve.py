@@ -28,7 +28,7 @@ _MEGABYTE = 2**20
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Let the settings of a file stand for those that neither a flag nor the environment has."""
+    """Use the settings of a file as defaults; flags and the environment override them."""
     if path is not None:
         from memagent_graph.serving.serve_settings import file_settings  # noqa: PLC0415
 
@@ -40,10 +40,10 @@ def _take_file(context: typer.Context, path: Path | None) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(ReaderOptions):
-    """Serve the OpenAI API in front of a policy: what fits its window is passed on, what does not is read.
+    """Serve the OpenAI API in front of a policy: requests that fit its window are passed on, longer ones are read.
 
     Every option can also be set in the environment, as MEMAGENT_SERVE_MAX_READS for --max-reads, or in a TOML file
-    named by --config, as max_reads. A flag goes before the environment, and that before the file.
+    named by --config, as max_reads. A flag overrides the environment, and the environment overrides the file.
     """
 
     environment: ClassVar[str] = "MEMAGENT_SERVE"
@@ -58,36 +58,37 @@ class Serve(ReaderOptions):
         typer.Option(is_eager=True, callback=_take_file, help="A TOML file with settings.", show_default="none"),
     ] = None
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8080
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8080
     keys: Annotated[
         Path | None,
         typer.Option(help='A TOML file with a line alice = "KEY" for each key.', show_default="$MEMAGENT_KEYS"),
     ] = None
     without_keys: Annotated[
-        bool, typer.Option("--without-keys", help="Let other machines in though there are no keys.")
+        bool, typer.Option("--without-keys", help="Allow other machines to connect without keys.")
     ] = False
     server_name: Annotated[
-        list[str] | None, typer.Option(help="A name that clients call this host. Repeatable.", show_default="--host")
+        list[str] | None, typer.Option(help="A host name that clients use. Repeatable.", show_default="--host")
     ] = None
     allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Web pages that may ask. Repeatable.", show_default="none")
+        list[str] | None, typer.Option(help="Web pages that may send requests. Repeatable.", show_default="none")
     ] = None
     read_above: Annotated[
-        int | None, typer.Option(min=1, help="Read prompts of more tokens.", show_default="the policy's window")
+        int | None,
+        typer.Option(min=1, help="Read prompts of more tokens than this.", show_default="the policy's window"),
     ] = None
-    max_reads: Annotated[int, typer.Option(min=1, help="Reads at work at once.")] = 4
+    max_reads: Annotated[int, typer.Option(min=1, help="Reads that run at once.")] = 4
     max_waiting: Annotated[int, typer.Option(min=0, help="Further reads that may wait.")] = 64
-    max_reads_per_key: Annotated[int, typer.Option(min=1, help="Reads of one key, waiting ones included.")] = 16
+    max_reads_per_key: Annotated[int, typer.Option(min=1, help="Reads of one key, including waiting ones.")] = 16
     keep_minutes: Annotated[float, typer.Option(min=0.0, help="How long a read answers the same request again.")] = 60.0
     cancel_on_close: Annotated[
-        bool, typer.Option("--cancel-on-close", help="End a read when its last client goes away.")
+        bool, typer.Option("--cancel-on-close", help="End a read when its last client disconnects.")
     ] = False
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
     max_body: Annotated[int, typer.Option(min=1, help="The largest request, in MiB.")] = 512
-    spool: Annotated[int, typer.Option(min=1, help="Room on disk for large requests, in MiB.")] = 4096
-    uploads: Annotated[int, typer.Option(min=1, help="Room for the files of one key, in MiB.")] = 1024
-    heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between two signs of life in a stream.")] = 15.0
+    spool: Annotated[int, typer.Option(min=1, help="Disk space for large requests, in MiB.")] = 4096
+    uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
+    heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="Clients connected at once.")] = 2000
     api_key: ApiKey = None
     replace_undecodable: ReplaceUndecodable = False
@@ -96,7 +97,7 @@ class Serve(ReaderOptions):
     log: Log = None
 
     def make_reader(self) -> MemAgent:
-        """The reader that serves."""
+        """The server's reader."""
         from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
@@ -111,7 +112,7 @@ class Serve(ReaderOptions):
         """The server's settings.
 
         Raises:
-            MemAgentError: keys that cannot be read, or an address that lets in whoever comes.
+            MemAgentError: the keys cannot be read, or the address is open to everyone.
         """
         import os  # noqa: PLC0415
 
@@ -177,7 +178,7 @@ async def _serve(request: Serve) -> None:
             token = f"#token={sessions.token}" if sessions.token else " (sign in with a key)"
             typer.echo(f"the live page is at http://{in_url(host)}:{port}/{token}", err=True)
             if not settings.keys:
-                typer.echo("there are no keys: whoever reaches this address may use it", err=True)
+                typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
             await run_server(serving, listener, sessions)
 
 

@@ -1,4 +1,4 @@
-"""Where a server listens, and by which names clients may call it."""
+"""The address that a server listens on, and the host names that clients may use."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any that is free.
+    """A listening socket; with port 0, on any free port.
 
     Raises:
-        MemAgentError: the address cannot be had.
+        MemAgentError: the address cannot be used.
     """
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # Its connections have it, too. Without it the second part of a reply waits for a client that confirms the first
-        # late, 40 ms; asyncio sets it by itself only for sockets that it made.
+        # Connections inherit it. Without it, the second part of a reply waits up to 40 ms until the client acknowledges
+        # the first; asyncio sets it only for sockets that it created itself.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host
@@ -42,7 +42,7 @@ def is_local(host: str) -> bool:
 
 
 def as_name(host: str) -> list[str]:
-    """The address as clients may call it: none for 0.0.0.0 and ::, which stand for all addresses."""
+    """The address as a host name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
     try:
         return [] if ipaddress.ip_address(host).is_unspecified else [host]
     except ValueError:
@@ -50,18 +50,18 @@ def as_name(host: str) -> list[str]:
 
 
 def in_url(host: str) -> str:
-    """A host as it stands in a URL."""
+    """A host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 class AllowedNames:
-    """The Host and Origin headers that are answered: those of this machine and of `names`, at any port.
+    """The accepted Host and Origin headers: this machine and `names`, with any port.
 
-    So no page that a browser shows can reach the server by a name of its own (DNS rebinding).
+    This prevents DNS rebinding: a web page cannot reach the server through a host name of its own.
 
     Args:
-        names: what clients may call this host, besides localhost.
-        origins: web pages of other hosts that may ask, as in https://chat.example.org.
+        names: host names that clients may use, besides localhost.
+        origins: other hosts whose web pages may send requests, such as https://chat.example.org.
     """
 
     def __init__(self, names: Iterable[str], origins: Iterable[str] = ()) -> None:
@@ -73,7 +73,7 @@ class AllowedNames:
         return _host_of(f"//{header}") in self._hosts
 
     def has_origin(self, header: str) -> bool:
-        """Whether a page of this origin may ask."""
+        """Whether a web page of this origin may send requests."""
         origin = header.lower()
         return origin in self._origins or (
             origin.startswith(("http://", "https://")) and _host_of(origin) in self._hosts

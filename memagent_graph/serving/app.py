@@ -250,10 +250,10 @@ def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
         try:
             message = await asyncio.wait_for(receive(), idle_seconds)
         except TimeoutError as error:
-            raise ApiError(408, "the request's body did not come in time", code="request_timeout") from error
+            raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
         size += len(message.get("body", b""))
         if size > largest:
-            raise ApiError(413, f"it may have {largest:,} bytes here", code="request_too_large", param="file")
+            raise ApiError(413, f"the body may have {largest:,} bytes here", code="request_too_large", param="file")
         return message
 
     return received

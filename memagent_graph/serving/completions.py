@@ -300,7 +300,7 @@ class ChatCompletions:
                             yield head.chunk({"reasoning_content": note_of(part, memory)})
                             memory = part.update.memory if part.update else memory
                             newest = time.monotonic()
-        except Exception as error:  # noqa: BLE001  the status was sent, so it is told within the stream
+        except Exception as error:  # noqa: BLE001  the status was sent, so the error goes into the stream
             yield error_event(error)
 
     async def _answered_events(self, matter: Matter, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:

@@ -90,13 +90,13 @@ class Guard:
         if not self._names.has_host(headers.get("host", "")):
             raise ApiError(
                 421,
-                "this server is not called so; start it with --server-name and the name that clients use",
+                "this server does not accept that host name; start it with --server-name and the name that clients use",
                 code="unknown_host",
             )
         if (origin := headers.get("origin")) is not None and not self._names.has_origin(origin):
             raise ApiError(
                 403,
-                "pages of this origin may not ask; start the server with --allow-origin if they should",
+                "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
             )
         if scope["path"] in _OPEN:
@@ -108,7 +108,7 @@ class Guard:
         if owner is None:
             raise ApiError(
                 401,
-                "there is no key in the request, or not one that is known here; send Authorization: Bearer KEY",
+                "the request has no key, or an unknown one; send Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

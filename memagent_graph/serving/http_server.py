@@ -1,4 +1,4 @@
-"""Running the application until the process is told to stop."""
+"""Runs the application until the process is stopped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from memagent_graph.serving.page_sessions import PageSessions
 
 _SECONDS_TO_STOP: Final = 5
 _IDLE_SECONDS: Final = 75
-"""How long a connection without a request stays open: longer than clients and proxies keep theirs. So it is they who
-close it, and none sends a request into a connection that is being closed."""
+"""How long a connection without a request stays open: longer than clients and proxies keep theirs, so that they close
+it first. Otherwise a request could be sent into a connection that this server is closing."""
 PROTOCOL: Final[dict[str, Any]] = {"http": "h11", "ws": "none"}
-"""h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn takes where it is installed, does not: a
+"""h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn uses if it is installed, does not: a
 client without a key could fill the memory. There are no WebSockets here."""
 
 

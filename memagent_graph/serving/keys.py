@@ -50,17 +50,19 @@ class Keys:
         for owner, key in keys:
             if not _NAME.fullmatch(owner.name) or owner.name in names:
                 raise MemAgentError(
-                    f"{owner.name!r} cannot be a key's name, or names two keys",
-                    hint="A name has at most 64 letters, digits, hyphens, underscores, and dots but at its beginning.",
+                    f"{owner.name!r} is not allowed as a key's name, or is used twice",
+                    hint="Use at most 64 letters, digits, hyphens, underscores and dots; a dot cannot be the first.",
                 )
             if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
                 raise MemAgentError(
-                    f"the key of {owner.name} is not one that can be kept secret",
+                    f"the key of {owner.name} is too short, or has characters that are not allowed",
                     hint=f"Use {_SHORTEST} ASCII characters or more without spaces: openssl rand -hex 24 prints some.",
                 )
             digest = _digest(key)
             if digest in self._owners:
-                raise MemAgentError(f"{owner.name} has the key of {self._owners[digest].name}", hint="Give it its own.")
+                raise MemAgentError(
+                    f"{owner.name} and {self._owners[digest].name} have the same key", hint="Give each its own."
+                )
             names.add(owner.name)
             self._owners[digest] = owner
 
@@ -97,10 +99,8 @@ class Keys:
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
         found = None
-        for (
-            digest,
-            owner,
-        ) in self._owners.items():  # compare with all of them, so that the time does not reveal which one it is
+        # Compare with all of them, so that the time does not reveal which one it is.
+        for digest, owner in self._owners.items():
             if hmac.compare_digest(digest, given):
                 found = owner
         return found
@@ -120,7 +120,7 @@ def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     )
     if not isinstance(key, str) or not is_known or not are_numbers:
         raise MemAgentError(
-            f"the keys file {file} says of {name} what cannot be understood",
+            f"the keys file {file} has an invalid entry for {name}",
             hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(limits))}.",
         )
     return Owner(name, **{each: table[each] for each in limits & set(table)}), key

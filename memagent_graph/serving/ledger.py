@@ -1,7 +1,7 @@
-"""Which read belongs to which key and request: a SQLite file that outlives the process.
+"""Records which read belongs to which key and request, in a SQLite file that outlives the process.
 
-The text of runs is in the run log and the checkpoints; here stands whose they are. A run that is not here, or is
-another key's, does not exist for whoever asks.
+The text of runs is in the run log and the checkpoints; this file only has their owners. A run that is not in it, or
+belongs to another key, does not exist for a client.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 
 class ReadState(StrEnum):
-    """How far a read is. All but the last end, and all but FINISHED continue at the next ask."""
+    """The state of a read. All except FINISHED continue when they are requested again."""
 
     WAITING = "waiting"
-    """It has not begun: others are before it."""
+    """It has not begun; other reads are before it."""
     RUNNING = "running"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -38,28 +38,28 @@ class ReadState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes of it, unless it is asked for again."""
+        """Whether it has ended; it may continue if it is requested again."""
         return self not in {ReadState.WAITING, ReadState.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A read as the ledger has it. One that a killed process left is RUNNING or WAITING still."""
+    """A read in the ledger. One that a killed process left is still RUNNING or WAITING."""
 
     run_id: str
     owner: str
     request: str
-    """A digest of all that the read depends on; equal requests of a key meet in it."""
+    """A digest of everything that the read depends on; equal requests of a key have the same."""
     question: str
     document: str
-    """What the document is called."""
+    """The document's name."""
     began: float
     """Seconds since 1970."""
     ended: float | None = None
     state: ReadState = ReadState.WAITING
     error: str | None = None
     apart: bool = False
-    """Whether a person had a hand in it: whoever asks its request again gets another read."""
+    """Whether a person changed it; the same request then gets another read."""
     pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By branch: the lines of memory that a person pinned."""
 
@@ -84,7 +84,7 @@ class Ledger:
         path: the SQLite file.
 
     Raises:
-        RunLogError: it cannot be opened, or, from any method, not be read or written.
+        RunLogError: it cannot be opened; from any method, it cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,8 +95,8 @@ class Ledger:
             self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
             self._connection.row_factory = sqlite3.Row
             use_write_ahead_log(self._connection)
-            # What is written outlives the process; after a power failure the newest reads may be missing, and are read
-            # again. Waiting for the disk at each entry would hold up every read that begins.
+            # Entries survive the process; after a power failure the newest may be missing, and are read again. Waiting
+            # for the disk at each entry would delay the start of every read.
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
@@ -104,7 +104,7 @@ class Ledger:
             raise self._failure(error) from error
 
     def begin(self, entry: Entry) -> None:
-        """Enter a read."""
+        """Add a read."""
         values = (entry.run_id, entry.owner, entry.request, entry.question, entry.document, entry.began)
         self._run(
             "INSERT INTO reads (run_id, owner, request, question, document, began, state) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -112,7 +112,7 @@ class Ledger:
         )
 
     def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
-        """Enter how far a read is."""
+        """Record the state of a read."""
         ended = time.time() if state.has_ended else None
         self._run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
 
@@ -121,16 +121,16 @@ class Ledger:
         return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
     def of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
-        """The newest reads of a key, those that began before a moment."""
+        """The newest reads of a key that began before a time."""
         return self._entries(
             "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
         )
 
     def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
-        """The reads of a key with a text in question, document's name or id, letters' case aside, newest first.
+        """The reads of a key with a text in the question, the document's name or the id, ignoring case, newest first.
 
         Returns:
-            `newest` of them behind the first `skip`, and how many there are in all.
+            `newest` of them after the first `skip`, and the total number.
         """
         found = owner, text.casefold()
         counted = self._run(f"SELECT count(*) FROM reads WHERE {_FOUND}", found)  # noqa: S608  one of those above
@@ -138,13 +138,13 @@ class Ledger:
         return page, counted[0][0]
 
     def set_apart(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Enter that a person had a hand in a read, and which lines are pinned, where that changes."""
+        """Record that a person changed a read, and the pinned lines, if they are given."""
         self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
         if pins is not None:
             self._run("UPDATE reads SET pins = ? WHERE run_id = ?", (json.dumps(pins), run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
-        """One read; None where it is not there, or is another key's."""
+        """One read; None if it does not exist, or belongs to another key."""
         return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
 
     def close(self) -> None:
@@ -175,6 +175,6 @@ class Ledger:
 
     def _failure(self, error: Exception) -> RunLogError:
         return RunLogError(
-            f"{self.path} cannot be used for the list of reads: {error}",
-            hint="Make room there, or have all that is kept elsewhere: MEMAGENT_HOME names the folder.",
+            f"the list of reads in {self.path} cannot be used: {error}",
+            hint="Free some disk space, or move the data folder: MEMAGENT_HOME names it.",
         )

@@ -93,7 +93,7 @@ class PageSessions:
         }
         opens = path == "/" or path.startswith(STATIC)
         if foreign or (not opens and headers.get("sec-fetch-site", "none") not in _OWN):
-            raise ApiError(403, "another page may not ask this", code="origin_not_allowed")
+            raise ApiError(403, "other web pages may not send this request", code="origin_not_allowed")
         if not is_safe and PAGE_HEADER not in headers:
             raise ApiError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
         if opens or (path == SIGN_IN and scope["method"] == "POST"):

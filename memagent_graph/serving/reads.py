@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _READERS_KEPT: Final = 64
 _USUAL_SECONDS: Final = 10.0
 _LONGEST_WAIT: Final = 60
-"""In seconds; of longer times the official clients take no notice."""
+"""In seconds; the official clients ignore longer times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Ask:
     """A smaller maximum for the answer than the budget's."""
 
     def digest(self, settings: str, model: str) -> str:
-        """A name for the request; `settings` is the fingerprint of the reader's settings."""
+        """Identifies the request; `settings` is the fingerprint of the reader's settings."""
         said = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*said, settings, model], sort_keys=True).encode()).hexdigest()
 
@@ -125,7 +125,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a read is."""
+    """The progress of a read."""
 
     run_id: str
     state: ReadState
@@ -159,7 +159,7 @@ class ReadManager:
         self._settings: str | None = None
         self._mean_seconds = _USUAL_SECONDS
         self._refused: deque[float] = deque()
-        """When clients were refused, in the time after which they were told to come back: about one entry for each."""
+        """When clients were refused, within the time that they were told to wait: about one entry for each client."""
         self._told_to_wait = 0.0
 
     async def start(self, ask: Ask, *, afresh: bool = False) -> tuple[Read, str]:
@@ -167,15 +167,15 @@ class ReadManager:
 
         Args:
             ask: what to read.
-            afresh: read again, whatever was read before.
+            afresh: read again, even if the same was read before.
 
         Returns:
             the read, and whether it was "started", "joined" while running, "resumed" where it had stopped, or
             "repeated", because it ended recently.
 
         Raises:
-            ApiError: 429; too many reads are running. MemAgentError: the policy cannot be asked, or the ledger not be
-                written.
+            ApiError: 429; too many reads are running.
+            MemAgentError: the policy cannot be reached, or the ledger cannot be written.
         """
         if self._settings is None:
             self._settings = (await self._reader.agraph()).reader_context.settings
@@ -207,7 +207,7 @@ class ReadManager:
             entry: its entry in the ledger, with the pinned lines.
 
         Raises:
-            ApiError: 429; too much is read already.
+            ApiError: 429; too many reads are running.
         """
         async with self._lock:
             if (known := self._reads.get(entry.run_id)) is not None:
@@ -285,9 +285,9 @@ class ReadManager:
     def _require_room(self, owner: Owner) -> None:
         bounds = self.bounds
         if len(self._reads) >= bounds.reads + bounds.waiting:
-            raise self._busy(f"{len(self._reads)} reads are at work or waiting, and no more are taken")
+            raise self._busy(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
         if len(self.running(owner)) >= bounds.per_key:
-            raise self._busy(f"{bounds.per_key} reads of this key are at work or waiting, and it may have no more")
+            raise self._busy(f"{bounds.per_key} reads of this key are running or waiting, and it may have no more")
 
     def _busy(self, message: str) -> Exception:
         """A refusal that spreads those who wait outside over the time that their reads will take."""
@@ -297,7 +297,7 @@ class ReadManager:
         while self._refused[0] < now - self._told_to_wait:
             self._refused.popleft()
         rounds = (len(self._reads) + len(self._refused)) / self.bounds.reads
-        # Half of the time until the last of them is done: nobody may have come meanwhile.
+        # Half of the time until the last of them is done, as some of the others may not come back.
         seconds = self._told_to_wait = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
 
@@ -326,11 +326,11 @@ class ReadManager:
             state = read.ends_as
             error = ApiError(
                 409,
-                f"the read {read.run_id} was {state.value}; ask the same again, and it continues",
+                f"the read {read.run_id} was {state.value}; send the same request again, and it continues",
                 code="read_cancelled",
             )
             raise
-        except Exception as failure:  # noqa: BLE001  whoever follows has it; nobody else waits for this task
+        except Exception as failure:  # noqa: BLE001  the followers raise it; nothing else awaits this task
             state, error = ReadState.FAILED, failure
             log.warning("read %s failed: %s", read.run_id, in_one_line(str(failure)))
         finally:

@@ -24,7 +24,7 @@ class ServeSettings:
     names: tuple[str, ...] = ()
     """Host names that clients may use, besides localhost."""
     origins: tuple[str, ...] = ()
-    """Web pages of other hosts that may ask; none by default."""
+    """Other hosts whose web pages may send requests; none by default."""
     bounds: Bounds = field(default_factory=Bounds)
     read_above: int | None = None
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
@@ -52,13 +52,13 @@ def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool)
         return
     if not keys and not forced:
         raise MemAgentError(
-            f"{host} lets other machines in, and there are no keys",
+            f"other machines can reach {host}, and there are no keys",
             hint="Name a file of keys with --keys, or add --without-keys if everyone may use this server.",
         )
     if not names and not as_name(host):
         raise MemAgentError(
-            f"{host} is every address of this machine, and it is not said what clients call it",
-            hint="Add --server-name with the host's name or address; requests that name another are refused.",
+            f"{host} means all addresses of this machine, and no host name is set for clients",
+            hint="Add --server-name with the host's name or address; requests with another one are refused.",
         )
 
 
@@ -75,7 +75,7 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     found = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(found.keys() - set(known)):
         raise MemAgentError(
-            f"the settings file {path} has {', '.join(unknown)}, which there is not",
-            hint="Settings are called as the options of `memagent serve` are: --max-reads is max_reads.",
+            f"the settings file {path} has unknown settings: {', '.join(unknown)}",
+            hint="Settings are named like the options of `memagent serve`: --max-reads is max_reads.",
         )
     return found

@@ -120,19 +120,19 @@ class Spool:
                     yield piece
                     patience.reschedule(min(deadline, loop.time() + self._idle_seconds))
         except TimeoutError as error:
-            raise ApiError(408, "the request's body did not come in time", code="request_timeout") from error
+            raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
 
     def _check(self, size: int, largest: int, param: str | None = None) -> None:
         if size > largest:
             raise ApiError(
                 413,
-                f"a request may have {largest:,} bytes; send less, or have the server started with a larger --max-body",
+                f"a request may have {largest:,} bytes; send less, or start the server with a larger --max-body",
                 code="request_too_large",
                 param=param,
             )
 
     def _full(self) -> ApiError:
-        return too_busy("other requests take all the room that there is for large ones; send it again", _WAIT_SECONDS)
+        return too_busy("other requests use all the space for large ones; send it again later", _WAIT_SECONDS)
 
     def _new_file(self) -> IO[bytes]:
         private_folder(self._folder)
@@ -155,6 +155,8 @@ def require_plain(content_type: str | None, content_encoding: str | None) -> Non
         ApiError: 415.
     """
     if (content_encoding or "identity").lower() != "identity":
-        raise ApiError(415, "compressed requests are not taken; send the JSON as it is", code="unsupported_encoding")
+        raise ApiError(
+            415, "compressed requests are not accepted; send the JSON uncompressed", code="unsupported_encoding"
+        )
     if (content_type or "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON: send Content-Type: application/json", code="unsupported_type")

@@ -68,7 +68,7 @@ class Uploads:
                     if size > room:
                         raise ApiError(
                             413,
-                            "the files of this key would take more room than they may; delete some",
+                            "the files of this key would exceed their limit; delete some",
                             code="files_too_large",
                         )
                     target.write(piece)

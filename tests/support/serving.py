@@ -74,7 +74,7 @@ def served(
     page: bool = False,
     **settings: Any,
 ) -> Iterator[Served]:
-    """A server in a thread, with settings as `ServeSettings` has them, and with its live page if so wished."""
+    """A server in a thread, with the settings of `ServeSettings`, and with its live page if asked for."""
     ready, stop, failure = threading.Event(), threading.Event(), []
     made: list[Served] = []
     listener = listen("127.0.0.1", 0)
