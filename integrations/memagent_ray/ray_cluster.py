@@ -73,7 +73,7 @@ def require_reachable(address: str) -> None:
     """Fail at once where nobody listens; Ray would try for a minute.
 
     Raises:
-        CorpusError: there is no connection to HOST:PORT, or it is no address.
+        CorpusError: HOST:PORT cannot be reached, or is not an address.
     """
     if address in {"local", "auto"}:
         return

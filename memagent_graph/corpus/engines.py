@@ -30,7 +30,7 @@ class Work:
 
 
 NextWork: TypeAlias = Callable[[], Awaitable[Work | None]]
-"""The next document to read; None if there is no more. Any number of tasks may call it."""
+"""The next document to read; None if none is left. Any number of tasks may call it."""
 Keep: TypeAlias = Callable[[Work, Sequence[Row]], Awaitable[bool]]
 """Keeps a document's rows; they are safe when it returns. It is false when a limit is reached: an engine that has taken
 more than it reads should end then. Any number of tasks may call it."""
@@ -40,7 +40,7 @@ class Engine(Protocol):
     """Reads documents somewhere."""
 
     async def read(self, next_work: NextWork, keep: Keep) -> None:
-        """Read until there is no more, and have all rows kept. It may be cancelled.
+        """Read until no document is left, and have all rows kept. It may be cancelled.
 
         A document whose rows were not kept, whatever the reason, is read in the next sweep or the next run.
 

@@ -280,7 +280,7 @@ class _RemoteFiles:
 
 
 def open_store(place: str | None, folder: Path | None = None) -> DocumentStore:
-    """The store at a URL that several machines share, or in a folder; the user's own if there is no place.
+    """The store at a URL that several machines share, or in a folder; the user's own if no place is given.
 
     Args:
         place: a URL for fsspec, as in `s3://bucket/texts`, or a folder's path.
