@@ -112,7 +112,7 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
         Among the splits within 1 % of the shortest time, the one with the fewest micro-batches.
 
     Raises:
-        TrainingError: a single row exceeds the budget (the message names its run), or there is no rank.
+        TrainingError: a single row exceeds the budget (the message names its run), or there are no ranks.
     """
     if ranks < 1:
         raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
