@@ -5,7 +5,8 @@ memory that a reader may have at that point, and the reply follows from what is 
 those of the policy's own profile, built by the reader's own code, so training and reading have one format. Prompts with
 the section first share it: in the prefix-tree layout it is forwarded once for all questions on it.
 
-Memory is a few sentences of the text, unchanged; for things to list, only the list. An empty memory is "none".
+Memory is a few sentences of the text, unchanged; for things to list, only the list. An empty memory is "none". The
+answer to a question about a planted fact is its value; about a sentence of the prose, the sentence.
 """
 
 from __future__ import annotations
@@ -81,24 +82,23 @@ class TraceMaker:
         facts = EnglishFacts(rng, held_out=self.held_out)
         text = self.prose.stretch(rng, characters)
         text = text[text.find(" ") + 1 :]
+        real, foreign = real_questions(text), real_questions(self.prose.stretch(rng, 1500))
         quests, statements = self._planted(rng, facts)
         text = plant(rng, text, statements, in_order=True)
-        elsewhere_text = self.prose.stretch(rng, 1500)
-        real, foreign = real_questions(text), real_questions(elsewhere_text)
         foreign = [each for each in foreign if not each.could_be_answered_by(text)]
         found: list[Turn] = []
         while len(found) < on_section:
             draw = rng.random()
-            if real and draw < 0.4:
+            if real and draw < 0.5:
                 quest = _real_here(rng, rng.choice(real), foreign)
-            elif foreign and draw < 0.5:
+            elif foreign and draw < 0.6:
                 quest = _real_elsewhere(rng, rng.choice(foreign), foreign)
             else:
                 quest = rng.choice(quests)(rng)
             found.append(_on_section(rng, replace(quest, question=_asked(rng, quest.question)), text))
         for _ in range(elsewhere):
             of_prose = foreign + real
-            is_real = bool(of_prose) and rng.random() < 0.25
+            is_real = bool(of_prose) and rng.random() < 0.5
             made = _real_here(rng, rng.choice(of_prose), foreign) if is_real else rng.choice(quests)(rng)
             found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
         return found
@@ -240,18 +240,18 @@ def _list_note(subject: str, values: Sequence[str]) -> str:
 
 def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
     """A sentence of this section; earlier notes are kept with it, because they may be what matters."""
-    question = paraphrased(rng, real.question) if rng.random() < 0.6 else real.question
+    question = paraphrased(rng, real.question) if rng.random() < 0.7 else real.question
     if rng.random() < 0.2:
-        return Quest(question, (real.statement,), (real.statement,), real.answer, True)
+        return Quest(question, (real.statement,), (real.statement,), real.statement, True)
     noted = _other_statements(rng, real, foreign)
-    return Quest(question, noted, (*noted, real.statement), real.answer, True)
+    return Quest(question, noted, (*noted, real.statement), real.statement, True)
 
 
 def _real_elsewhere(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> Quest:
     noted = _other_statements(rng, real, others)
     known = rng.random() < 0.4
-    before = (*noted, real.statement) if known else noted
-    return Quest(real.question, before, before, real.answer if known else NOT_STATED, known)
+    before = tuple(_shuffled(rng, [*noted, real.statement])) if known else noted
+    return Quest(real.question, before, before, real.statement if known else NOT_STATED, known)
 
 
 def _other_statements(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> tuple[str, ...]:
