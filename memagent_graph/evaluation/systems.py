@@ -210,10 +210,8 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
     details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
     if outcome is Outcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
-    shown = {span for step in result.trace.steps for span in step.reads}
-    if shown and not result.chunks_read:
-        tokens = sum(span.tokens for span in shown)
-        details.insert(0, f"{tokens:,} of {result.usage.document_tokens:,} tokens shown")
+    if not result.chunks_read and (shown := result.trace.tokens_shown):
+        details.insert(0, f"{shown:,} of {result.usage.document_tokens:,} tokens shown")
     return Attempt(
         outcome=outcome,
         answer=result.answer if outcome is Outcome.ANSWERED else None,
