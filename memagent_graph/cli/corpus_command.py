@@ -215,7 +215,7 @@ class Corpus(ReaderOptions):
             except ValueError as error:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
-                typer.echo("interrupted; run the same command again to continue, finished rows are kept", err=True)
+                typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
         self._print_summary(summary, prices)
         if summary.ended is not Ended.DONE:
