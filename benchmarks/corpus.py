@@ -47,7 +47,7 @@ CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 2000
 FEW, MANY = 350, int(os.environ.get("MEMAGENT_BENCHMARK_DOCUMENTS", "10000"))
-QUESTION: Final = "What is said of it?"
+QUESTION: Final = "What does it say?"
 
 
 async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) -> int:

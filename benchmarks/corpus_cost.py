@@ -182,7 +182,7 @@ async def _checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
             nonlocal saved
             while time.monotonic() < end:
                 saved += 1
-                values = {"memory": f"{saved} {memory}", "question": "What is said of it?"}
+                values = {"memory": f"{saved} {memory}", "question": "What does it say?"}
                 identity = f"{saved:036d}"
                 checkpoint = {"v": 4, "id": identity, "ts": "", "channel_values": values, "channel_versions": {},
                               "versions_seen": {}, "updated_channels": None}  # fmt: skip
@@ -206,7 +206,7 @@ def _ledger(seconds: float, questions: int) -> float:
             rows = [
                 Row(
                     id=f"{done}-{number}", document=name, digest="0" * 64,
-                    question=f"What is said of it, {number}?", answer="The answer.", memory="kept " * 300,
+                    question=f"What does it say, {number}?", answer="The answer.", memory="kept " * 300,
                     usage=RowUsage(1, 1, 0, 1, 1.0),
                 )
                 for number in range(questions)

@@ -37,7 +37,7 @@ WAVES: Final = 4
 CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 5000
-QUESTION: Final = "What is said of it?"
+QUESTION: Final = "What does it say?"
 _ACTOR: Final = b"ray::MapWorker"
 
 

@@ -149,7 +149,8 @@ class Corpus(ReaderOptions):
         str | None, typer.Option(help="The column with unique document names.", show_default="the row's number")
     ] = None
     question_column: Annotated[
-        str | None, typer.Option(help="The column with a question, or a list of questions, about that document only.")
+        str | None,
+        typer.Option(help="The column with a question, or a list of questions, about the row's document only."),
     ] = None
     keep_column: Annotated[
         list[str] | None, typer.Option(help="A column to copy to the table. Repeatable.", show_default="none")

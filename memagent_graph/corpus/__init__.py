@@ -1,4 +1,4 @@
-"""Many documents read exactly once: inputs of any kind, a table of rows, and nothing lost when a run is killed.
+"""Reads many documents and writes one table, with each row exactly once, even if runs are killed.
 
     inputs -> documents -> CorpusReader -> rows -> ledger -> Parquet parts and a manifest
 
