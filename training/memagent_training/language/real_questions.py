@@ -248,9 +248,7 @@ _WH: Final = {
     "until": ("Until when", "How long"),
 }
 """The question words that ask for what follows a preposition."""
-_NUMBER: Final = re.compile(
-    r"\b(?:\d{1,5}|two|three|four|five|six|seven|eight|nine|ten|twelve) (?P<u>[a-z]{3,12}s)\b"
-)
+_NUMBER: Final = re.compile(r"\b(?:\d{1,5}|two|three|four|five|six|seven|eight|nine|ten|twelve) (?P<u>[a-z]{3,12}s)\b")
 _QUESTION_WORDS: Final = (
     "What", "What", "What", "Which", "Which", "How", "How", "Why", "When", "Where", "Who", "May I", "Can I", "How many",
     "How long", "What happens with", "What is said about", "What about", "Does", "Is", "Must I", "In which case",
