@@ -90,8 +90,8 @@ def attend(
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and dropout_p == 0:
-        # The kernels are slow in other number formats where blocks are small, as those of branches are.
-        numbers = (each.float() for each in (query, key, value))
+        # In bfloat16, the kernels are slow where blocks are small, as those of branches are.
+        numbers = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (query, key, value))
         attended: Tensor = _Blockwise.apply(*numbers, nodes, scale)  # type: ignore[no-untyped-call]
         return attended.to(query.dtype)
     return attend_by_paths(query, key, value, nodes, dropout_p=dropout_p, scale=scale)
