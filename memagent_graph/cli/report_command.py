@@ -155,7 +155,7 @@ class WriteReport(ReaderOptions):
         """
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reports import ReportSource  # noqa: PLC0415
-        from memagent_graph.reports.document_metadata import known  # noqa: PLC0415
+        from memagent_graph.reports.document_metadata import reference_fields  # noqa: PLC0415
 
         described = _metadata(self.metadata) if self.metadata else {}
         if others := described.keys() - {path.name for path in self.documents}:
@@ -164,7 +164,10 @@ class WriteReport(ReaderOptions):
                 hint="Its keys are the documents' file names, without folders.",
             )
         return [
-            ReportSource(Document.from_path(path, encoding=self.encoding), metadata=known(described.get(path.name, {})))
+            ReportSource(
+                Document.from_path(path, encoding=self.encoding),
+                metadata=reference_fields(described.get(path.name, {})),
+            )
             for path in self.documents
         ]
 

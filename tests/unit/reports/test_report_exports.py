@@ -299,7 +299,7 @@ def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: P
     assert stat.S_IMODE(written[0].stat().st_mode) == 0o600
     assert write_report(report, tmp_path / "out", ("md",))
     changed = Report.from_dict({**other.to_dict(), "report_id": "report-2"})
-    with pytest.raises(RunError, match="not of this report"):
+    with pytest.raises(RunError, match="does not belong to this report"):
         write_report(changed, tmp_path / "out", ("md",))
     assert write_report(changed, tmp_path / "out", ("md",), force=True)
     (tmp_path / "else").mkdir()
