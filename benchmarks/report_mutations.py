@@ -414,7 +414,7 @@ def main() -> None:
     rows = measured()
     table = Table(box=rich.box.MARKDOWN)
     names = list(next(iter(rows.values())))
-    for column in ("% noticed [95 %]", *names):
+    for column in ("% detected [95 %]", *names):
         table.add_column(column, no_wrap=True)
     for kind, counts in rows.items():
         table.add_row(kind, *(str(counts[name]) for name in names))
