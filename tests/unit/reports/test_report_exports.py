@@ -304,7 +304,7 @@ def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: P
     assert write_report(changed, tmp_path / "out", ("md",), force=True)
     (tmp_path / "else").mkdir()
     (tmp_path / "else/report.md").symlink_to(tmp_path / "out/report.md")
-    with pytest.raises(RunError, match="already in else"):
+    with pytest.raises(RunError, match="already exists in else"):
         write_report(report, tmp_path / "else", ("md",))
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
