@@ -1,14 +1,15 @@
-"""A simulation of a corpus on a cluster: documents in flight at a client, and replicas that batch their requests.
+"""A discrete-event simulation of a corpus on a cluster: one client, and replicas with continuous batching.
 
-Events are discrete; between two events everything is constant. A replica works in steps, as servers with continuous
-batching do. A step writes one token for each sequence that is writing, and reads up to `PREFILL_STEP` tokens of the
-prompt that is first in line. Its time is the larger of two: reading the weights and the sequences' caches from memory,
-and the arithmetic for its tokens (a roofline). Sequences beyond `batch` wait.
+A replica works in steps. Each step decodes one token for each running sequence, and prefills up to `PREFILL_STEP`
+tokens of the first prompt in the queue. The duration of a step follows the roofline model: it is the maximum of the
+time to read the weights and the sequences' caches from memory, and the time for the arithmetic. A replica runs at most
+`batch` sequences; other requests wait. Between two events, all rates are constant.
 
-A document is read in stages; a stage's requests are sent together, and the next stage begins when all of them are
-answered. Its requests go to one replica, the one with the fewest documents, until that replica fails.
+A document is read in stages. The requests of a stage are sent together, and the next stage starts when all of them are
+answered. All requests of a document go to the same replica, unless that replica fails. A new document goes to the
+replica with the fewest documents.
 
-What is left out: the network, the attention's share of the arithmetic (small at 7,000 tokens), and cache eviction.
+The simulation ignores the network, the cost of attention (small at 7,000 tokens) and cache eviction.
 """
 
 from __future__ import annotations
@@ -22,94 +23,104 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 PREFILL_STEP: Final = 2048
-"""Tokens of prompts in one step."""
+"""Maximum number of prompt tokens in one step."""
 
 Strategy: TypeAlias = Literal["overwrite", "gated", "segments", "parallel"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What one replica of the model can do."""
+    """The speed of one replica of the model."""
 
     tokens_per_second: float
-    """How many tokens it can pass through the model in a second, if only arithmetic counts."""
+    """Tokens per second, if arithmetic is the bottleneck."""
     weights_seconds: float
-    """How long one pass over the weights takes, if only the memory's bandwidth counts."""
+    """The time to read the weights from memory once."""
     sequence_seconds: float
-    """How much longer it takes for the cache of each sequence."""
+    """The time to read the cache of one sequence from memory."""
     batch: int
-    """Most sequences at once."""
+    """Maximum number of sequences that run at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Documents, questions and the way of reading."""
+    """The documents, the questions and the strategy."""
 
     documents: int
     mean_tokens: float = 100_000
     spread: float = 1.0
-    """Sigma of the lognormal distribution of lengths; 0: all are equal."""
+    """Sigma of the lognormal distribution of lengths. With 0, all documents have the same length."""
     longest: float = 5_000_000
     questions: int = 1
     strategy: Strategy = "overwrite"
     chunk_tokens: int = 5000
     memory_tokens: int = 600
-    """What an update writes, on average."""
+    """Average tokens that an update writes."""
     answer_tokens: int = 100
     frame_tokens: int = 300
-    """Template and question."""
+    """Tokens of the template and the question."""
     rewrites: float = 0.3
-    """`gated`: the share of chunks for which the memory is written."""
+    """For `gated`: the share of chunks for which the memory is rewritten."""
     gate_tokens: int = 4
-    """`gated`: what is written where it is kept."""
+    """For `gated`: tokens written for a chunk without a rewrite."""
     segments: int = 8
     merged: int = 5
-    """Memories that one merge takes."""
+    """Memories that are merged in one request."""
     shares_sections: bool = True
-    """Whether the questions' requests for one chunk share its cached section (section first, prefix cache)."""
+    """Whether all questions about a chunk share its section in the prefix cache (needs the section first)."""
+
+    @property
+    def requests_at_once(self) -> int:
+        """Average number of requests of one document that are in flight at the same time."""
+        if self.strategy == "segments":
+            return self.questions * self.segments
+        if self.strategy == "parallel":
+            return self.questions * max(1, round(self.mean_tokens / self.chunk_tokens))
+        return self.questions
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The cluster, the client, and what goes wrong."""
+    """The cluster, the client, and the failures."""
 
     replicas: int
     requests_in_flight: int
     slow_share: float = 0.0
-    """Share of the replicas that have `slow_rate` of the others' speed."""
+    """The share of replicas that are slow."""
     slow_rate: float = 0.5
+    """The speed of a slow replica, relative to the others."""
     hours_between_failures: float = math.inf
-    """Of one replica, on average."""
+    """Average time between failures of one replica."""
     repair_seconds: float = 300.0
     hours_between_kills: float = math.inf
-    """Of the client, which then continues each document at its chunk."""
+    """Average time between kills of the client. Afterwards it continues each document at its current chunk."""
     restart_seconds: float = 60.0
     seed: int = 1
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a simulation shows."""
+    """The result of a simulation."""
 
     seconds: float = 0.0
-    """Until the last document is done."""
+    """Time until the last document is finished."""
     tail_seconds: float = 0.0
-    """From the start of the last document to the end."""
+    """Time from the start of the last document to the end."""
     served: int = 0
-    """Requests that were answered."""
+    """Answered requests."""
     repeated: int = 0
-    """Requests that a failure or a kill lost, and that were sent again."""
+    """Requests that were lost in a failure or kill and sent again."""
     prompt_tokens: int = 0
-    """Tokens of prompts, as a server counts them."""
+    """All prompt tokens, including cached ones."""
     computed_tokens: int = 0
-    """Those of them that were not in a prefix cache."""
+    """Prompt tokens that were not in the prefix cache."""
     written_tokens: int = 0
     busy: float = 0.0
-    """Share of the replicas' time in which they worked."""
+    """The share of time in which the replicas were busy, 0 to 1."""
     rate: float = 0.0
-    """Documents a second, from the start of the first quarter's last document to that of the last one."""
+    """Documents per second in the steady state: between the starts of the first quarter and of the last document."""
     latencies: list[float] = field(default_factory=list)
-    """Seconds of each answered request."""
+    """The latency of each answered request in seconds."""
 
 
 @dataclass(slots=True)
@@ -120,9 +131,9 @@ class _Request:
     written: int
     sent: float = 0.0
     end: float = 0.0
-    """Where the replica's count of steps has to be for it to be answered."""
+    """The replica's step count at which the request is answered."""
     left: float = 0.0
-    """Tokens of its prompt that are still to be read."""
+    """Prompt tokens that are not yet prefilled."""
 
 
 @dataclass(slots=True)
@@ -134,7 +145,7 @@ class _Document:
 
 
 class _Machine:
-    """One replica at work."""
+    """The state of one replica."""
 
     def __init__(self, replica: Replica, number: int, rate: float) -> None:
         self.number, self._replica, self._rate = number, replica, rate
@@ -153,7 +164,7 @@ class _Machine:
         self._admit()
 
     def advance(self, now: float) -> list[_Request]:
-        """Work until `now`, which is not beyond the next event; the requests that are answered then."""
+        """Advance to `now`, which must not be after the next event, and return the requests answered until then."""
         span, self._now = now - self._now, now
         step = self._step()
         if step:
@@ -173,7 +184,7 @@ class _Machine:
         return answered
 
     def next_event(self) -> float:
-        """When something ends; infinity if nothing is at work."""
+        """Return the time of the next event; infinity if the replica is idle."""
         step = self._step()
         if not step:
             return math.inf
@@ -185,7 +196,7 @@ class _Machine:
         return self._now + max(steps, 0.0) * step
 
     def drop(self) -> None:
-        """Lose everything that is at work."""
+        """Drop all requests."""
         self._writing.clear()
         self._reading.clear()
         self._waiting.clear()
@@ -197,7 +208,7 @@ class _Machine:
             self._reading.append(request)
 
     def _step(self) -> float:
-        """Seconds of a step; 0 if nothing is at work."""
+        """Return the duration of a step in seconds; 0 if the replica is idle."""
         if not (self._writing or self._reading):
             return 0.0
         sequences = len(self._writing)
@@ -222,20 +233,16 @@ class _Simulation:
         self._now = self._last_start = 0.0
         self._is_killed = False
         self._quarter = (0.0, 0)
-        """When a quarter of the documents had begun, and how many requests had been served then."""
+        """The time when a quarter of the documents had started, and the number of requests served by then."""
         self._served_at_last_start = 0
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        operation, workload = self._operation, self._workload
-        at_once = workload.questions * (workload.segments if workload.strategy == "segments" else 1)
-        if workload.strategy == "parallel":
-            at_once *= max(1, round(workload.mean_tokens / workload.chunk_tokens))
-        most = max(1, operation.requests_in_flight // at_once)
+        documents_in_flight = max(1, self._operation.requests_in_flight // self._workload.requests_at_once)
         for machine in self._machines:
             self._plan_failure(machine)
         self._plan_kill()
-        for _ in range(min(most, self._left)):
+        for _ in range(min(documents_in_flight, self._left)):
             self._start()
         while self._documents:
             self._now, _, kind, number, version = heapq.heappop(self._events)
@@ -252,14 +259,15 @@ class _Simulation:
                 self._kill()
             else:
                 self._resume()
-        outcome = self.outcome
+        return self._finished_outcome()
+
+    def _finished_outcome(self) -> Outcome:
+        outcome, documents = self.outcome, self._workload.documents
         outcome.seconds, outcome.tail_seconds = self._now, self._now - self._last_start
-        begun, served = self._quarter
-        span = self._last_start - begun
-        requests = outcome.served / workload.documents
-        outcome.rate = (
-            (self._served_at_last_start - served) / span / requests if span > 0 else workload.documents / self._now
-        )
+        quarter_start, served = self._quarter
+        span = self._last_start - quarter_start
+        requests = outcome.served / documents
+        outcome.rate = (self._served_at_last_start - served) / span / requests if span > 0 else documents / self._now
         outcome.busy = sum(each.busy for each in self._machines) / (len(self._machines) * self._now)
         return outcome
 
@@ -269,7 +277,7 @@ class _Simulation:
         self._left -= 1
         number = self._left
         self._documents[number] = document = _Document(
-            number, stages_of(self._workload, document_chance(self._operation.seed, number))
+            number, stages_of(self._workload, document_random(self._operation.seed, number))
         )
         self._last_start, self._served_at_last_start = self._now, self.outcome.served
         if self._left == self._workload.documents * 3 // 4:
@@ -331,7 +339,7 @@ class _Simulation:
         if when < math.inf:
             self._plan(when, "work", machine.number, machine.version)
 
-    # What goes wrong
+    # Failures
 
     def _plan_failure(self, machine: _Machine) -> None:
         if self._operation.hours_between_failures < math.inf:
@@ -379,17 +387,20 @@ class _Simulation:
         heapq.heappush(self._events, (when, self._order, kind, number, version))
 
 
-def document_chance(seed: int, number: int) -> random.Random:
-    """Where a document's length comes from: the same for each way of reading it."""
+def document_random(seed: int, number: int) -> random.Random:
+    """Return the random generator of a document. Its length is the same for all strategies."""
     return random.Random(seed * 1_000_003 + number)
 
 
-def stages_of(workload: Workload, chance: random.Random) -> Iterator[Sequence[tuple[int, int, int]]]:
-    """A document's stages, each a list of requests: tokens of the prompt, those in the prefix cache, tokens written."""
+def stages_of(workload: Workload, rng: random.Random) -> Iterator[Sequence[tuple[int, int, int]]]:
+    """Yield the stages of a document.
+
+    Each stage is a list of requests with three numbers: prompt tokens, cached prompt tokens and written tokens.
+    """
     tokens = workload.mean_tokens
     if workload.spread:
-        middle = math.log(workload.mean_tokens) - workload.spread**2 / 2
-        tokens = min(workload.longest, chance.lognormvariate(middle, workload.spread))
+        mu = math.log(workload.mean_tokens) - workload.spread**2 / 2
+        tokens = min(workload.longest, rng.lognormvariate(mu, workload.spread))
     chunks = max(1, math.ceil(tokens / workload.chunk_tokens))
     length = math.ceil(tokens / chunks)
     memory, frame, questions = workload.memory_tokens, workload.frame_tokens, workload.questions
@@ -413,7 +424,7 @@ def stages_of(workload: Workload, chance: random.Random) -> Iterator[Sequence[tu
             requests = each_question(reading, memory, length)
             if workload.strategy == "gated":
                 requests = [
-                    (prompt, cached, written if chance.random() < workload.rewrites else workload.gate_tokens)
+                    (prompt, cached, written if rng.random() < workload.rewrites else workload.gate_tokens)
                     for prompt, cached, written in requests
                 ]
             yield requests
@@ -421,6 +432,7 @@ def stages_of(workload: Workload, chance: random.Random) -> Iterator[Sequence[tu
 
 
 def _merges(memories: int, workload: Workload) -> Iterator[Sequence[tuple[int, int, int]]]:
+    """Yield the stages that merge memories until one is left."""
     while memories > 1:
         groups = math.ceil(memories / workload.merged)
         prompt = math.ceil(memories / groups) * workload.memory_tokens + workload.frame_tokens
@@ -429,5 +441,5 @@ def _merges(memories: int, workload: Workload) -> Iterator[Sequence[tuple[int, i
 
 
 def simulate(replica: Replica, workload: Workload, operation: Operation) -> Outcome:
-    """Read all documents."""
+    """Simulate the reading of all documents."""
     return _Simulation(replica, workload, operation).run()

@@ -1,12 +1,12 @@
-"""A corpus against a bare loop over the same requests, with 256 in flight; and its memory from few to many documents.
+"""Compares a corpus run with a bare request loop at 256 requests in flight, and measures peak memory.
 
-A local server answers every request after two seconds, about as fast as a good server writes a memory. The bare loop
-sends bodies of the same size through the same HTTP client, a document's one after another and 256 documents at once,
-and does nothing else. The corpus opens documents, cuts chunks, fills prompts, saves a checkpoint at every chunk, finds
-evidence, keeps its ledger and writes Parquet. They take turns in the order A B B A. Documents are short and many, so
-that what is measured is not the end, where few are left.
+A local server answers every request after two seconds, which is about the time that a good server needs to write a
+memory. The bare loop only sends requests of the same size through the same HTTP client, with 256 documents in flight.
+The corpus run also opens documents, cuts chunks, fills prompts, saves a checkpoint after every chunk, finds evidence,
+writes its ledger and writes Parquet. The two take turns in the order A B B A. There are many short documents, so that
+the end of a run, when few documents are left, has little weight.
 
-Memory is that of processes that read tables of tiny documents with a policy that answers at once.
+Peak memory is measured in separate processes that read a table of tiny documents with a policy that answers at once.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 2000
 FEW, MANY = 350, int(os.environ.get("MEMAGENT_BENCHMARK_DOCUMENTS", "10000"))
-QUESTION: Final = "What is said of it?"
+QUESTION: Final = "What does it say?"
 
 
 async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) -> int:
-    """Read a table as `memagent corpus` does; how many calls it took."""
+    """Read a table like `memagent corpus`, and return the number of calls."""
     inputs, folder = open_inputs(str(table)), TableFolder(str(out))
     with exclusive(folder) as work:
         agent = MemAgent(
@@ -70,7 +70,7 @@ async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) 
 
 
 async def _compare(url: str, folder: Path) -> tuple[float, float]:
-    """The corpus's rate over the bare loop's, and its processor milliseconds per request."""
+    """Return the ratio of the corpus run's rate to the bare loop's, and the run's CPU time in ms per request."""
     table = folder / "table.jsonl"
     texts = list(prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     table.write_text("\n".join(json.dumps({"text": text}) for text in texts))
@@ -109,26 +109,26 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
 _MEMORY: Final = """
 import asyncio, resource, sys
 from pathlib import Path
-from benchmarks.corpus import AtOnce, read_table
-asyncio.run(read_table(Path(sys.argv[1]), Path(sys.argv[2]), AtOnce(), chunk_tokens=200))
+from benchmarks.corpus import InstantPolicy, read_table
+asyncio.run(read_table(Path(sys.argv[1]), Path(sys.argv[2]), InstantPolicy(), chunk_tokens=200))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
-class AtOnce:
-    """A policy that costs nothing, and keeps nothing."""
+class InstantPolicy:
+    """A policy that answers immediately with a fixed text."""
 
     name = "at once"
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Write always the same."""
+        """Return a fixed memory or answer."""
         is_update = "<section>" in prompt[0]["content"]  # type: ignore[index]
         text = "kept" if is_update else "\\boxed{x}"
         return Completion(text, FinishReason.STOP, self.name, TokenUsage(100, 10))
 
 
 def peak_megabytes(documents: int) -> float:
-    """The most memory of a process that reads a table of so many tiny documents."""
+    """Return the peak memory, in MB, of a process that reads a table of tiny documents."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.jsonl"
         with table.open("w") as file:
@@ -140,7 +140,7 @@ def peak_megabytes(documents: int) -> float:
 
 
 def measure() -> list[Figure]:
-    """Throughput, processor time, and memory."""
+    """Measure throughput, CPU time and peak memory."""
     throughput.DELAY_MS, before, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
     throughput.ROUNDS = 1
     try:
@@ -151,7 +151,7 @@ def measure() -> list[Figure]:
     few, many = peak_megabytes(FEW), peak_megabytes(MANY)
     return [
         Figure(f"requests/s, corpus : bare loop, {IN_FLIGHT} in flight", ratio, "x", ">= 0.9", ratio >= 0.9),
-        Figure("corpus, processor time per request", cost, "ms", "", True),
+        Figure("corpus, CPU time per request", cost, "ms", "", True),
         Figure(f"corpus of {FEW:,} documents: peak memory", few, "MB", "", True),
         Figure(f"corpus of {MANY:,} documents: peak memory", many, "MB", "at most 60 more", many - few <= 60),
     ]

@@ -1,10 +1,10 @@
-"""What a million documents cost: `python -m benchmarks.corpus_cost`, and `--measure` for this machine's share of it.
+"""Estimates the cost of reading a million documents: `python -m benchmarks.corpus_cost`.
 
-The GPUs' part is simulated (`benchmarks.cluster_simulation`), from figures that are published and were not measured
-here: the arithmetic and memory bandwidth of an H100 SXM (NVIDIA's data sheet) and the shape of Qwen2.5-7B (its
-config.json). A part of the cluster is simulated with as many documents as keep it busy, and what it does in a second is
-scaled to all GPUs and documents. The client's part was measured; `--measure` and `python -m benchmarks corpus` do it
-again.
+The GPUs are simulated (`benchmarks.cluster_simulation`) with published figures, which we did not measure: the compute
+and memory bandwidth of an H100 SXM (NVIDIA's data sheet) and the architecture of Qwen2.5-7B (its config.json). The
+simulation runs a part of the cluster with enough documents to keep it busy, and the rate is scaled to all GPUs and
+documents. The client's cost was measured. `--measure` and `python -m benchmarks corpus` repeat the measurement on this
+machine.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from memagent_graph.corpus.corpus_rows import Row, RowUsage
 from memagent_graph.storage.checkpoints import open_saver
 
 TURNOVER: Final = 4
-"""Documents that are simulated, as a multiple of those in flight."""
+"""The number of simulated documents, as a multiple of the documents in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A GPU and a model, as published."""
+    """Published figures of a GPU and a model."""
 
     flops: float = 989e12
-    """Dense BF16 operations a second: H100 SXM, NVIDIA's data sheet."""
+    """Dense BF16 FLOP/s of an H100 SXM (NVIDIA's data sheet)."""
     efficiency: float = 0.5
-    """The share of it that a server reaches while it reads prompts: assumed."""
+    """The share of `flops` that a server reaches during prefill (assumed)."""
     bandwidth: float = 3.35e12
-    """Bytes a second: the same data sheet."""
+    """Memory bandwidth in bytes per second (NVIDIA's data sheet)."""
     memory: float = 80e9
     usable: float = 0.9
     """vLLM's default for --gpu-memory-utilization."""
     parameters: float = 7.6e9
-    """Qwen2.5-7B-Instruct, the model card; 2 bytes each."""
+    """Parameters of Qwen2.5-7B-Instruct (model card), 2 bytes each."""
     cache_bytes_per_token: float = 2 * 28 * 4 * 128 * 2
-    """Key and value, 28 layers, 4 key-value heads of 128, 2 bytes: its config.json."""
+    """Keys and values, 28 layers, 4 key-value heads of size 128, 2 bytes each (config.json)."""
 
     def replica(self, tokens_per_sequence: float) -> Replica:
-        """One GPU with the model, for sequences of this length."""
+        """Return one GPU with the model, for sequences of this length."""
         room = self.memory * self.usable - 2 * self.parameters
         cache = tokens_per_sequence * self.cache_bytes_per_token
         return Replica(
@@ -69,7 +69,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A setting, scaled to all documents and GPUs."""
+    """The cost of a setting, scaled to all documents and GPUs."""
 
     name: str
     hours: float
@@ -77,25 +77,25 @@ class Cost:
     requests: float
     requests_per_second: float
     computed: float
-    """Prompt tokens that are computed, not taken from a prefix cache."""
+    """Prompt tokens that are computed. The others come from a prefix cache."""
     written: float
     busy: float
     median_seconds: float
     p99_seconds: float
     repeated: float
-    """Share of the requests that were sent again."""
+    """The share of requests that were sent again."""
 
 
 def settings_of(workload: Workload, operation: Operation) -> list[Setting]:
-    """The table's rows."""
+    """Return the settings of the table's rows."""
     eight = replace(workload, questions=8)
-    half = replace(operation, requests_in_flight=operation.requests_in_flight // 4)
+    quarter = replace(operation, requests_in_flight=operation.requests_in_flight // 4)
     faulty = replace(
         operation, hours_between_failures=2.0, hours_between_kills=1.0, slow_share=1 / 8, slow_rate=0.5
-    )  # far more often than a real cluster, so that a short simulation has some
+    )  # much more often than in a real cluster, so that they occur in a short simulation
     return [
         Setting("overwrite, 1 question", workload, operation),
-        Setting("overwrite, 1 question, a quarter of the requests in flight", workload, half),
+        Setting("overwrite, 1 question, a quarter of the requests in flight", workload, quarter),
         Setting("gated, 1 question", replace(workload, strategy="gated"), operation),
         Setting("segments of 8, 1 question", replace(workload, strategy="segments"), operation),
         Setting("parallel, 1 question", replace(workload, strategy="parallel"), operation),
@@ -107,19 +107,25 @@ def settings_of(workload: Workload, operation: Operation) -> list[Setting]:
 
 
 def cost_of(setting: Setting, hardware: Hardware, documents: int, gpus: int) -> Cost:
-    """Simulate a part, and scale it."""
+    """Simulate a part of the documents on a part of the cluster, and scale the result."""
     workload, operation = setting.workload, setting.operation
     sequence = workload.chunk_tokens + 2 * workload.memory_tokens + workload.frame_tokens
-    at_once = workload.questions * (workload.segments if workload.strategy == "segments" else 1)
-    if workload.strategy == "parallel":
-        at_once *= max(1, round(workload.mean_tokens / workload.chunk_tokens))
-    part = max(64, TURNOVER * operation.requests_in_flight // at_once)
+    part = max(64, TURNOVER * operation.requests_in_flight // workload.requests_at_once)
     outcome = simulate(hardware.replica(sequence), replace(workload, documents=part), operation)
     return scaled(setting.name, outcome, part, documents, gpus / operation.replicas, gpus)
 
 
 def scaled(name: str, outcome: Outcome, part: int, documents: int, times: float, gpus: int) -> Cost:
-    """The simulated part's figures for all documents on all GPUs."""
+    """Scale the outcome for a part to all documents and GPUs.
+
+    Args:
+        name: the setting's name.
+        outcome: the outcome of the simulation.
+        part: the number of simulated documents.
+        documents: the number of all documents.
+        times: the number of GPUs divided by the number of simulated ones.
+        gpus: the number of all GPUs.
+    """
     seconds = documents / (outcome.rate * times)
     share = documents / part
     ordered = statistics.quantiles(outcome.latencies, n=100)
@@ -138,15 +144,15 @@ def scaled(name: str, outcome: Outcome, part: int, documents: int, times: float,
     )
 
 
-def alone_hours(workload: Workload, hardware: Hardware) -> float:
-    """How long the longest document takes with a GPU to itself: nothing ends the run sooner than that."""
+def longest_document_hours(workload: Workload, hardware: Hardware) -> float:
+    """Return how many hours the longest document takes alone on a GPU. No run can be shorter."""
     replica = hardware.replica(workload.chunk_tokens)
     alone = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
     return simulate(replica, alone, Operation(1, 1)).seconds / 3600
 
 
 def table_of(costs: Sequence[Cost], client_ms: float, price: float | None) -> str:
-    """The rows as Markdown."""
+    """Format the costs as a Markdown table."""
     head = ["setting", "days", "GPU hours", "requests, millions", "requests/s", "prompt tokens computed, billions",
             "tokens written, billions", "request, median and p99 s", "client cores", "sent again"]  # fmt: skip
     head += ["price"] if price else []
@@ -160,11 +166,11 @@ def table_of(costs: Sequence[Cost], client_ms: float, price: float | None) -> st
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-# What this machine does
+# Measurements on this machine
 
 
 async def _checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
-    """Checkpoints a second of so many reads at once, each of the size of a read's, and bytes for one."""
+    """Measure how many checkpoints per second many concurrent reads can write, and the bytes per checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoints.sqlite"
         saver = await open_saver(path)
@@ -176,7 +182,7 @@ async def _checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
             nonlocal saved
             while time.monotonic() < end:
                 saved += 1
-                values = {"memory": f"{saved} {memory}", "question": "What is said of it?"}
+                values = {"memory": f"{saved} {memory}", "question": "What does it say?"}
                 identity = f"{saved:036d}"
                 checkpoint = {"v": 4, "id": identity, "ts": "", "channel_values": values, "channel_versions": {},
                               "versions_seen": {}, "updated_channels": None}  # fmt: skip
@@ -191,7 +197,7 @@ async def _checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
 
 
 def _ledger(seconds: float, questions: int) -> float:
-    """Documents a second of the ledger, each with so many rows."""
+    """Measure how many documents per second the ledger can store, each with one row per question."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = CorpusLedger(Path(folder) / "ledger.sqlite")
         done, began = 0, time.monotonic()
@@ -200,7 +206,7 @@ def _ledger(seconds: float, questions: int) -> float:
             rows = [
                 Row(
                     id=f"{done}-{number}", document=name, digest="0" * 64,
-                    question=f"What is said of it, {number}?", answer="The answer.", memory="kept " * 300,
+                    question=f"What does it say, {number}?", answer="The answer.", memory="kept " * 300,
                     usage=RowUsage(1, 1, 0, 1, 1.0),
                 )
                 for number in range(questions)
@@ -215,26 +221,28 @@ def _ledger(seconds: float, questions: int) -> float:
 
 def _print_measured(seconds: float) -> None:
     rate, size = asyncio.run(_checkpoints(seconds))
-    print(f"checkpoints of 256 reads at once: {rate:,.0f} a second, {size / 1000:.1f} kB each")
+    print(f"checkpoints of 256 concurrent reads: {rate:,.0f} per second, {size / 1000:.1f} kB each")
     for questions in (1, 8):
-        print(f"ledger, {questions} rows a document: {_ledger(seconds, questions):,.0f} documents a second")
+        print(f"ledger, {questions} rows per document: {_ledger(seconds, questions):,.0f} documents per second")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print the table of costs, or measure the client with --measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus_cost", description=__doc__)
     workload, hardware = Workload(1_000_000), Hardware()
-    parser.add_argument("--documents", type=int, default=workload.documents, help="documents (default: %(default)s)")
-    parser.add_argument("--gpus", type=int, default=64, help="GPUs, one replica each (default: %(default)s)")
-    parser.add_argument("--simulated", type=int, default=8, help="replicas that are simulated (default: %(default)s)")
-    parser.add_argument("--in-flight", type=int, default=160, help="requests in flight a GPU (default: %(default)s)")
+    parser.add_argument(
+        "--documents", type=int, default=workload.documents, help="number of documents (default: %(default)s)"
+    )
+    parser.add_argument("--gpus", type=int, default=64, help="GPUs, with one replica each (default: %(default)s)")
+    parser.add_argument("--simulated", type=int, default=8, help="number of simulated replicas (default: %(default)s)")
+    parser.add_argument("--in-flight", type=int, default=160, help="requests in flight per GPU (default: %(default)s)")
     for name in ("mean_tokens", "spread", "longest", "chunk_tokens", "memory_tokens"):
         parser.add_argument("--" + name.replace("_", "-"), type=float, default=getattr(workload, name), help="workload")
     for name, value in asdict(hardware).items():
         parser.add_argument("--" + name.replace("_", "-"), type=float, default=value, help="hardware and model")
-    parser.add_argument("--client-ms", type=float, default=3.5, help="client's processor time for a request")
-    parser.add_argument("--price", type=float, help="price of a GPU hour, for a column")
-    parser.add_argument("--measure", action="store_true", help="measure ledger and checkpoints on this machine instead")
+    parser.add_argument("--client-ms", type=float, default=3.5, help="the client's CPU time per request in ms")
+    parser.add_argument("--price", type=float, help="price of a GPU hour; adds a column")
+    parser.add_argument("--measure", action="store_true", help="only measure ledger and checkpoints on this machine")
     given = parser.parse_args(arguments)
     if given.measure:
         _print_measured(3.0)
@@ -247,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     operation = Operation(given.simulated, given.in_flight * given.simulated)
     costs = [cost_of(each, hardware, given.documents, given.gpus) for each in settings_of(workload, operation)]
     print(table_of(costs, given.client_ms, given.price))
-    print(f"\nThe longest document ({workload.longest:,.0f} tokens) alone: {alone_hours(workload, hardware):.2f} hours")
+    hours = longest_document_hours(workload, hardware)
+    print(f"\nThe longest document ({workload.longest:,.0f} tokens) alone: {hours:.2f} hours")
 
 
 if __name__ == "__main__":

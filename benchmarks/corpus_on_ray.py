@@ -1,10 +1,10 @@
-"""A corpus on Ray against the core with the same concurrency, and with one and two actors. It needs `make ray`.
+"""Compares a corpus on Ray with the local engine at the same concurrency, and two actors with one. Needs `make ray`.
 
     .venv-ray/bin/python -m benchmarks corpus_on_ray
 
-A local server answers every request after five seconds, so that latency is the limit. The clock runs from the first
-request to the last document; how long it takes until the first request, in which Ray starts its actors, is a figure of
-its own. Each actor has 128 documents in flight; all documents have the same length, so that the end is short.
+A local server answers every request after five seconds, so latency is the bottleneck. Rates are measured from the first
+request to the last document. The time before the first request, when Ray starts its actors, is a separate figure. Each
+actor has 128 documents in flight. All documents have the same length, so few actors are idle at the end.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ from memagent_ray import ActorPlan, ActorPool, RayEngine, connected
 
 PER_ACTOR: Final = int(os.environ.get("MEMAGENT_BENCHMARK_IN_FLIGHT", "128"))
 WAVES: Final = 4
-"""Documents of each place in flight."""
+"""The number of documents, as a multiple of the documents in flight."""
 CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 5000
-QUESTION: Final = "What is said of it?"
+QUESTION: Final = "What does it say?"
 _ACTOR: Final = b"ray::MapWorker"
 
 
 @dataclass
 class Clock:
-    """Sees a run; a `CorpusWatcher`."""
+    """Measures a run; a `CorpusWatcher`. Times are in seconds of the monotonic clock."""
 
     began: float = 0.0
     first: float = float("inf")
-    """When the first document was begun: its end, less the time that it took."""
+    """The start of the first document: its end minus its duration."""
     last: float = 0.0
+    """The end of the last document."""
     calls: int = 0
 
-    def begins(self, total: Total) -> None:
+    def on_start(self, total: Total) -> None:
         self.began = time.monotonic()
 
-    def skips(self, documents: int, size: int) -> None:
+    def on_skip(self, documents: int, size: int) -> None:
         return
 
-    def ends(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
+    def on_document(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
         self.last = time.monotonic()
         self.first = min(self.first, self.last - max(row.usage.seconds for row in rows))
         self.calls += sum(row.usage.calls for row in rows)
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
         return self.calls / (self.last - self.first)
 
 
 class ActorLoad(threading.Thread):
-    """Samples the processor time of the actors, in seconds."""
+    """Samples the CPU time of all actor processes on this machine, in seconds."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -88,14 +89,14 @@ class ActorLoad(threading.Thread):
                     continue
 
     def stop(self) -> float:
-        """All of it."""
+        """Stop sampling, and return the total CPU time in seconds."""
         self._end.set()
         self.join()
         return sum(self.seconds.values())
 
 
 async def read(table: Path, out: Path, settings: ReaderSettings, actors: int) -> Clock:
-    """Read a table, in this process or, with actors, on the cluster that it is connected to."""
+    """Read a table with this number of actors on the connected cluster, or in this process if it is 0."""
     inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
     with ExitStack() as stack:
         work = stack.enter_context(exclusive(folder))
@@ -113,7 +114,7 @@ async def read(table: Path, out: Path, settings: ReaderSettings, actors: int) ->
 
 
 def measure() -> list[Figure]:
-    """Rates, processor time, and the time until the first request."""
+    """Measure rates, CPU time, and the time until the first request."""
     throughput.DELAY_MS, before = DELAY_MS, throughput.DELAY_MS
     try:
         with ExitStack() as stack:
@@ -151,10 +152,10 @@ def _figures(url: str, folder: Path) -> list[Figure]:
         Figure(f"Ray, 2 actors with {PER_ACTOR} in flight each", two.rate, "requests/s", "", True),
         Figure("Ray : core", ratio, "x", ">= 0.8", ratio >= 0.8),
         Figure("2 actors : 1 actor", growth, "x", ">= 1.8", growth >= 1.8),
-        Figure("an actor's share of a core", share, "", "< 0.3", share < 0.3),
-        Figure("core, processor time per request", core_cost, "ms", "", True),
-        Figure("actors, processor time per request", 1000 * actors / two.calls, "ms", "", True),
-        Figure("driver, processor time per request", 1000 * driver / two.calls, "ms", "", True),
-        Figure("Ray, until the first request", two.first - two.began, "s", "", True),
-        Figure("load of the machine at the end", os.getloadavg()[0], "", "", True),
+        Figure("CPU cores used by one actor", share, "", "< 0.3", share < 0.3),
+        Figure("core, CPU time per request", core_cost, "ms", "", True),
+        Figure("actors, CPU time per request", 1000 * actors / two.calls, "ms", "", True),
+        Figure("driver, CPU time per request", 1000 * driver / two.calls, "ms", "", True),
+        Figure("Ray, time until the first request", two.first - two.began, "s", "", True),
+        Figure("load average of the machine at the end", os.getloadavg()[0], "", "", True),
     ]

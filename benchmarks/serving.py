@@ -77,7 +77,7 @@ def serving(upstream: str, *options: str) -> Iterator[Server]:
     """A server in front of another."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "memagent_graph", "serve", "--port", "0", "--base-url", upstream]
-        command += ["--model", "slow", "--profile", "embedded", *options]
+        command += ["--model", "slow", "--profile", "embedded", "--read-above", "1000", *options]
         environment = {**os.environ, "MEMAGENT_HOME": home}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stderr

@@ -129,6 +129,11 @@ class Trace:
         return tuple(self._replayed.updates)
 
     @property
+    def tokens_shown(self) -> int:
+        """Tokens of the document that any of the steps was shown; each part counts once."""
+        return sum(span.tokens for span in {span for step in self.steps for span in step.reads})
+
+    @property
     def final_memory(self) -> str:
         """The memory that the newest answer is based on, or the newest memory; "" before the first."""
         if self.answers:

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Build the container image and try it in front of a small policy server.
+# Build the container image and test it with a small policy server.
 #
 #     scripts/check_image.sh [--debian-base]
 #
 # Needs Linux, docker or podman (ENGINE chooses one), curl, and the development environment (PYTHON, default
-# .venv/bin/python) for the policy server. Port 8080 must be free, as the container uses the network of the host.
-# BUILD_OPTIONS are more options of the build, such as "--build-arg EXTRAS=serve". Without an engine, nothing is checked.
+# .venv/bin/python) for the policy server. Port 8080 must be free, because the container uses the host's network.
+# BUILD_OPTIONS are additional options of the build, such as "--build-arg EXTRAS=serve". If neither docker nor podman is
+# running, nothing is checked.
 #
-# --debian-base makes the base image from packages of Debian, where no registry can be reached: needs root and
-# debootstrap; DEBIAN_MIRROR names a mirror. It gets the tag of the official image, unless the engine has that already.
+# --debian-base builds the base image from Debian packages, for machines that cannot reach a registry. It needs root and
+# debootstrap; DEBIAN_MIRROR sets the mirror. The image gets the tag of the official image, if that does not exist yet.
 #
-# Checked: the build; the health check; user, key, a short and a long request; SIGTERM during a read; and that a second
-# container on the same volume has the files and reads, and continues the one that was interrupted.
+# What is checked: the build, the health check, the user, the API key, a short and a long request, and SIGTERM during a
+# read. Then a second container with the same volume must have the files and the reads, and must continue the interrupted
+# read.
 set -euo pipefail
 
 readonly KEY=a-key-of-the-image-check
@@ -60,17 +62,17 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# A Debian with Python 3.11, where `python` and `pip` are named and behave as in the official image.
+# Build a Debian image with Python 3.11 in which `python` and `pip` work as in the official image.
 make_debian_base() {
     local base=$1 root=$scratch/base
-    say "making $base from packages of Debian"
+    say "building $base from Debian packages"
     debootstrap --variant=minbase --include=python3,python3-pip,python3-venv,ca-certificates \
         bookworm "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$scratch/debootstrap.log" 2>&1 \
         || die "debootstrap failed: $(tail -n 3 "$scratch/debootstrap.log")"
     ln -s python3 "$root/usr/bin/python"
     rm -f "$root"/usr/lib/python3.*/EXTERNALLY-MANAGED
     rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
-    # What this machine trusts, as its package index may be behind a proxy with a certificate of its own.
+    # Trust this machine's certificates, because its package index may be behind a proxy.
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
     tar -C "$root" -c . | "$engine" import - "$base" >/dev/null
 }
@@ -80,7 +82,7 @@ if "$debian_base" && ! "$engine" image inspect "$base" >/dev/null 2>&1; then
     make_debian_base "$base"
 fi
 
-# Without a body, a GET.
+# Send a request to the API: a GET, unless curl options add a body.
 ask() {
     local path=$1
     shift
@@ -121,14 +123,14 @@ stop_container() {
 build_options=()
 [[ $engine != podman ]] || build_options=(--format docker)  # podman's own format has no health check
 begin=$SECONDS
-# shellcheck disable=SC2086  # BUILD_OPTIONS are words
+# shellcheck disable=SC2086  # BUILD_OPTIONS is a list of words
 DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0} "$engine" build "${build_options[@]}" --network host --tag "$IMAGE" \
     ${BUILD_OPTIONS:-} "$repository" >"$scratch/build.log" 2>&1 \
     || die "the image cannot be built: $(tail -n 30 "$scratch/build.log")"
 size() { "$engine" image inspect --format '{{.Size}}' "$1"; }
-say "built in $((SECONDS - begin)) s: $(($(size "$IMAGE") / 1000000)) MB, of which $(($(size "$base") / 1000000)) MB are $base"
+say "built in $((SECONDS - begin)) s: $(($(size "$IMAGE") / 1000000)) MB, including $(($(size "$base") / 1000000)) MB of $base"
 
-curl --silent --max-time 5 "$API/health" >/dev/null && die "something uses port 8080 already"
+curl --silent --max-time 5 "$API/health" >/dev/null && die "port 8080 is already in use"
 PYTHONPATH=$repository/tests:$repository "$python" -m support.policy_process 0 100 "$scratch/asked" >"$scratch/port" &
 policy=$!
 until [[ -s $scratch/port ]]; do
@@ -137,6 +139,7 @@ until [[ -s $scratch/port ]]; do
 done
 base_url=http://127.0.0.1:$(<"$scratch/port")/v1
 readonly base_url
+
 PYTHONPATH=$repository/tests:$repository "$python" - "$scratch" <<'PY'
 import json
 import sys
@@ -145,7 +148,7 @@ from pathlib import Path
 from support.scripts import document_with
 
 for name, words in (("short", 0), ("long", 1_000), ("longer", 20_000)):
-    # Twice, as a chunk may end within one of them.
+    # The sentence occurs twice, because a chunk boundary may split one of them.
     document = document_with(dict.fromkeys((0.3, 0.5), "The key of harbor is 4711."), words=words)
     question = {"role": "user", "content": f"What is the key of harbor? ({name})"}
     messages = [{"role": "user", "content": document}, question] if words else [question]
@@ -175,14 +178,14 @@ start_container
 expect "the run in the volume" "$(ask "/v1/reads/$run_id")" finished
 expect "the file in the volume" "$(ask /v1/files)" kept.txt
 expect "the long request again" "$(read_file long --include | tr '[:upper:]' '[:lower:]')" "x-memagent-read: repeated"
-[[ $(wc -l <"$scratch/asked") == "$asked_before" ]] || die "the policy was asked again for a read that had ended"
+[[ $(wc -l <"$scratch/asked") == "$asked_before" ]] || die "the policy was called again for a finished read"
 found=$(read_file longer --include)
 expect "the interrupted request" "$(tr '[:upper:]' '[:lower:]' <<<"$found")" "x-memagent-read: resumed"
 expect "its answer" "$found" 4711
 asked_twice=$("$python" -c 'import sys; from collections import Counter
 lines = open(sys.argv[1]).readlines()
 print(len(lines) - len(set(lines)))' "$scratch/asked")
-say "prompts that the policy was sent twice: $asked_twice"
-((asked_twice <= 1)) || die "more than the chunk at hand was read again"
+say "prompts that were sent twice: $asked_twice"
+((asked_twice <= 1)) || die "more than the interrupted chunk was read again"
 stop_container
-say "all is well"
+say "all checks passed"

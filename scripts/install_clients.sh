@@ -3,12 +3,12 @@
 #
 #     scripts/install_clients.sh [FOLDER]        (default: .venv-clients in the repository)
 #
-# There are two virtual environments, as llm needs openai 3 or later, and LlamaIndex one before 3:
+# There are two virtual environments, because llm needs openai 3 or later, and LlamaIndex needs an earlier version:
 #
 #     FOLDER/openai-3        openai, langchain-openai, llm      (constraints-clients.txt)
 #     FOLDER/openai-2        llama-index-llms-openai-like       (constraints-clients-llama-index.txt)
 #
-# PYTHON chooses the interpreter. A second run with unchanged pins returns at once.
+# PYTHON sets the interpreter. If the pinned versions have not changed, a second run does nothing.
 set -euo pipefail
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -28,11 +28,11 @@ install() {
     fi
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --constraint "$constraints" "$@" \
-        || die "$* cannot be installed; pip's reason is above"
+        || die "$* cannot be installed; see pip's error above"
     printf '%s\n' "$wanted" >"$venv/.memagent-stamp"
 }
 
-[[ $# -le 1 ]] || die "at most one argument (usage: $0 [FOLDER])"
+[[ $# -le 1 ]] || die "too many arguments (usage: $0 [FOLDER])"
 install openai-3 constraints-clients.txt openai langchain-openai llm
 install openai-2 constraints-clients-llama-index.txt llama-index-llms-openai-like
 printf 'install_clients: %s is up to date\n' "$folder"

@@ -1,8 +1,8 @@
-"""A corpus on a Ray cluster: the core's reader in actors of Ray Data, and the core's ledger and table on the driver.
+"""Reads a corpus on a Ray cluster. Actors of Ray Data read the documents, and the driver writes the table.
 
-read_corpus    a dataset of documents becomes a dataset of rows
-write_table    a dataset of rows becomes a table, exactly once
-RayEngine      the engine of `memagent corpus --ray`; `reading_on` makes it and connects
+read_corpus    turns a dataset of documents into a dataset of rows
+write_table    writes a dataset of rows to a table, exactly once
+RayEngine      the engine of `memagent corpus --ray`; `connected_engine` connects to a cluster and creates it
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from __future__ import annotations
 from memagent_ray.actor_plan import ActorPlan
 from memagent_ray.ray_cluster import connected
 from memagent_ray.ray_datasets import ActorPool, read_corpus, write_table
-from memagent_ray.ray_engine import RayEngine, reading_on
+from memagent_ray.ray_engine import RayEngine, connected_engine
 
-__all__ = ["ActorPlan", "ActorPool", "RayEngine", "connected", "read_corpus", "reading_on", "write_table"]
+__all__ = ["ActorPlan", "ActorPool", "RayEngine", "connected", "connected_engine", "read_corpus", "write_table"]

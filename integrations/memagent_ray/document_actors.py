@@ -1,7 +1,7 @@
-"""The actors: each reads many documents at a time in one event loop, with the reader of the core.
+"""The actors. Each one reads many documents concurrently in one event loop, with a `CorpusReader`.
 
-Ray Data makes one for each place in its pool and starts it again if it dies. A call is one block, and a block is one
-document, so that a lost machine costs only what was being read there.
+Ray Data creates the actors of a pool, and restarts an actor that dies. Each call gets one block, and each block is one
+document. So if a machine is lost, only the documents that it was reading are affected.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memagent_graph.corpus import CorpusReader
 from memagent_graph.corpus.corpus_documents import CorpusDocument
 from memagent_graph.corpus.corpus_rows import Row, decoded_row, encoded
 from memagent_graph.corpus.engines import Work
@@ -25,72 +26,77 @@ WORK, OUTCOME = "work", "outcome"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a document, on its way to the driver."""
+    """The outcome of one document, which is sent to the driver."""
 
     number: int
-    """Its place among those that were handed out."""
+    """The document's number in its window."""
     rows: tuple[bytes, ...] = ()
-    """Each as the ledger has it."""
+    """The rows, encoded as in the ledger."""
     failure: MemAgentError | None = None
-    """What every other document would meet as well."""
+    """An error that every other document would cause too."""
 
     def decoded(self) -> list[Row]:
-        """The rows."""
+        """Decode the rows."""
         return [decoded_row(each) for each in self.rows]
 
 
 class _Actor:
-    """A reader that is made at the first document, in the event loop that it then reads in.
+    """Creates its reader at the first document, in the event loop in which it reads.
 
     Args:
-        plan: an `ActorPlan`, pickled.
+        plan: a pickled `ActorPlan`.
     """
 
     def __init__(self, plan: bytes) -> None:
-        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  our own driver's
-        self._made: ActorReader | None = None
+        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
+        self._reader: ActorReader | None = None
         self._failure: MemAgentError | None = None
 
-    def _reader(self) -> ActorReader:
+    def reader(self) -> CorpusReader:
+        """Return the reader.
+
+        Raises:
+            MemAgentError: the reader cannot be created.
+        """
         if self._failure is not None:
             raise self._failure
-        if self._made is None:
+        if self._reader is None:
             try:
-                self._made = ActorReader(self._plan)
+                self._reader = ActorReader(self._plan)
             except MemAgentError as error:
                 self._failure = error
                 raise
-        return self._made
+        return self._reader.reader
 
     def __del__(self) -> None:
-        if getattr(self, "_made", None) is not None:
-            self._made.close()  # type: ignore[union-attr]
+        if (reader := getattr(self, "_reader", None)) is not None:
+            reader.close()
 
 
 class ReadWork(_Actor):
-    """For the engine: blocks of `Work` become blocks of `Outcome`, both pickled in a column."""
+    """The actor of `RayEngine`. It turns blocks of pickled `Work` into blocks of pickled `Outcome`."""
 
     async def __call__(self, block: Any) -> Any:
-        """One block, whose rows are read one after another; as a rule it has one."""
-        found = [await self._outcome(*pickle.loads(each)) for each in block.column(WORK).to_pylist()]  # noqa: S301  ours
+        """Read the documents of a block, which usually has one, one after another."""
+        outcomes = [await self._outcome(*pickle.loads(each)) for each in block.column(WORK).to_pylist()]  # noqa: S301
         arrow = importlib.import_module("pyarrow")
-        return arrow.table({OUTCOME: arrow.array([pickle.dumps(each) for each in found], arrow.large_binary())})
+        return arrow.table({OUTCOME: arrow.array([pickle.dumps(each) for each in outcomes], arrow.large_binary())})
 
     async def _outcome(self, number: int, work: Work) -> Outcome:
         try:
-            rows = await work.read(self._reader().reader)
+            rows = await work.read(self.reader())
         except MemAgentError as error:
             return Outcome(number, failure=error)
         return Outcome(number, tuple(map(encoded, rows)))
 
 
 class ReadRows(_Actor):
-    """For `read_corpus`: blocks of documents become blocks of the table's rows.
+    """The actor of `read_corpus`. It turns blocks of documents into blocks of table rows.
 
     Args:
-        plan: an `ActorPlan`, pickled.
-        columns: which columns of the blocks are what.
-        answered: the ids of rows that there are.
+        plan: a pickled `ActorPlan`.
+        columns: the columns of the blocks to use.
+        answered: ids of the rows that already have an answer.
     """
 
     def __init__(self, plan: bytes, columns: Columns, answered: Container[str]) -> None:
@@ -98,24 +104,27 @@ class ReadRows(_Actor):
         self._columns, self._answered = columns, answered
 
     async def __call__(self, block: Any) -> Any:
-        """One block, whose documents are read one after another; as a rule it has one.
+        """Read the documents of a block, which usually has one, one after another.
 
         Raises:
-            MemAgentError: what every other document would meet as well.
+            MemAgentError: an error that every other document would cause too.
         """
-        reader = self._reader().reader
+        reader = self.reader()
         rows: list[Row] = []
         for values in block.to_pylist():
-            found = await reader.read_one(self._document(values), answered=self._answered)
-            rows += [decoded_row(encoded(each)) for each in found]  # as the ledger would have them
+            new_rows = await reader.read_one(self._document(values), answered=self._answered)
+            rows += [decoded_row(encoded(each)) for each in new_rows]  # the same values as after the ledger
         return arrow_table(rows, reader.columns)
 
     def _document(self, values: Mapping[str, Any]) -> CorpusDocument:
-        columns, access = self._columns.settled(list(values), "the dataset"), self._plan.access
+        columns, access = self._columns.resolve(list(values), "the dataset"), self._plan.access
         return document_of(values, name_of(values, columns), columns, access)
 
 
 def name_of(values: Mapping[str, Any], columns: Columns) -> str:
-    """A document's name where the id that it should have is missing: blocks come in any order, so it has no number."""
+    """Return a name for a document without an id: its path, if it has one.
+
+    Row numbers cannot be used, because blocks arrive in any order.
+    """
     given = values.get(columns.path or "")
     return str(given) if isinstance(given, str) and given else "a document without an id"

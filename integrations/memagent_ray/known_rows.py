@@ -1,4 +1,4 @@
-"""The ids of the rows that a table has, for actors: 16 bytes each, in memory that all actors of a machine share."""
+"""The ids of a table's answered rows, for actors: 16 bytes each, in memory that all actors of a machine share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memagent_graph.corpus import TableFolder
 
 
 class KnownRows:
-    """A container of row ids. Its array is sorted, and Ray does not copy it for each actor.
+    """A set of row ids in a sorted array, which Ray does not copy for each actor.
 
     Args:
-        ids: the two halves of each as numbers, `(rows, 2)`, sorted.
+        ids: a sorted array of the shape `(rows, 2)` with the high and low 64 bits of each id.
     """
 
     def __init__(self, ids: Any) -> None:
@@ -20,7 +20,7 @@ class KnownRows:
 
     @classmethod
     def of(cls, table: TableFolder | None) -> KnownRows:
-        """Those of a table that have an answer; none if there is no table yet.
+        """Load the ids of a table's rows that have an answer. The set is empty if there is no table yet.
 
         Raises:
             CorpusError: the table cannot be read.
@@ -28,8 +28,8 @@ class KnownRows:
         numpy = importlib.import_module("numpy")
         if table is None or table.manifest() is None:
             return cls(numpy.empty((0, 2), ">u8"))
-        found = b"".join(bytes.fromhex(row["id"]) for row in table.rows(["id", "error"]) if row["error"] is None)
-        ids = numpy.frombuffer(found, ">u8").reshape(-1, 2)
+        answered = b"".join(bytes.fromhex(row["id"]) for row in table.rows(["id", "error"]) if row["error"] is None)
+        ids = numpy.frombuffer(answered, ">u8").reshape(-1, 2)
         return cls(ids[numpy.lexsort((ids[:, 1], ids[:, 0]))])
 
     def __contains__(self, identity: object) -> bool:

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and says what to do where that fails."""
+"""Connects to a Ray cluster. If that fails, the error explains what to do."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from typing import Any, Final
 
 from memagent_graph.errors import CorpusError, MissingExtraError
 
-_SECONDS: Final = 5.0
-_NEEDS: Final = "reading on a Ray cluster"
+_CONNECT_SECONDS: Final = 5.0
 
 
 def ray_module(name: str = "ray") -> Any:
-    """A module of Ray.
+    """Import a module of Ray.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: Ray is not installed.
     """
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise MissingExtraError("ray", _NEEDS) from None
+        raise MissingExtraError("ray", "reading on a Ray cluster") from None
 
 
 @contextmanager
 def connected(address: str, **options: Any) -> Iterator[Any]:
-    """Be connected to a cluster; the module `ray` is yielded. What this process started there ends with it.
+    """Connect to a cluster and yield the module `ray`. Disconnect at the end, which stops the actors.
 
-    If this process is connected already, that connection is used, and stays.
+    An existing connection of this process is used, and is not closed.
 
     Args:
-        address: "auto" for the cluster that runs on this machine or that RAY_ADDRESS names, "local" for one of its own
-            that ends with it, HOST:PORT of a head node, or ray://HOST:PORT of a Ray Client server.
-        options: further arguments of `ray.init`.
+        address: "auto" for the cluster on this machine or the one in RAY_ADDRESS, "local" for a new cluster that stops
+            at the end, HOST:PORT of a head node, or ray://HOST:PORT of a Ray Client server.
+        options: additional arguments of `ray.init`.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        CorpusError: the cluster cannot be reached, or refuses.
+        CorpusError: the cluster cannot be reached, or refuses the connection.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # or its log comes between what this process prints
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # or what runs on after the end starts a cluster
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise its log mixes with this process's output
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # otherwise late calls after the end start a new cluster
     ray = ray_module()
     ray_module("ray.data")
     if ray.is_initialized():
@@ -52,17 +51,19 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
         return
     require_reachable(address)
     for handler in logging.getLogger("ray.data").handlers:
-        if type(handler).__name__ != "SessionFileHandler":  # failures are told by errors, and stand in Ray's files
+        if (
+            type(handler).__name__ != "SessionFileHandler"
+        ):  # we raise errors for failures; Ray's log files have them too
             handler.setLevel(logging.CRITICAL)
     quiet: dict[str, Any] = {"log_to_driver": False}
-    if not address.startswith("ray://"):  # whose server takes fewer arguments
+    if not address.startswith("ray://"):  # Ray Client does not accept this argument
         quiet["logging_level"] = logging.ERROR
     if address == "local":
         quiet["include_dashboard"] = False
     try:
         ray.init(address, **{**quiet, **options})
-    except Exception as error:  # Ray's own kinds, and those of gRPC
-        raise unreachable(address, str(error)) from error
+    except Exception as error:  # Ray and gRPC have their own exceptions
+        raise unreachable_error(address, str(error)) from error
     try:
         yield ray
     finally:
@@ -70,10 +71,10 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
 
 
 def require_reachable(address: str) -> None:
-    """Fail at once where nobody listens; Ray would try for a minute.
+    """Check that a server listens at the address. Ray would retry for a minute.
 
     Raises:
-        CorpusError: HOST:PORT cannot be reached, or is not an address.
+        CorpusError: the server cannot be reached, or the address is not valid.
     """
     if address in {"local", "auto"}:
         return
@@ -84,17 +85,17 @@ def require_reachable(address: str) -> None:
             hint="Use auto, local, HOST:PORT of the head node, or ray://HOST:PORT.",
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise unreachable(address, str(error)) from error
+        raise unreachable_error(address, str(error)) from error
 
 
-def unreachable(address: str, reason: str) -> CorpusError:
-    """The error for a cluster that cannot be used."""
+def unreachable_error(address: str, reason: str) -> CorpusError:
+    """Return the error for a cluster that cannot be used."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it does not answer"]
     first = lines[0] if not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"
-    started = "ray start --head" if address != "auto" or not os.environ.get("RAY_ADDRESS") else "RAY_ADDRESS"
-    hint = f"Does it run (`ray status`)? Start one with `{started}`, or use --ray local."
-    if started == "RAY_ADDRESS":
-        hint = "RAY_ADDRESS names it: does it run (`ray status`)? Name another one, or use --ray local."
+    if address == "auto" and os.environ.get("RAY_ADDRESS"):
+        hint = "Check that the cluster in RAY_ADDRESS runs (`ray status`), or use another one, or --ray local."
+    else:
+        hint = "Check that the cluster runs (`ray status`). Start one with `ray start --head`, or use --ray local."
     return CorpusError(f"the Ray cluster {address} cannot be used: {first[:300]}", hint=hint)

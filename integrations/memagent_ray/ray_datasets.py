@@ -1,4 +1,4 @@
-"""`read_corpus` and `write_table`: the stage between a dataset of documents and a table, for users of Ray Data."""
+"""`read_corpus` and `write_table`, for users of Ray Data: from a dataset of documents to a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from memagent_graph.corpus import CorpusReader, TableFolder
 from memagent_graph.corpus.corpus_run import exclusive
@@ -20,36 +20,35 @@ from memagent_ray.known_rows import KnownRows
 from memagent_ray.ray_cluster import ray_module
 
 CPUS: Final = 0.5
-"""Of an actor, for Ray's scheduling: it waits for the policy most of the time."""
-Made = TypeVar("Made")
+"""CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorPool:
-    """How many actors read, and how much each of them at a time."""
+    """The number of actors, and the load of each."""
 
     min_actors: int = 1
     max_actors: int = 1
-    """The pool grows up to here while documents wait, if the cluster has room."""
+    """The pool grows to this size while documents wait and the cluster has free CPUs."""
     documents_in_flight: int = 64
-    """Of one actor."""
+    """Documents that one actor reads at the same time."""
     cpus: float = CPUS
-    """Of one actor."""
+    """CPUs of one actor."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_actors <= self.max_actors or self.documents_in_flight < 1 or self.cpus <= 0:
             raise CorpusError(
                 f"there can be no pool of {self.min_actors} to {self.max_actors} actors with "
                 f"{self.documents_in_flight} documents in flight and {self.cpus} CPUs each",
-                hint="Use at least 1 of each, and no more at least than at most.",
+                hint="All numbers must be positive, and min_actors must not be larger than max_actors.",
             )
 
-    def packed(self, plan: ActorPlan) -> bytes:
-        """Each actor's share of a plan, pickled with the user's answer model.
+    def pickled(self, plan: ActorPlan) -> bytes:
+        """Pickle the plan for each actor of this pool.
 
-        Other machines may not be able to import the model's module by its name.
+        The user's answer model is pickled by value, because other machines may not be able to import its module.
         """
-        pickler, share = ray_module("ray.cloudpickle"), plan.shared_by(self.max_actors)
+        pickler, share = ray_module("ray.cloudpickle"), plan.with_divided_limits(self.max_actors)
         model = plan.response_format.model if plan.response_format else None
         module = sys.modules.get(model.__module__) if model is not None else None
         if module is None:
@@ -60,8 +59,15 @@ class ActorPool:
         finally:
             pickler.unregister_pickle_by_value(module)
 
-    def mapped(self, dataset: Any, actor: type, plan: bytes, *arguments: Any) -> Any:
-        """A dataset whose blocks, of one row each, go through these actors, which have a packed plan."""
+    def map_blocks(self, dataset: Any, actor: type, plan: bytes, *arguments: Any) -> Any:
+        """Map a dataset with blocks of one row through the actors of this pool.
+
+        Args:
+            dataset: a `ray.data.Dataset`.
+            actor: the class of the actors.
+            plan: their pickled plan.
+            arguments: the other arguments of the class.
+        """
         data = ray_module("ray.data")
         return dataset.map_batches(
             actor,
@@ -86,61 +92,64 @@ def read_corpus(
     pool: ActorPool | None = None,
     table: TableFolder | str | Path | None = None,
 ) -> Any:
-    """Read documents on a cluster: a `ray.data.Dataset` with the rows of `memagent corpus`, and the same ids.
+    """Read documents on a cluster. The rows have the same columns and ids as those of `memagent corpus`.
 
-    Nothing is read before the result is used. Rows come in any order. A document that cannot be read is rows with an
-    error; so is a policy that fails for it, and is tried again when the dataset is read again.
+    The dataset is lazy: documents are read when the result is used. The rows are in any order. If a document cannot be
+    read or the policy fails, its rows have an error. The document is read again when the dataset is used again.
 
     Args:
-        dataset: a `ray.data.Dataset` with a column of texts or of paths.
+        dataset: a `ray.data.Dataset` with a column of texts or paths.
         plan: how documents are read.
-        columns: which column is what. A column of ids is needed, or one of paths, which then name the documents.
-        pool: how many actors read.
-        table: where rows may be already: what has an answer there is not read again. Documents are opened all the same,
-            as a row's id depends on the text.
+        columns: the columns to use. The ids name the documents; without an id column, the paths do.
+        pool: the number of actors.
+        table: an existing table. Questions that have an answer in it are skipped. The documents are opened anyway,
+            because the id of a row depends on the text.
+
+    Returns:
+        A `ray.data.Dataset` of rows.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        CorpusError: documents would have no names, or the table cannot be read.
+        CorpusError: the documents have no names, or the table cannot be read.
         DocumentError: a column is missing.
     """
     pool = pool or ActorPool()
-    chosen = (columns or Columns()).settled(dataset.columns(), "the dataset")
+    chosen = (columns or Columns()).resolve(dataset.columns(), "the dataset")
     if chosen.id is None and chosen.path is None:
         raise CorpusError(
-            "the documents of the dataset have no names: its blocks come in any order, so there are no row numbers",
-            hint="Name a column of ids: Columns(id=...).",
+            "the documents of the dataset have no names, and its blocks are in any order, so there are no row numbers",
+            hint="Choose a column of ids: Columns(id=...).",
         )
-    known = KnownRows.of(None if table is None else table_of(table))
+    known = KnownRows.of(None if table is None else as_table_folder(table))
     blocks = dataset.select_columns(chosen.needed).repartition(target_num_rows_per_block=1)
-    return pool.mapped(blocks, ReadRows, pool.packed(plan), chosen, known)
+    return pool.map_blocks(blocks, ReadRows, pool.pickled(plan), chosen, known)
 
 
 def write_table(
-    rows: Any, plan: ActorPlan, table: TableFolder | str | Path, *, description: str = "a dataset of Ray",
+    rows: Any, plan: ActorPlan, table: TableFolder | str | Path, *, description: str = "a Ray dataset",
     rows_per_part: int = 10_000,
 ) -> int:  # fmt: skip
-    """Write the rows of `read_corpus` to a table, each exactly once, whatever is killed and started again.
+    """Write the rows of `read_corpus` to a table, each exactly once, even after kills and restarts.
 
-    A row goes to the table's ledger when it comes, and from there to parts that are written whole or not at all. A row
-    that the table has, or that comes twice, replaces the one that was there.
+    Each row is first stored in the table's ledger, and then written to a part. A row that arrives twice, or that is
+    already in the table, replaces the older one.
 
     Args:
-        rows: what `read_corpus` returned.
-        plan: how they were read; the table keeps its settings, and others are refused.
-        table: where they go.
-        description: what the manifest says that was read.
-        rows_per_part: how many rows a part has.
+        rows: the dataset that `read_corpus` returned.
+        plan: the plan for `read_corpus`. The table stores its settings, and refuses rows with other settings.
+        table: the table to write.
+        description: the description of the input in the manifest.
+        rows_per_part: rows in each part.
 
     Returns:
-        How many rows came.
+        The number of rows in the dataset.
 
     Raises:
         CorpusError: the table has other settings, another run writes to it, or a disk is full.
     """
-    folder = table_of(table)
+    folder = as_table_folder(table)
     with exclusive(folder):
-        folder.take_over(settings_of_plan(plan), description)
+        folder.take_over(row_settings(plan), description)
         writer = TableWriter(folder, rows_per_part)
         try:
             writer.recover()
@@ -148,7 +157,7 @@ def write_table(
             for block in rows.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
                 for values in block.to_pylist():
                     row = row_from(values)
-                    writer.enter(row.document, "", [row])
+                    writer.add(row.document, "", [row])
                     count += 1
                 if writer.is_part_due:
                     writer.write_parts()
@@ -158,12 +167,12 @@ def write_table(
             writer.close()
 
 
-def settings_of_plan(plan: ActorPlan) -> Mapping[str, Any]:
-    """What decides on rows, as `CorpusReader.settings` has it; asked from this machine."""
+def row_settings(plan: ActorPlan) -> Mapping[str, Any]:
+    """Return `CorpusReader.settings` for a plan. The policy must be reachable from this machine."""
     import asyncio  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
 
-    async def ask(store: Path) -> Mapping[str, Any]:
+    async def settings(store: Path) -> Mapping[str, Any]:
         agent = plan.settings.make_reader(api_key=plan.api_key, store=store, run_log=False)
         reader = CorpusReader(agent, plan.questions, plan.access, response_format=plan.response_format)
         try:
@@ -172,9 +181,9 @@ def settings_of_plan(plan: ActorPlan) -> Mapping[str, Any]:
             await reader.aclose()
 
     with tempfile.TemporaryDirectory(prefix="memagent-ray-") as folder:
-        return asyncio.run(ask(Path(folder)))
+        return asyncio.run(settings(Path(folder)))
 
 
-def table_of(table: TableFolder | str | Path) -> TableFolder:
-    """The table of that name."""
+def as_table_folder(table: TableFolder | str | Path) -> TableFolder:
+    """Return the table at a path or URL; a `TableFolder` is returned unchanged."""
     return table if isinstance(table, TableFolder) else TableFolder(str(table))

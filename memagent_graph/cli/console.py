@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from memagent_graph.cli.output import counted, print_json
-from memagent_graph.errors import MemAgentError
+from memagent_graph.errors import BudgetError, MemAgentError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult
@@ -149,6 +149,8 @@ class Console:
             factor = (usage.full_context_flops or 0.0) / usage.flops
             saved = f", about {factor:.1f} times fewer operations than one full-context call"
         read, turns = counted(result.chunks_read, "chunk"), counted(usage.turns, "turn")
+        if not result.chunks_read and (shown := result.trace.tokens_shown):
+            read = f"{shown:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
             f"[dim]{read}, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "
             f"{usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
@@ -163,7 +165,7 @@ class Console:
         self.err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
-        if error.run_id and self.resume_command:
+        if error.run_id and self.resume_command and not isinstance(error, BudgetError):  # the budget stays the same
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
             self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
         return int(code)

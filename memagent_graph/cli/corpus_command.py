@@ -1,4 +1,4 @@
-"""`memagent corpus`."""
+"""The command `memagent corpus`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus(ReaderOptions):
-    """Read many documents and write one table: a row for each document and question, exactly once.
+    """Read many documents and write one table, with exactly one row for each document and question.
 
-    Started again with the same command, it continues where it was, and adds what is new.
+    Run the same command again to continue an unfinished run, or to add new documents and questions.
     """
 
     examples: ClassVar = (
@@ -60,8 +60,8 @@ class Corpus(ReaderOptions):
         str,
         typer.Argument(
             metavar="IN",
-            help="A folder, a pattern in quotes, a Parquet, JSONL, CSV or ZIP file, a URL of these (s3, gs, az, http), "
-            "zip://PATTERN::ARCHIVE, or dataset:NAME.",
+            help="A folder, a pattern in quotes, a Parquet, JSONL, CSV or ZIP file, a URL of one of these (s3, gs, az, "
+            "http), zip://PATTERN::ARCHIVE, or dataset:NAME.",
         ),
     ]
     question: Annotated[
@@ -70,52 +70,56 @@ class Corpus(ReaderOptions):
             "--question",
             "--questions",
             "-q",
-            help="Asked about every document. Repeat it for several; @FILE is a file with one on each line.",
+            help="A question about every document. Repeatable. @FILE is a file with one question per line.",
             show_default="--question-column",
         ),
     ] = None
-    out: Annotated[str, typer.Option(help="The folder, or its URL, for the table.")]
+    out: Annotated[str, typer.Option(help="The folder of the table, or its URL.")]
     schema: Annotated[
         str | None,
         typer.Option(
             help="The form of the answers: a file with a JSON schema, or a Pydantic model as path/to/file.py:Model. "
-            "Each of its properties is a typed column of the table.",
-            show_default="answers in words",
+            "Each property becomes a typed column of the table.",
+            show_default="plain text answers",
         ),
     ] = None
     estimate: Annotated[
         bool,
-        typer.Option("--estimate", help="Say how many tokens it would take, and the price and time; read nothing."),
+        typer.Option("--estimate", help="Estimate tokens, price and time, and read nothing."),
     ] = False
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Read documents again whose rows have errors.")
+        bool, typer.Option("--retry-failed", help="Read documents again that have rows with errors.")
     ] = False
     documents: Annotated[
         int | None,
-        typer.Option(min=1, help="Documents in flight.", show_default="enough for --concurrency requests"),
+        typer.Option(
+            min=1,
+            help="Maximum number of documents read at the same time.",
+            show_default="enough for --concurrency requests",
+        ),
     ] = None
-    rows_per_part: Annotated[int, typer.Option(min=1, help="Rows of one Parquet file.")] = 10_000
+    rows_per_part: Annotated[int, typer.Option(min=1, help="Rows in each Parquet file.")] = 10_000
     keep_texts: Annotated[
-        bool, typer.Option("--keep-texts", help="Keep the documents' texts beside the table, for checks of quotes.")
+        bool, typer.Option("--keep-texts", help="Keep the documents' texts beside the table, to check quotes later.")
     ] = False
     checkpoints: Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="beside the table")] = None
     store: Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="beside the table")] = None
     log: Annotated[
-        Path | None, typer.Option("--log", help="Log all calls in this SQLite file as well.", show_default="none")
+        Path | None, typer.Option("--log", help="Log all calls in this SQLite file.", show_default="none")
     ] = None
     api_key: ApiKey = None
     requests_per_minute: Annotated[
-        float | None, typer.Option(min=0.001, help="Most requests sent in a minute.", show_default="no bound")
+        float | None, typer.Option(min=0.001, help="Maximum number of requests per minute.", show_default="no limit")
     ] = None
     tokens_per_minute: Annotated[
         float | None,
-        typer.Option(min=1, help="Most prompt and completion tokens in a minute.", show_default="no bound"),
+        typer.Option(min=1, help="Maximum number of prompt and completion tokens per minute.", show_default="no limit"),
     ] = None
     session_header: Annotated[
         str | None,
         typer.Option(
-            help="Send a document's key in this header of every request, such as X-Session-Id, for a router that keeps "
-            "a session on one replica.",
+            help="Send the document's key in this header of every request, such as X-Session-Id, so that a router can "
+            "send all requests of a document to the same replica.",
             show_default="none",
         ),
     ] = None
@@ -123,48 +127,50 @@ class Corpus(ReaderOptions):
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Read on a Ray cluster: auto, local, HOST:PORT, or ray://HOST:PORT. --concurrency and --documents are "
-            "then of one actor.",
+            help="Read on a Ray cluster: auto, local, HOST:PORT, or ray://HOST:PORT. --concurrency and --documents "
+            "then apply to each actor.",
             show_default="in this process",
         ),
     ] = None
     ray_actors: Annotated[
         str | None,
-        typer.Option(metavar="MIN:MAX", help="Actors that read on the cluster.", show_default="one for each machine"),
+        typer.Option(metavar="MIN:MAX", help="Number of actors on the cluster.", show_default="one for each machine"),
     ] = None
     encoding: Annotated[str | None, typer.Option(help="The charset of text files.", show_default="detected")] = None
     replace_undecodable: ReplaceUndecodable = False
-    max_bytes: Annotated[int, typer.Option(min=1, help="The largest document.")] = 2**30
+    max_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a document in bytes.")] = 2**30
     text_column: Annotated[
-        str | None, typer.Option(help="The column with the texts.", show_default="text, unless there is none")
+        str | None, typer.Option(help="The column with the texts.", show_default="text, if it exists")
     ] = None
     path_column: Annotated[str | None, typer.Option(help="The column with the files' paths.", show_default="path")] = (
         None
     )
     id_column: Annotated[
-        str | None, typer.Option(help="The column with unique names.", show_default="the row's number")
+        str | None, typer.Option(help="The column with unique document names.", show_default="the row's number")
     ] = None
     question_column: Annotated[
-        str | None, typer.Option(help="The column with a question, or a list of them, for that document alone.")
+        str | None,
+        typer.Option(help="The column with a question, or a list of questions, about the row's document only."),
     ] = None
     keep_column: Annotated[
-        list[str] | None, typer.Option(help="A column to copy into the table. Repeatable.", show_default="none")
+        list[str] | None, typer.Option(help="A column to copy to the table. Repeatable.", show_default="none")
     ] = None
     root: Annotated[
-        Path | None, typer.Option(help="The folder of the files in --path-column.", show_default="the table's")
+        Path | None,
+        typer.Option(help="The folder of the files in --path-column.", show_default="the input table's folder"),
     ] = None
     subset: Annotated[str | None, typer.Option(help="The dataset's subset.")] = None
     split: Annotated[str, typer.Option(help="The dataset's split.")] = "train"
     allow_private_addresses: Annotated[
         bool,
-        typer.Option("--allow-private-addresses", help="Let http and https lead into your own network."),
+        typer.Option("--allow-private-addresses", help="Allow http and https URLs that lead to your own network."),
     ] = False
     allow_chained_urls: Annotated[
-        bool, typer.Option("--allow-chained-urls", help="Open chains of URLs, as in simplecache::s3://...")
+        bool, typer.Option("--allow-chained-urls", help="Allow chains of URLs, such as simplecache::s3://...")
     ] = False
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling.")] = None
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many documents; can be continued.")
     ] = None
@@ -173,7 +179,7 @@ class Corpus(ReaderOptions):
     price_in: PriceIn = None
     price_out: PriceOut = None
     tokens_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="With --estimate: how fast the server is, for the time.")
+        float | None, typer.Option(min=0.001, help="With --estimate: the server's throughput, to estimate the time.")
     ] = None
     as_json: AsJSON = False
     quiet: Quiet = False
@@ -192,25 +198,25 @@ class Corpus(ReaderOptions):
             prices, actors = prices_of(self.price_in, self.price_out), self._actors()
             questions = questions_of(self.question or ())
             if not questions and self.question_column is None:
-                raise MemAgentError("there is no question", hint="Ask with -q, or name a --question-column.")
+                raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
             form = None if self.schema is None else ResponseFormat.named(self.schema)
             inputs = self._inputs()
             settings = replace(self.settings(), logprobs=None if self.log else False)
             if (self.requests_per_minute or self.tokens_per_minute) and settings.policy_name in {"embedded", "local"}:
                 raise MemAgentError(
-                    "bounds of requests and tokens a minute are for a server, and this policy has none",
-                    hint="Leave out --requests-per-minute and --tokens-per-minute, or name a server with --base-url.",
+                    "the limits for requests and tokens per minute are for a server, and this policy has no server",
+                    hint="Omit --requests-per-minute and --tokens-per-minute, or use a server with --base-url.",
                 )
             console.policy(settings.policy_told)
             try:
                 if self.estimate:
-                    self._print_estimate(asyncio.run(self._estimated(inputs, questions, settings, form)), prices)
+                    self._print_estimate(asyncio.run(self._estimate(inputs, questions, settings, form)), prices)
                     return
                 summary = asyncio.run(self._read(inputs, questions, settings, form, actors))
             except ValueError as error:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
-                typer.echo("interrupted; nothing that was read is lost: start the same command again", err=True)
+                typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
         self._print_summary(summary, prices)
         if summary.ended is not Ended.DONE:
@@ -242,21 +248,21 @@ class Corpus(ReaderOptions):
         )
 
     def _actors(self) -> tuple[int, int] | None:
-        """The least and the most actors, if they are given."""
+        """Parse --ray-actors to the minimum and maximum number of actors; None if the option is not used."""
         if self.ray_actors is None:
             return None
         if self.ray is None:
-            raise MemAgentError("--ray-actors is for a Ray cluster, and none is named", hint="Name it with --ray.")
-        least, separator, most = self.ray_actors.partition(":")
+            raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
+        first, separator, second = self.ray_actors.partition(":")
         try:
-            found = int(least), int(most if separator else least)
+            minimum, maximum = int(first), int(second if separator else first)
         except ValueError:
-            found = 0, 0
-        if not 1 <= found[0] <= found[1]:
+            minimum = maximum = 0
+        if not 1 <= minimum <= maximum:
             raise MemAgentError(
-                f"--ray-actors is {self.ray_actors!r}", hint="Write it as MIN:MAX, such as 2:16, or as N."
+                f"--ray-actors {self.ray_actors!r} is not valid", hint="Write it as MIN:MAX, such as 2:16, or as N."
             )
-        return found
+        return minimum, maximum
 
     async def _read(
         self,
@@ -300,8 +306,8 @@ class Corpus(ReaderOptions):
                 agent,
                 questions,
                 inputs.access,
-                keep_texts=self.keep_texts or self.store is not None,  # others may use a text there
-                on_update=progress.reads,
+                keep_texts=self.keep_texts or self.store is not None,  # other machines may use a shared store
+                on_update=progress.on_update,
                 response_format=form,
             )
             try:
@@ -328,7 +334,7 @@ class Corpus(ReaderOptions):
         settings: ReaderSettings,
         form: ResponseFormat | None,
     ) -> ActorPlan:
-        """What the actors of a cluster read with."""
+        """Return the plan for the actors of a cluster."""
         import os  # noqa: PLC0415
 
         from memagent_graph.corpus.corpus_run import TEXTS  # noqa: PLC0415
@@ -343,24 +349,24 @@ class Corpus(ReaderOptions):
             api_key=self.api_key or os.environ.get("OPENAI_API_KEY"),
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str((work / TEXTS).absolute()) if self.keep_texts else None,
-            logs=str(_logs_of_actors(self.log)) if self.log else None,
+            logs=str(_actor_log_folder(self.log)) if self.log else None,
         )
 
     @contextmanager
     def _cluster(
         self, address: str, plan: ActorPlan, actors: tuple[int, int] | None, documents_in_flight: int
     ) -> Iterator[RayEngine]:
-        """The engine on a cluster. When it ends, the logs of its actors are put into the log."""
-        from memagent_ray import reading_on  # noqa: PLC0415
+        """Connect to a cluster and yield its engine. At the end, merge the actors' logs into the log."""
+        from memagent_ray import connected_engine  # noqa: PLC0415
 
         try:
-            with reading_on(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
+            with connected_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
                 yield engine
         finally:
             if self.log:
-                _merge_logs(self.log)
+                _merge_actor_logs(self.log)
 
-    async def _estimated(
+    async def _estimate(
         self, inputs: Inputs, questions: list[str], settings: ReaderSettings, form: ResponseFormat | None
     ) -> CorpusEstimate:
         import tempfile  # noqa: PLC0415
@@ -387,16 +393,16 @@ class Corpus(ReaderOptions):
         lines = [
             f"{counted(estimate.documents, 'document')}, {counted(estimate.questions, 'row')}",
             f"{estimate.document_tokens:,} tokens of documents ({counted(estimate.counted, 'document')} counted"
-            + ("" if estimate.counted >= estimate.documents else ", the others by their size")
+            + ("" if estimate.counted >= estimate.documents else ", the others estimated from their sizes")
             + (f"; {estimate.unreadable:,} cannot be read)" if estimate.unreadable else ")"),
             f"{estimate.chunks:,} chunks and {counted(estimate.calls, 'call')}",
-            f"at most {estimate.prompt_tokens:,} tokens in and {estimate.completion_tokens:,} out, "
-            "with memories and answers as long as they may be",
+            f"at most {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} completion tokens, "
+            "if all memories and answers have their maximum length",
+            f"price: {price:,.2f}" if price is not None else "price: unknown; use --price-in and --price-out",
+            f"time: {timedelta(seconds=round(seconds))}"
+            if seconds is not None
+            else "time: unknown; use --tokens-per-second",
         ]
-        lines.append(f"price: {price:,.2f}" if price is not None else "price: give --price-in and --price-out")
-        lines.append(
-            f"time: {timedelta(seconds=round(seconds))}" if seconds is not None else "time: give --tokens-per-second"
-        )
         sys.stdout.write("\n".join(lines) + "\n")
 
     def _print_summary(self, summary: CorpusSummary, prices: Prices | None) -> None:
@@ -405,40 +411,40 @@ class Corpus(ReaderOptions):
         if self.as_json:
             print_json({**asdict(summary), "ended": summary.ended.value, "out": self.out})
             return
-        told = [f"{counted(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
+        parts = [f"{counted(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
         if summary.skipped:
-            told.append(f"{summary.skipped:,} had their rows already")
+            parts.append(f"{summary.skipped:,} skipped, because they have all their rows")
         if summary.changed:
-            told.append(f"{summary.changed:,} may have changed and were looked at again")
+            parts.append(f"{summary.changed:,} checked again, because they may have changed")
         if summary.failed:
             kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(summary.kinds.items()))
-            told.append(f"{summary.failed:,} with errors ({kinds})")
-        typer.echo("; ".join(told), err=True)
+            parts.append(f"{summary.failed:,} with errors ({kinds})")
+        typer.echo("; ".join(parts), err=True)
         typer.echo(
             f"{counted(summary.rows, 'row')} in {self.out}, {summary.failed_rows:,} of them with errors", err=True
         )
         if summary.failed_rows:
-            typer.echo("errors are in the table; --retry-failed reads these documents again", err=True)
-        if summary.ended is not Ended.DONE:
             typer.echo(
-                f"stopped at {summary.ended.value.replace('_', ' ')}; the same command without the limit continues",
-                err=True,
+                "the error messages are in the table; use --retry-failed to read these documents again", err=True
             )
+        if summary.ended is not Ended.DONE:
+            option = f"--{summary.ended.value.replace('_', '-')}"
+            typer.echo(f"stopped by {option}; to continue, run the same command without this option", err=True)
 
 
-def _logs_of_actors(log: Path) -> Path:
-    """The folder in which the actors of a cluster log, each in a file of its own."""
+def _actor_log_folder(log: Path) -> Path:
+    """Return the folder in which each actor of a cluster writes its own log file."""
     return log.absolute().with_name(log.name + "-actors")
 
 
-def _merge_logs(log: Path) -> None:
-    """Put what actors have logged into the log. What a run that was killed has left is put in by the next one."""
+def _merge_actor_logs(log: Path) -> None:
+    """Merge the actors' logs into the log, including those that a killed run left behind."""
     import shutil  # noqa: PLC0415
 
     from memagent_graph.run_log import RunLog  # noqa: PLC0415
     from memagent_graph.run_log.exchange import merge_logs  # noqa: PLC0415
 
-    folder = _logs_of_actors(log)
+    folder = _actor_log_folder(log)
     if sources := sorted(folder.glob("*.sqlite")):
         merge_logs(RunLog(log), sources)
     shutil.rmtree(folder, ignore_errors=True)

@@ -85,9 +85,6 @@ class Eval(ReaderOptions):
         int | None,
         typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
     ] = None
-    retrieved_chunks: Annotated[
-        int | None, typer.Option(min=1, help="Chunks that retrieval shows.", show_default="as many as fit")
-    ] = None
     small: Small = False
     haystack: Haystack = None
     questions_per_document: Annotated[
@@ -231,7 +228,6 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
         repeats=request.repeats,
         judge=_judge(request),
         judge_key=judge_key,
-        retrieved_chunks=request.retrieved_chunks,
         limits=EvaluationLimits(request.max_questions, request.max_tokens_total, request.max_seconds),
         log=request.log,
         resume=request.resume,

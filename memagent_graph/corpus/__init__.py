@@ -1,10 +1,10 @@
-"""Many documents read exactly once: inputs of any kind, a table of rows, and nothing lost when a run is killed.
+"""Reads many documents and writes one table, with each row exactly once, even if runs are killed.
 
     inputs -> documents -> CorpusReader -> rows -> ledger -> Parquet parts and a manifest
 
-`corpus_run.run_corpus` is the loop on one machine. Other engines use the same parts: `corpus_inputs.open_inputs` lists
-documents, which can be pickled; `CorpusReader.read_one` reads one of them and returns its rows; `TableFolder` writes
-rows.
+`corpus_run.run_corpus` reads a corpus on one machine. Other engines use the same parts: `corpus_inputs.open_inputs`
+lists documents that can be pickled, `CorpusReader.read_one` reads one document and returns its rows, and `TableFolder`
+writes the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A document of a corpus before it is opened: plain data that any engine can pass around."""
+"""A document of a corpus before it is opened: plain data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusDocument:
-    """One document: what it is called, where its text is, and what is asked about it. It can be pickled."""
+    """One document: its name, where its text is, and the questions about it. It can be pickled."""
 
     name: str
-    """Unique in its corpus; a path below the input's root, never one of this machine."""
+    """Unique in its corpus. A file's name is its path relative to the input's root, never an absolute path."""
     version: str = ""
-    """Changes when the document may have changed; empty if its source does not say."""
+    """A string that differs if the document may have changed; empty if the source has no such information."""
     size: int | None = None
-    """In bytes, as its source has it; None if that is not known before it is opened."""
+    """Size in bytes according to the source; None if it is unknown before the document is opened."""
     text: str | None = field(default=None, repr=False)
-    """The text itself, if a table has it."""
+    """The text, if it comes from a table column."""
     location: str | None = field(default=None, repr=False)
-    """A path or URL that `SourceAccess.opened` takes, if it is a file."""
+    """The file's path or URL, if the text comes from a file."""
     member: str | None = None
-    """The file's name in the archive at `location`."""
+    """The file's name inside the archive at `location`."""
     questions: tuple[str, ...] = ()
-    """Its own questions, besides those that are asked about every document."""
+    """Questions about this document only, in addition to those about every document."""
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Columns of the input that go into its rows, JSON-ready."""
-    trouble: str | None = None
-    """Why it cannot be opened, if its listing already shows that."""
+    """Input columns that are copied to the document's rows, JSON-serializable."""
+    error: str | None = None
+    """Why the document cannot be opened, if this is known from listing it."""
 
 
 class Total(NamedTuple):
-    """How much there is to read; None for what is only known at the end."""
+    """The size of a corpus; None for a number that is unknown before all documents are listed."""
 
     documents: int | None
     size: int | None
-    """In bytes."""
+    """Bytes."""

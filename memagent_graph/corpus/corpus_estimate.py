@@ -1,7 +1,7 @@
-"""What a corpus would take, before it is read: documents, chunks, calls and tokens. The policy is asked nothing.
+"""Estimates the documents, chunks, calls and tokens of a corpus before it is read. The policy is not called.
 
-Documents are listed, and some of them, evenly spread, are opened and their tokens counted; from these and the sizes of
-all the rest follows. Small corpora are counted in full.
+All documents are listed. An evenly spaced sample of them is opened to count tokens, and the other documents are
+estimated from their sizes. In a small corpus, the tokens of every document are counted.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import ReaderContext
 
 _COUNTED_DOCUMENTS: Final = 200
-"""Documents whose tokens are counted, at most."""
+"""Maximum number of documents whose tokens are counted."""
 _COUNTED_BYTES: Final = 50 * 2**20
+_DEFAULT_TOKENS_PER_BYTE: Final = 0.25
+"""Used if no document could be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusEstimate:
-    """What a corpus would take at most, with memories and answers as long as they may be.
+    """Upper bounds for reading a corpus: all memories and answers have their maximum length.
 
-    One pass over the chunks and an answer is counted: a strategy that looks back or reads again takes more, and so does
-    the repair of an answer that does not fit its schema.
+    The estimate covers one pass over the chunks and one answer for each question. Strategies that read chunks more than
+    once, and repairs of answers that do not fit their schema, need more.
     """
 
     documents: int
     unreadable: int
-    """Documents that cannot be opened, as far as they were."""
+    """Documents in the sample that cannot be opened."""
     questions: int
-    """Pairs of a document and a question: the rows."""
+    """Pairs of a document and a question, which is the number of rows."""
     document_tokens: int
     chunks: int
-    """For each question."""
+    """Total over all pairs of a document and a question."""
     calls: int
     prompt_tokens: int
     completion_tokens: int
     counted: int
-    """Documents whose tokens were counted; the others are extrapolated by their size."""
+    """Documents whose tokens were counted. The others are estimated from their sizes."""
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens together."""
+        """The sum of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 async def estimate_corpus(inputs: Inputs, reader: CorpusReader) -> CorpusEstimate:
-    """Estimate what reading all of a corpus would take.
+    """Estimate the calls and tokens that reading a corpus needs.
 
     Raises:
-        MemAgentError: the inputs cannot be listed, or the policy's settings do not fit.
+        MemAgentError: the inputs cannot be listed, or the reader's settings are invalid.
     """
     await reader.settings()
     graph = await reader.agent.agraph(response_format=reader.response_format)
@@ -65,26 +67,26 @@ async def estimate_corpus(inputs: Inputs, reader: CorpusReader) -> CorpusEstimat
 
 
 class _Estimate:
-    """One estimate; runs in a thread."""
+    """Computes one estimate. It blocks, so it runs in a thread."""
 
     def __init__(self, inputs: Inputs, reader: CorpusReader, context: ReaderContext, step: int) -> None:
         self._inputs, self._reader, self._context, self._step = inputs, reader, context, step
         count, prompts, budget = context.tokenizer.count, context.prompts, context.budget
         self._update = count(prompts.update.literal) + budget.memory_tokens
         self._answer = count(prompts.answer.literal) + budget.memory_tokens
-        if context.structure:  # the answer's prompt has the schema, and those of memories have its fields in words
+        if context.structure:  # update prompts contain an outline of the schema, the answer prompt the schema itself
             self._update += count(context.structure.outline)
             self._answer += 0 if context.own_words_only else count(prompts.neutralise(context.structure.format.text))
         self._bytes = self._tokens = self._counted = self._unreadable = 0
 
     def result(self) -> CorpusEstimate:
-        """The estimate: a pass that counts some documents, and one that adds up all."""
+        """Count the tokens of a sample, then list all documents again and add up their estimates."""
         for number, document in enumerate(self._inputs.documents()):
             if number % self._step == 0:
                 self._count(document)
             if self._bytes > _COUNTED_BYTES or self._counted >= _COUNTED_DOCUMENTS:
                 break
-        per_byte = self._tokens / self._bytes if self._bytes else 0.25
+        tokens_per_byte = self._tokens / self._bytes if self._bytes else _DEFAULT_TOKENS_PER_BYTE
         mean = self._tokens / self._counted if self._counted else 0.0
         questions = {each: self._context.tokenizer.count(each) for each in self._reader.questions}
         sums = dict.fromkeys(
@@ -92,10 +94,9 @@ class _Estimate:
         )
         budget = self._context.budget
         for document in self._inputs.documents():
-            tokens = mean if document.size is None else document.size * per_byte
-            asked = self._reader.questions_of(document)
+            tokens = mean if document.size is None else document.size * tokens_per_byte
             chunks = max(1, math.ceil(tokens / budget.chunk_tokens))
-            for each in asked:
+            for each in self._reader.questions_of(document):
                 question = questions.get(each) or self._context.tokenizer.count(each)
                 sums["questions"] += 1
                 sums["chunks"] += chunks
@@ -117,6 +118,7 @@ class _Estimate:
         )
 
     def _count(self, document: CorpusDocument) -> None:
+        """Add the document's tokens and bytes to the sample."""
         store = self._reader.agent.store
         try:
             with self._reader.access.opened(document) as source:
@@ -132,7 +134,10 @@ class _Estimate:
 
 
 def _pieces(store: Any, reference: Any) -> Iterator[str]:
-    """A stored text in pieces of a megabyte; a character that one splits counts as a token more."""
+    """Split a stored text into pieces of 1 MiB.
+
+    A character at a boundary may be cut in two, so the token count can be slightly too high.
+    """
     size, step = store.size(reference) or 0, 2**20
     for start in range(0, size, step):
         yield store.read_bytes(reference, start, start + step).decode("utf-8", "replace")

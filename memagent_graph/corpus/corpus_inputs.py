@@ -1,4 +1,4 @@
-"""What a corpus can be, and how a word on the command line becomes one."""
+"""Opens a corpus by its name: a folder, a pattern, a table, an archive, a URL or a dataset."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from memagent_graph.corpus.corpus_documents import CorpusDocument, Total
 from memagent_graph.corpus.file_inputs import (
     ArchiveInputs,
     FolderInputs,
-    OneFile,
     PatternInputs,
+    SingleFile,
     StoreInputs,
     fixed_root,
     is_pattern,
@@ -30,20 +30,20 @@ _ZIP: Final = "zip://"
 
 
 class Inputs(Protocol):
-    """A corpus: lists its documents one after another, from the beginning at each call, few of them held at a time."""
+    """A corpus that can be listed any number of times, with only a few documents in memory."""
 
     @property
     def description(self) -> str:
-        """What messages call it."""
+        """The name of the corpus in messages."""
         ...
 
     @property
     def access(self) -> SourceAccess:
-        """Opens its documents."""
+        """Opens the documents."""
         ...
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """The documents.
+        """List all documents from the beginning.
 
         Raises:
             DocumentError: the source cannot be read, or lacks a column.
@@ -51,21 +51,21 @@ class Inputs(Protocol):
         ...
 
     def ids(self) -> Iterator[str] | None:
-        """The documents' names alone, where a user's column has them; None where no two can be equal."""
+        """List the documents' names if they come from a user's column; None if they cannot have duplicates."""
         ...
 
     def total(self) -> Total:
-        """How much there is, as far as that can be found without reading the documents.
+        """Count documents and bytes, as far as possible without opening the documents.
 
         Raises:
-            DocumentError: as `documents`.
+            DocumentError: the source cannot be read, or lacks a column.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputOptions:
-    """How a corpus is opened. `access.root` is chosen from what is opened, unless it is given."""
+    """How a corpus is opened. An empty `access.root` is replaced by the folder or URL of the input."""
 
     access: SourceAccess = field(default_factory=SourceAccess)
     columns: Columns = field(default_factory=Columns)
@@ -74,16 +74,16 @@ class InputOptions:
 
 
 def open_inputs(given: str, options: InputOptions | None = None) -> Inputs:
-    """The corpus that a word names; nothing of it is read yet.
+    """Open a corpus by its name. No document is read yet.
 
     Args:
         given: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
             which is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); `zip://PATTERN::ARCHIVE`;
             or `dataset:NAME` for a Hugging Face dataset.
-        options: which columns a table has, and what may be opened.
+        options: the columns to use, and which sources may be opened.
 
     Raises:
-        DocumentError: there is no such thing, or it may not be opened.
+        DocumentError: `given` does not exist, or may not be opened.
     """
     options = options or InputOptions()
     if given.startswith(DATASET):
@@ -94,7 +94,7 @@ def open_inputs(given: str, options: InputOptions | None = None) -> Inputs:
         if not separator:
             return ArchiveInputs(pattern, options.access)
         if "::" in archive and not options.access.allow_chained:
-            options.access.filesystem(archive)
+            options.access.filesystem(archive)  # refuses the chain
         return ArchiveInputs(archive, options.access, pattern)
     return _at_url(given, options) if scheme_of(given) else _at_path(given, options)
 
@@ -111,17 +111,17 @@ def _at_url(url: str, options: InputOptions) -> Inputs:
     if url.lower().split("?")[0].endswith(".zip"):
         return ArchiveInputs(url, options.access)
     if scheme in WEB:
-        return OneFile(url, options.access)
+        return SingleFile(url, options.access)
     if is_pattern(url) or url.endswith("/"):
         return StoreInputs(url, _with_root(options.access, url))
     filesystem, path = options.access.filesystem(url)
     try:
         is_file = filesystem.isfile(path)
-    except Exception as error:  # each store's client raises its own kinds
+    except Exception as error:  # each client library has its own exceptions
         raise DocumentError(
-            f"{shown(url)} cannot be read ({type(error).__name__})", hint="Check the name and your rights there."
+            f"{shown(url)} cannot be read ({type(error).__name__})", hint="Check the name and your permissions."
         ) from error
-    return OneFile(url, options.access) if is_file else StoreInputs(url, _with_root(options.access, url))
+    return SingleFile(url, options.access) if is_file else StoreInputs(url, _with_root(options.access, url))
 
 
 def _at_path(given: str, options: InputOptions) -> Inputs:
@@ -134,19 +134,19 @@ def _at_path(given: str, options: InputOptions) -> Inputs:
             return TableInputs((str(path),), _with_root(options.access, str(path.parent)), options.columns)
         if path.suffix.lower() == ".zip":
             return ArchiveInputs(str(path), options.access)
-        return OneFile(str(path), _with_root(options.access, str(path.parent)))
+        return SingleFile(str(path), _with_root(options.access, str(path.parent)))
     if is_pattern(given):
         pattern = str(path)
         access = _with_root(options.access, str(fixed_root(pattern)))
         if is_table(pattern):
             found = tuple(sorted(glob.iglob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute pattern
             if not found:
-                raise DocumentError(f"no file matches {given}", hint="Check the pattern; put it in quotes.")
+                raise DocumentError(f"no file matches {given}", hint="Check the pattern, and put it in quotes.")
             return TableInputs(found, access, options.columns)
         return PatternInputs(pattern, access)
     raise DocumentError(
         f"there is no file or folder {given}",
-        hint="Name a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
+        hint="Use a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
     )
 
 
@@ -155,15 +155,15 @@ def _with_root(access: SourceAccess, root: str) -> SourceAccess:
 
 
 def _matching_tables(url: str, access: SourceAccess) -> tuple[str, ...]:
-    """The tables that a pattern finds in a store."""
+    """Return the URLs of the tables in an object store that match a pattern."""
     return tuple(sorted(each.location for each in StoreInputs(url, access).documents() if each.location))
 
 
 def require_unique_ids(inputs: Inputs) -> None:
-    """Check a column of ids before anything is read. The ids are counted on disk, so there may be any number.
+    """Check that no two documents have the same id. The ids are compared on disk, so memory use does not grow.
 
     Raises:
-        DocumentError: two rows have one id; the message has it.
+        DocumentError: two rows have the same id.
     """
     ids = inputs.ids()
     if ids is None:
@@ -182,7 +182,7 @@ def require_unique_ids(inputs: Inputs) -> None:
                     (first,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
                     raise DocumentError(
                         f"rows {first} and {number} of {inputs.description} have the same id {name[:100]!r}",
-                        hint="Ids have to be unique. Name another column with --id-column, or leave it out.",
+                        hint="Ids must be unique. Choose another column with --id-column, or omit the option.",
                     ) from None
         finally:
             connection.close()

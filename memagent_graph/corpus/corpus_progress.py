@@ -1,6 +1,6 @@
-"""What a person sees of a corpus while it is read: how far it is, how fast, what failed, and the time left.
+"""Shows progress while a corpus is read: documents done, failures, rates and the time left.
 
-On a terminal a bar, on anything else a line once a minute; on standard error in both cases.
+On a terminal it is a progress bar, otherwise one line per minute. Both go to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memagent_graph.corpus.corpus_rows import Row
 from memagent_graph.trace import MemoryUpdate
 
 _SECONDS_BETWEEN_LINES: Final = 60.0
-_SECONDS_BETWEEN_DRAWINGS: Final = 0.2
+_SECONDS_BETWEEN_UPDATES: Final = 0.2
 
 
 class CorpusProgress(AbstractContextManager["CorpusProgress"]):
@@ -28,7 +28,7 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
 
     Args:
         quiet: show nothing.
-        console: where it is shown; standard error if it is left out.
+        console: where progress is shown; standard error by default.
     """
 
     def __init__(self, *, quiet: bool = False, console: rich.console.Console | None = None) -> None:
@@ -37,16 +37,16 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[status]}"),
             console=self._console,
             transient=True,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("reading", total=None, told="")
+        self._task = self._bar.add_task("reading", total=None, status="")
         self._total = Total(None, None)
         self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
         self._sees_chunks = False
-        self._began = self._drawn = self._told_last = time.monotonic()
+        self._began = self._last_update = self._last_line = time.monotonic()
 
     def __enter__(self) -> CorpusProgress:
         self._bar.start()
@@ -57,36 +57,36 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
     ) -> None:
         self._bar.stop()
 
-    def begins(self, total: Total) -> None:
-        """The run begins."""
+    def on_start(self, total: Total) -> None:
+        """Start the clock."""
         self._total = total
-        self._began = self._told_last = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         self._bar.update(self._task, total=total.size or total.documents)
 
-    def skips(self, documents: int, size: int) -> None:
-        """These documents have their rows already."""
+    def on_skip(self, documents: int, size: int) -> None:
+        """Count documents that already have all of their rows; `size` is in bytes."""
         self._skipped += documents
         self._skipped_bytes += size
         self._show()
 
-    def reads(self, update: MemoryUpdate) -> None:
-        """A chunk was read."""
+    def on_update(self, update: MemoryUpdate) -> None:
+        """Count the tokens of one chunk."""
         self._sees_chunks = True
         self._tokens += update.prompt_tokens + update.completion_tokens
         self._show()
 
-    def ends(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
-        """A document has its rows."""
+    def on_document(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
+        """Count a finished document."""
         self._read += 1
         self._read_bytes += document.size or 0
         self._failed += any(row.failed for row in rows)
-        if not self._sees_chunks:  # they are read elsewhere
+        if not self._sees_chunks:  # other processes read them
             self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         self._show()
 
     @property
-    def told(self) -> str:
-        """How far, failures, rates, and the time left."""
+    def status(self) -> str:
+        """Documents done, failures, rates and the time left, as one line."""
         done = self._skipped + self._read
         of = f" of {self._total.documents:,}" if self._total.documents is not None else ""
         seconds = max(time.monotonic() - self._began, 1e-9)
@@ -101,7 +101,7 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
         return ", ".join(filter(None, parts))
 
     def _seconds_left(self, seconds: float) -> float | None:
-        """By bytes where they are known, as documents differ in length."""
+        """Estimate the time left from bytes if they are known, else from the number of documents."""
         if self._total.size and self._read_bytes:
             left = self._total.size - self._skipped_bytes - self._read_bytes
             return max(0.0, seconds * left / self._read_bytes)
@@ -111,12 +111,12 @@ class CorpusProgress(AbstractContextManager["CorpusProgress"]):
 
     def _show(self) -> None:
         now = time.monotonic()
-        if self._quiet or now - self._drawn < _SECONDS_BETWEEN_DRAWINGS:
+        if self._quiet or now - self._last_update < _SECONDS_BETWEEN_UPDATES:
             return
-        self._drawn = now
+        self._last_update = now
         if self._console.is_terminal:
             completed = self._skipped_bytes + self._read_bytes if self._total.size else self._skipped + self._read
-            self._bar.update(self._task, completed=completed, told=self.told)
-        elif now - self._told_last >= _SECONDS_BETWEEN_LINES:
-            self._told_last = now
-            self._console.print(self.told, markup=False, soft_wrap=True)
+            self._bar.update(self._task, completed=completed, status=self.status)
+        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._console.print(self.status, markup=False, soft_wrap=True)

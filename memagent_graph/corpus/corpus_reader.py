@@ -1,7 +1,7 @@
-"""Reads one document of a corpus for its questions, and returns its rows. Every engine runs this.
+"""Reads one document of a corpus and returns its rows, one for each question. All engines use it.
 
-A document that cannot be read, or a question that is too long, is a row with an error; so is a policy that fails, and
-the engine decides whether that counts or is tried again. What would fail for every document is raised.
+If a document cannot be read, a question is too long or the policy fails, the row has an error. The caller decides
+whether to retry. Errors that every other document would cause too, such as a full disk, are raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.corpus.corpus_documents import CorpusDocument
-from memagent_graph.corpus.corpus_rows import Row, Told, digest_of, failed_row, row_id, row_of
+from memagent_graph.corpus.corpus_rows import RelativePaths, Row, digest_of, failed_row, row_id, row_of
 from memagent_graph.corpus.source_access import SourceAccess
 from memagent_graph.corpus.typed_columns import columns_of
 from memagent_graph.documents import DocumentRef
@@ -49,28 +49,29 @@ from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
-_LOADING: Final = 16
-"""Documents that are fetched, converted and stored at once."""
-_HELD_SECONDS: Final = 60.0
-"""How long a run is waited for that another process holds: one that a lost machine has begun ends within seconds."""
-_HELD_PAUSE: Final = 0.5
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_LOADS_AT_ONCE: Final = 16
+"""Documents that are fetched, converted and stored at the same time."""
+_LOCK_WAIT_SECONDS: Final = 60.0
+"""How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
+_LOCK_RETRY_SECONDS: Final = 0.5
+_DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 class CorpusReader:
-    """Reads documents one by one; many calls may run at once, in one event loop.
+    """Reads the documents of a corpus. Many calls can run concurrently in one event loop.
 
     Args:
-        agent: the reader. With checkpoints, documents that a killed process has begun continue at their chunk.
-        questions: asked about every document, after a document's own.
+        agent: the reader. If it has checkpoints, documents that a killed process began continue at their next chunk.
+        questions: questions about every document. A document's own questions come first.
         access: opens the documents.
-        keep_texts: leave documents' texts in the agent's store.
-        on_update: called with each memory update.
-        response_format: the form of all answers: a Pydantic model, or a JSON schema. Their values fill typed columns.
+        keep_texts: keep the documents' texts in the agent's store.
+        on_update: called after each memory update.
+        response_format: the form of all answers, as a Pydantic model or a JSON schema. Its properties become typed
+            columns.
 
     Raises:
         ResponseFormatError, MissingExtraError: `response_format` cannot be used.
-        CorpusError: two of its properties would have one column.
+        CorpusError: two properties of `response_format` would have the same column name.
     """
 
     def __init__(
@@ -90,18 +91,18 @@ class CorpusReader:
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = columns_of(self.response_format, Row.__struct_fields__) if self.response_format else ()
         self.keeps_texts = keep_texts
-        self._told = Told((self.access.root, str(agent.store.root)))
-        self._loading = ThreadPoolExecutor(_LOADING, thread_name_prefix="memagent-loading")
-        self._texts: Counter[str] = Counter()
-        """How many reads under way use a text; two documents may have the same."""
+        self._relative_paths = RelativePaths((self.access.root, str(agent.store.root)))
+        self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="memagent-loading")
+        self._text_users: Counter[str] = Counter()
+        """The number of running reads for each text. Two documents may have the same text."""
         self._settings: str | None = None
 
     async def settings(self) -> dict[str, Any]:
-        """Everything that decides on a row besides document and question, JSON-ready.
+        """Return all settings that affect a row, JSON-serializable.
 
         Raises:
-            MemAgentError: the policy cannot be reached, or the settings or the schema do not fit it; a question is too
-                long.
+            MemAgentError: the policy cannot be reached, the settings or the schema do not fit its context window, or a
+                question is too long.
         """
         graph = await self.agent.agraph(response_format=self.response_format)
         for each in self.questions:
@@ -109,7 +110,7 @@ class CorpusReader:
         return settings_of(graph.reader_context)
 
     def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
-        """What is asked about a document."""
+        """Return a document's own questions, then those about every document, without duplicates."""
         return tuple(dict.fromkeys((*document.questions, *self.questions)))
 
     async def read_one(
@@ -120,69 +121,56 @@ class CorpusReader:
         may_resume: bool = True,
         answered: Container[str] = frozenset(),
     ) -> list[Row]:
-        """Read a document once for all of its questions.
+        """Read a document in one pass for all of its questions.
 
         Args:
             document: the document.
-            questions: those that are still to be answered; all of the document's if it is left out.
-            may_resume: whether its checkpoints are to be looked for; they cost a look-up each.
-            answered: ids of rows that have an answer; such questions are not read for again.
+            questions: the questions to answer; all questions about the document by default.
+            may_resume: whether to look for checkpoints, which takes one lookup per question.
+            answered: ids of rows that have an answer. Their questions are skipped.
 
         Returns:
-            A row for each question that has no answer yet, in order.
+            A row for each question that was not skipped, in the order of the questions.
 
         Raises:
-            CorpusError, CheckpointError: the disk is full, or cannot be written.
-            PolicyAuthenticationError: the server refuses the key.
+            CorpusError, CheckpointError: the disk is full or read-only.
+            PolicyAuthenticationError: the server rejects the API key.
         """
-        asked = self.questions_of(document) if questions is None else tuple(questions)
+        requested = self.questions_of(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
-        if not asked:
+        if not requested:
             return []
         try:
             reference = await self._stored(document)
         except MemAgentError as error:
-            _raise_if_for_all(error)
-            return [self._failure(document, None, each, settings, error) for each in asked]
+            _raise_if_fatal(error)
+            return [self._failure(document, None, each, settings, error) for each in requested]
         digest = digest_of(reference["key"])
-        self._texts[digest] += 1
+        self._text_users[digest] += 1
         try:
-            identities = {each: row_id(document.name, digest, each, settings) for each in asked}
-            open_questions = [each for each in asked if identities[each] not in answered]
-            reads = [partial(self._read, reference, each, identities[each], may_resume) for each in open_questions]
+            ids = {each: row_id(document.name, digest, each, settings) for each in requested}
+            unanswered = [each for each in requested if ids[each] not in answered]
+            reads = [partial(self._read, reference, each, ids[each], may_resume) for each in unanswered]
             outcomes = await in_passes(reads, AT_ONCE)
-            rows: list[Row] = []
-            for question, outcome in zip(open_questions, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    _raise_if_for_all(outcome)
-                    rows.append(self._failure(document, digest, question, settings, outcome))
-                else:
-                    evidence = await asyncio.to_thread(_evidence, outcome)
-                    try:
-                        row = row_of(outcome, document.name, question, document.metadata, evidence, self.columns)
-                    except ValueError as error:  # from the serializers of a user's model
-                        row = self._failure(document, digest, question, settings, error)
-                    rows.append(row)
-            return rows
+            return [
+                await self._row(document, digest, question, settings, outcome)
+                for question, outcome in zip(unanswered, outcomes, strict=True)
+            ]
         finally:
-            self._texts[digest] -= 1
-            if not self._texts[digest]:
-                del self._texts[digest]
+            self._text_users[digest] -= 1
+            if not self._text_users[digest]:
+                del self._text_users[digest]
                 if not self.keeps_texts:
                     await asyncio.to_thread(self.agent.store.remove, reference)
 
-    async def forget(self, rows: Iterable[Row]) -> None:
-        """Remove what resuming these rows' reads would need: call it when they are safe."""
-        await self.forget_ids(row.id for row in rows if row.chunks)
-
-    async def forget_ids(self, ids: Iterable[str]) -> None:
-        """Like `forget`, for rows whose ids are known."""
+    async def delete_checkpoints(self, ids: Iterable[str]) -> None:
+        """Delete the checkpoints of these rows. Call it when the rows are stored safely."""
         saver = await self.agent.acheckpointer()
         if saver is not None:
             await asyncio.gather(*(saver.adelete_thread(each) for each in ids))
 
     async def keeps_checkpoints_below(self, folder: Path) -> bool:
-        """Whether nothing outside of a folder has checkpoints, so that they are lost with it."""
+        """Whether the checkpoints, if any, are in a file below this folder."""
         saver = await self.agent.acheckpointer()
         path = getattr(saver, "path", None)
         return saver is None or (isinstance(path, Path) and folder in path.parents)
@@ -198,7 +186,7 @@ class CorpusReader:
         return self._settings
 
     async def _stored(self, document: CorpusDocument) -> DocumentRef:
-        """The document's text, in the store. It is fetched and converted in a thread, and that ends when this does."""
+        """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
         cancellation = ConversionCancellation()
         replace = (await self.agent.aprepare()).replace_undecodable
 
@@ -213,24 +201,24 @@ class CorpusReader:
             raise
         except MemAgentError:
             raise
-        except Exception as error:  # parsers of damaged files raise what they like
+        except Exception as error:  # parsers of damaged files raise many kinds of exceptions
             raise DocumentError(f"{document.name} cannot be read ({type(error).__name__}): {error}") from error
 
     async def _read(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
     ) -> ReadResult:
-        """The result, once no other process holds the run."""
+        """Read for one question. If another process is reading the same run, wait until it stops."""
         began = time.monotonic()
         while True:
             try:
-                return await self._read_held(reference, question, run_id, may_resume, pace)
+                return await self._resume_or_read(reference, question, run_id, may_resume, pace)
             except RunHeldError:
-                if time.monotonic() - began >= _HELD_SECONDS:
+                if time.monotonic() - began >= _LOCK_WAIT_SECONDS:
                     raise
-                may_resume = True  # whoever holds it may have read some of it
-                await asyncio.sleep(_HELD_PAUSE)
+                may_resume = True  # the other process may have saved checkpoints
+                await asyncio.sleep(_LOCK_RETRY_SECONDS)
 
-    async def _read_held(
+    async def _resume_or_read(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
     ) -> ReadResult:
         if may_resume and self.agent.keeps_checkpoints:
@@ -238,15 +226,28 @@ class CorpusReader:
                 stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
                 return await result_of(stream, self.on_update)
             except (RunNotFoundError, RunMismatchError):
-                pass  # nothing of it was saved, or a version that cannot be continued
+                pass  # there is no checkpoint, or another version wrote it
         stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
         return await result_of(stream, self.on_update)
+
+    async def _row(
+        self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
+    ) -> Row:
+        """Return the row for the outcome of one question."""
+        if isinstance(outcome, Exception):
+            _raise_if_fatal(outcome)
+            return self._failure(document, digest, question, settings, outcome)
+        evidence = await asyncio.to_thread(_evidence, outcome)
+        try:
+            return row_of(outcome, document.name, question, document.metadata, evidence, self.columns)
+        except ValueError as error:  # from the serializers of a user's model
+            return self._failure(document, digest, question, settings, error)
 
     def _failure(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
     ) -> Row:
         identity = row_id(document.name, digest or "", question, settings)
-        return failed_row(identity, document.name, digest, question, error, self._told, document.metadata)
+        return failed_row(identity, document.name, digest, question, error, self._relative_paths, document.metadata)
 
 
 def _evidence(result: ReadResult) -> Sequence[Evidence]:
@@ -254,7 +255,7 @@ def _evidence(result: ReadResult) -> Sequence[Evidence]:
 
 
 def settings_of(context: ReaderContext) -> dict[str, Any]:
-    """What decides on a row, JSON-ready. Where the server is, and how it is used, is no part of it."""
+    """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
     sampling, rules = context.sampling, context.rules
     form = context.structure.format if context.structure else None
     return {
@@ -274,22 +275,22 @@ def settings_of(context: ReaderContext) -> dict[str, Any]:
 
 
 def fingerprint_of(settings: Mapping[str, Any]) -> str:
-    """Settings as one text that is equal on every machine."""
+    """Serialize settings to a string that is the same on every machine."""
     return msgspec.json.encode(dict(settings), order="deterministic").decode()
 
 
-def _raise_if_for_all(error: Exception) -> None:
-    """Raise what every other document would meet as well."""
+def _raise_if_fatal(error: Exception) -> None:
+    """Raise an error that every other document would cause too."""
     cause = error.__cause__
-    if isinstance(error, DocumentError) and isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+    if isinstance(error, DocumentError) and isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
         raise CorpusError(
-            error.message, hint="Make room and start the same command again: nothing that was read is lost."
+            error.message, hint="Free some disk space and run the same command again. Finished rows are not lost."
         ) from error
     if isinstance(error, CheckpointError | CorpusError | PolicyAuthenticationError):
         raise error
 
 
-POLICY_FAILURES: Final = frozenset(
+POLICY_ERRORS: Final = frozenset(
     kind.__name__
     for kind in (
         PolicyError,
@@ -299,4 +300,4 @@ POLICY_FAILURES: Final = frozenset(
         PolicyResponseError,
     )
 )
-"""Kinds of errors that are the policy's or its server's, and may be gone later."""
+"""Names of the errors of a policy or its server. A retry may succeed."""

@@ -1,4 +1,4 @@
-"""A row of the table: one document and one question, with the answer, what it rests on, and what it cost."""
+"""A row of the table: one document and one question, with the answer, its evidence and its cost."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from memagent_graph.results import ReadResult
 
 _ID_CHARACTERS: Final = 32
 INVALID_ANSWER: Final = "InvalidAnswer"
-NOT_HELD: Final = "value_not_in_column"
-"""The event of a value that a typed column cannot hold."""
+"""The `error_kind` of a row whose answer does not fit the schema."""
+VALUE_NOT_IN_COLUMN: Final = "value_not_in_column"
+"""The kind of the event for a value that its typed column cannot store."""
 
 
 class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """A passage of the document that supports a line of the final memory."""
 
     quote: str
-    """The document's text, unchanged."""
+    """The passage, exactly as in the document."""
     page: int | None
-    """The page on which it begins, counted from 1, if the document has pages."""
+    """The page on which the passage begins, counted from 1; None if the document has no pages."""
     section: str | None
-    """The heading or numbered clause that it begins under; without one, its page or source, if there is one."""
+    """The heading or numbered clause above the passage. If there is none, the page or source, if known."""
     chunk: int
     start_char: int
     end_char: int
     line: str
-    """The line of memory that it supports."""
+    """The line of memory that the passage supports."""
     coverage: float
-    """The share of the line's words, 0 to 1, that are in its quotes."""
+    """The share of the line's words that occur in its quotes, 0 to 1."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> Quote:
-        """A reader's evidence as a quote."""
+        """Convert a reader's evidence to a quote."""
         return cls(
             evidence.quote,
             evidence.page,
@@ -56,7 +57,7 @@ class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 class RowUsage(msgspec.Struct, frozen=True):
-    """What a row cost, over all processes that took part."""
+    """The cost of a row, summed over all processes that read for it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -66,7 +67,7 @@ class RowUsage(msgspec.Struct, frozen=True):
 
 
 class RowEvent(msgspec.Struct, frozen=True):
-    """Something that happened while the row was read; `chunk` is None at the answer."""
+    """An event during the read; `chunk` is None for events of the answer."""
 
     kind: str
     chunk: int | None
@@ -76,19 +77,19 @@ class RowEvent(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One document and one question.
 
-    Exactly one of `stop_reason` and `error` is set; both are if the answer does not fit the schema that was asked for.
+    Either `stop_reason` or `error` is set. Both are set if the answer does not fit the schema.
     """
 
     id: str
-    """A hash of document, text, question and settings; the id of the run that read it."""
+    """A hash of document name, text, question and settings. It is also the id of the run."""
     document: str
     """The document's name: its path below the input's root, its id in a table, or the table's name and row number."""
     digest: str | None
-    """The sha256 of its text; None if it has none."""
+    """The SHA-256 of the text; None if the text could not be read."""
     question: str
     answer: str | None = None
     value: Any = None
-    """The answer as a typed value, where one was asked for; JSON-ready. None if it does not fit."""
+    """The answer as a typed value, JSON-serializable; None if there is no schema or the answer does not fit it."""
     memory: str | None = None
     evidence: tuple[Quote, ...] = ()
     usage: RowUsage = RowUsage()
@@ -96,27 +97,27 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     events: tuple[RowEvent, ...] = ()
     error: str | None = None
-    """What went wrong, if there is no answer because of that."""
+    """The error message of a failed row."""
     error_kind: str | None = None
-    """The error's class; `InvalidAnswer` if the answer does not fit the schema."""
+    """The name of the error's class; `InvalidAnswer` if the answer does not fit the schema."""
     model: str = ""
     metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """The columns of the input that were to be kept."""
+    """The input columns that are copied to the row."""
 
     @property
     def failed(self) -> bool:
-        """Whether there is no answer because something went wrong."""
+        """Whether the row has an error."""
         return self.error is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Removes from messages what a table must not show: where the input's root is on this machine."""
+class RelativePaths:
+    """Makes the paths in error messages relative, because the table must not show this machine's folders."""
 
     roots: Sequence[str] = ()
 
     def __call__(self, text: str) -> str:
-        """The text with paths relative to the roots."""
+        """Return the text with all paths below the roots made relative to them."""
         known = {variant for root in self.roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
         for root in sorted((each.rstrip("/\\") for each in known), key=len, reverse=True):
             text = re.sub(rf"(?<![\w/.-]){re.escape(root)}[/\\]", "", text)
@@ -126,7 +127,7 @@ class Told:
 
 
 def row_id(document: str, digest: str, question: str, settings: str) -> str:
-    """The id of a run: equal for the same document, text, question and settings, on every machine."""
+    """Return the id of a run. It is the same on every machine for the same document, text, question and settings."""
     parts = "\0".join((document, digest, question, settings))
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
 
@@ -139,24 +140,24 @@ def row_of(
     evidence: Sequence[Evidence],
     columns: Sequence[TypedColumn] = (),
 ) -> Row:
-    """The row of a read that has ended.
+    """Build the row of a finished read.
 
     Args:
-        result: what the read returned.
+        result: the result of the read.
         document: the document's name.
-        question: what was asked.
-        metadata: columns of the input.
-        evidence: the result's.
-        columns: the typed columns of the table. An event says which of them cannot hold a value of the answer.
+        question: the question.
+        metadata: input columns to copy.
+        evidence: the evidence of the result.
+        columns: the typed columns of the table. The row has an event for each value that its column cannot store.
 
     Raises:
-        ValueError: the answer's Pydantic model cannot be written as JSON.
+        ValueError: the answer's Pydantic model cannot be serialized to JSON.
     """
     usage, value = result.usage, result.json_value
-    not_held = typed_values(columns, value).not_held
+    rejected = typed_values(columns, value).rejected
     events = [RowEvent(each.kind.value, each.chunk_index, each.detail) for each in result.events]
-    events += [RowEvent(NOT_HELD, None, each) for each in not_held]
-    error = _misfit(result)
+    events += [RowEvent(VALUE_NOT_IN_COLUMN, None, each) for each in rejected]
+    error = _schema_error(result)
     return Row(
         id=result.run_id,
         document=document,
@@ -179,8 +180,8 @@ def row_of(
     )
 
 
-def _misfit(result: ReadResult) -> str | None:
-    """Why a structured answer has no value; None if it has one, or if the read was stopped by a limit."""
+def _schema_error(result: ReadResult) -> str | None:
+    """Return why a structured answer has no value; None if it has one, or if a limit stopped the read."""
     if result.response_format is None:
         return None
     if result.stop_reason is StopReason.NO_ANSWER:
@@ -192,11 +193,11 @@ def _misfit(result: ReadResult) -> str | None:
 
 
 def failed_row(
-    identity: str, document: str, digest: str | None, question: str, error: Exception, told: Told,
-    metadata: Mapping[str, Any],
+    identity: str, document: str, digest: str | None, question: str, error: Exception,
+    relative_paths: RelativePaths, metadata: Mapping[str, Any],
 ) -> Row:  # fmt: skip
-    """The row of a document or question that could not be read."""
-    words = (
+    """Build the row of a document or question that could not be read."""
+    message = (
         f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
     )
     return Row(
@@ -204,14 +205,14 @@ def failed_row(
         document=document,
         digest=digest,
         question=question,
-        error=told(words) or type(error).__name__,
+        error=relative_paths(message) or type(error).__name__,
         error_kind=type(error).__name__,
         metadata=metadata,
     )
 
 
 def digest_of(key: str) -> str:
-    """The sha256 in a key of the document store."""
+    """Return the SHA-256 in a key of the document store."""
     return key.partition(":")[2]
 
 
@@ -220,25 +221,25 @@ _DECODER: Final = msgspec.json.Decoder(Row)
 
 
 def encoded(row: Row) -> bytes:
-    """The row as JSON, for the ledger. Half surrogate pairs, which JSON cannot hold, become question marks."""
+    """Encode a row as JSON. Half surrogate pairs, which JSON cannot represent, become question marks."""
     try:
         return _ENCODER.encode(row)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_storable(msgspec.to_builtins(row)))
+        return _ENCODER.encode(_without_surrogates(msgspec.to_builtins(row)))
 
 
 def decoded_row(data: bytes) -> Row:
-    """The row from its JSON."""
+    """Decode a row from JSON."""
     return _DECODER.decode(data)
 
 
-def _storable(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case dict():
-            return {_storable(key): _storable(each) for key, each in value.items()}
+            return {_without_surrogates(key): _without_surrogates(each) for key, each in value.items()}
         case list() | tuple():
-            return [_storable(each) for each in value]
+            return [_without_surrogates(each) for each in value]
         case _:
             return value

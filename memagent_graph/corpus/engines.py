@@ -1,4 +1,4 @@
-"""Engines: where the documents of a corpus are read. `corpus_run` decides what is read, and keeps what comes back."""
+"""Engines read the documents of a corpus. `corpus_run` chooses the documents and stores the rows."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from memagent_graph.corpus.corpus_rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A document and what is left to do for it. It can be pickled."""
+    """A document and the questions that still have to be answered. It can be pickled."""
 
     document: CorpusDocument
     questions: tuple[str, ...]
-    """Those that have no answer yet."""
+    """Questions without an answer."""
     begun: bool = True
-    """Whether an earlier process has begun it, so that there may be checkpoints."""
+    """Whether an earlier process began to read the document, so that checkpoints may exist."""
     answered: frozenset[str] = frozenset()
-    """The ids of its rows that have an answer."""
+    """The ids of the document's rows that have an answer."""
 
     async def read(self, reader: CorpusReader) -> list[Row]:
-        """Its rows, as `CorpusReader.read_one` returns them."""
+        """Read the document and return its rows (`CorpusReader.read_one`)."""
         return await reader.read_one(self.document, self.questions, may_resume=self.begun, answered=self.answered)
 
 
 NextWork: TypeAlias = Callable[[], Awaitable[Work | None]]
-"""The next document to read; None if none is left. Any number of tasks may call it."""
+"""Returns the next document to read; None if there are no more. Several tasks may call it at the same time."""
 Keep: TypeAlias = Callable[[Work, Sequence[Row]], Awaitable[bool]]
-"""Keeps a document's rows; they are safe when it returns. It is false when a limit is reached: an engine that has taken
-more than it reads should end then. Any number of tasks may call it."""
+"""Stores a document's rows, which are safe when it returns. It returns False when a limit is reached: an engine that
+has taken documents in advance should then stop. Several tasks may call it at the same time."""
 
 
 class Engine(Protocol):
-    """Reads documents somewhere."""
+    """Reads documents, in this process or elsewhere."""
 
     async def read(self, next_work: NextWork, keep: Keep) -> None:
-        """Read until no document is left, and have all rows kept. It may be cancelled.
+        """Read all documents from `next_work` and pass their rows to `keep`. It may be cancelled.
 
-        A document whose rows were not kept, whatever the reason, is read in the next sweep or the next run.
+        A document whose rows are not kept, for any reason, is read again in the next pass or run.
 
         Raises:
-            MemAgentError: what every other document would meet as well.
+            MemAgentError: an error that every other document would cause too.
         """
         ...
 
 
 @dataclass(frozen=True)
-class InThisProcess:
-    """The engine on one machine: documents side by side in one event loop.
+class LocalEngine:
+    """Reads documents in this process, concurrently in one event loop.
 
     Args:
-        reader: reads them.
-        documents_in_flight: how many are read at once.
+        reader: reads the documents.
+        documents_in_flight: the number of documents that are read at the same time.
     """
 
     reader: CorpusReader
     documents_in_flight: int = 64
 
     async def read(self, next_work: NextWork, keep: Keep) -> None:
-        """As `Engine` says."""
+        """Implement `Engine.read`."""
         workers = [asyncio.create_task(self._work(next_work, keep)) for _ in range(max(1, self.documents_in_flight))]
         try:
             done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)

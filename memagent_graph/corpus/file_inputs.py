@@ -1,4 +1,4 @@
-"""Corpora of files: a folder, a pattern, one file, what is below a URL, and the members of a zip archive."""
+"""Corpora of files: a folder, a pattern, a single file, objects in a store, and the files in a zip archive."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from memagent_graph.corpus.corpus_documents import CorpusDocument, Total
-from memagent_graph.corpus.source_access import SourceAccess, members_of, scheme_of, shown, store_failures
+from memagent_graph.corpus.source_access import SourceAccess, members_of, scheme_of, shown, store_errors
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
 _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
-"""Where filesystems of fsspec have what changes with an object's content, the best first."""
+"""Keys in the file information of fsspec whose value changes with the content, in order of preference."""
 
 
-class _Files(ABC):
-    """Files by their paths, no two of which are equal."""
+class _FileInputs(ABC):
+    """Files, each named by its path."""
 
     @abstractmethod
     def documents(self) -> Iterator[CorpusDocument]:
-        """The files."""
+        """List the files."""
 
     def ids(self) -> None:
-        """None: no two files have one path."""
+        """Return None, because paths are unique."""
         return
 
     def total(self) -> Total:
-        """Counted by listing them."""
+        """Count the files by listing them."""
         count, size, known = 0, 0, True
         for each in self.documents():
             count += 1
@@ -42,10 +42,10 @@ class _Files(ABC):
 
 
 @dataclass(frozen=True)
-class FolderInputs(_Files):
-    """All files in a local folder and below it; hidden files (their name begins with a dot) are left out.
+class FolderInputs(_FileInputs):
+    """All files in a local folder and its subfolders, except hidden ones, whose names begin with a dot.
 
-    Links are followed to files that are below the folder as well; others are documents with an error.
+    A link must point to a file below the folder. Otherwise the document has an error.
     """
 
     folder: Path
@@ -53,32 +53,32 @@ class FolderInputs(_Files):
 
     @property
     def description(self) -> str:
-        """The folder."""
+        """The folder's path."""
         return f"the folder {self.folder}"
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """Its files, in the order of the file system.
+        """List the files, in the order of the file system.
 
         Raises:
             DocumentError: a folder cannot be listed.
         """
         root = self.folder.resolve()
-        waiting = [self.folder]
-        while waiting:
-            folder = waiting.pop()
-            with store_failures(str(folder)), os.scandir(folder) as entries:
+        folders = [self.folder]
+        while folders:
+            folder = folders.pop()
+            with store_errors(str(folder)), os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
+                        folders.append(Path(entry.path))
                     elif document := local_file(Path(entry.path), self.folder, root):
                         yield document
 
 
 @dataclass(frozen=True)
-class PatternInputs(_Files):
-    """Local files that match a pattern: `*`, `?`, `[...]`, and `**` for any folders."""
+class PatternInputs(_FileInputs):
+    """Local files that match a pattern with `*`, `?`, `[...]`, and `**` for any number of folders."""
 
     pattern: str
     access: SourceAccess
@@ -90,14 +90,14 @@ class PatternInputs(_Files):
 
     @property
     def root(self) -> Path:
-        """The folder above the first part with a sign of a pattern."""
+        """The folder that contains all matching files."""
         return fixed_root(self.pattern)
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """The files that match.
+        """List the matching files.
 
         Raises:
-            DocumentError: there are none.
+            DocumentError: no file matches.
         """
         base, count = self.root, 0
         root = base.resolve()
@@ -109,11 +109,11 @@ class PatternInputs(_Files):
                 count += 1
                 yield document
         if not count:
-            raise DocumentError(f"no file matches {self.pattern}", hint="Check the pattern; put it in quotes.")
+            raise DocumentError(f"no file matches {self.pattern}", hint="Check the pattern, and put it in quotes.")
 
 
 @dataclass(frozen=True)
-class OneFile(_Files):
+class SingleFile(_FileInputs):
     """A corpus of one document."""
 
     location: str
@@ -121,11 +121,11 @@ class OneFile(_Files):
 
     @property
     def description(self) -> str:
-        """The file."""
+        """The file's path or URL."""
         return f"the file {shown(self.location)}"
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """The document."""
+        """List the one document."""
         if scheme_of(self.location):
             name = PurePosixPath(shown(self.location)).name or "document"
             yield CorpusDocument(name=name, location=self.location)
@@ -134,8 +134,8 @@ class OneFile(_Files):
 
 
 @dataclass(frozen=True)
-class StoreInputs(_Files):
-    """What is below a URL of an object store, or matches a pattern there."""
+class StoreInputs(_FileInputs):
+    """The objects in a store that are below a URL, or that match a URL with a pattern."""
 
     url: str
     access: SourceAccess
@@ -146,18 +146,18 @@ class StoreInputs(_Files):
         return shown(self.url)
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """The objects, a folder after another.
+        """List the objects, folder by folder.
 
         Raises:
-            DocumentError: the store cannot be listed, or nothing is there.
+            DocumentError: the store cannot be listed, or there are no objects.
         """
         scheme = scheme_of(self.url)
-        base = _fixed_part(self.url)
+        base = _fixed_url(self.url)
         filesystem, root = self.access.filesystem(base)
         _, path = self.access.filesystem(self.url)
         matches = _matcher(path) if base.rstrip("/") != self.url.rstrip("/") else None
         count = 0
-        with store_failures(self.url):
+        with store_errors(self.url):
             for _, _, files in filesystem.walk(root, detail=True):
                 for info in files.values():
                     name = str(info["name"]).removeprefix(root.rstrip("/")).lstrip("/")
@@ -172,32 +172,32 @@ class StoreInputs(_Files):
                         location=f"{scheme}://{str(info['name']).lstrip('/')}",
                     )
         if not count:
-            raise DocumentError(f"there is nothing at {shown(self.url)}", hint="Check the bucket and the path.")
+            raise DocumentError(f"there is nothing at {shown(self.url)}", hint="Check the bucket name and the path.")
 
 
 @dataclass(frozen=True)
-class ArchiveInputs(_Files):
-    """The files in a zip archive, at a path or URL."""
+class ArchiveInputs(_FileInputs):
+    """The files in a zip archive at a path or URL."""
 
     location: str
     access: SourceAccess
     pattern: str = ""
-    """Of members' names; all if it is empty."""
+    """A pattern for file names inside the archive; empty for all files."""
 
     @property
     def description(self) -> str:
-        """The archive."""
+        """The archive's path or URL."""
         return f"the archive {shown(self.location)}"
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """Its files. One whose name leads out of the archive's own folder is a document with an error.
+        """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
 
         Raises:
-            DocumentError: it is not a zip archive, or holds more than is allowed.
+            DocumentError: the file is not a zip archive, exceeds the limits, or has two files with the same name.
         """
         seen: set[str] = set()
         for each in members_of(self.access, self.location):
-            name, trouble = each.filename.replace("\\", "/"), None
+            name, error = each.filename.replace("\\", "/"), None
             parts = PurePosixPath(name).parts
             if self.pattern and not fnmatch.fnmatch(name, self.pattern):
                 continue
@@ -205,11 +205,11 @@ class ArchiveInputs(_Files):
                 continue
             if name.startswith("/") or ".." in parts or re.match(r"[A-Za-z]:", name):
                 name = "/".join(part for part in parts if part not in {"/", ".."})
-                trouble = "its name leads out of the archive"
+                error = "its name points outside the archive"
             if name in seen:
                 raise DocumentError(
-                    f"the archive {shown(self.location)} has two files {name!r}",
-                    hint="Unpack it, and read its folder.",
+                    f"the archive {shown(self.location)} has two files named {name!r}",
+                    hint="Unpack the archive, and read the folder.",
                 )
             seen.add(name)
             yield CorpusDocument(
@@ -218,82 +218,83 @@ class ArchiveInputs(_Files):
                 size=each.file_size,
                 location=self.location,
                 member=each.filename,
-                trouble=trouble,
+                error=error,
             )
 
 
 def local_file(path: Path, base: Path, root: Path | None) -> CorpusDocument | None:
-    """A file as a document, named by its path below `base`; None if it is neither a file nor a link.
+    """Return a file as a document; None if the path is neither a file nor a link.
 
     Args:
         path: the file.
-        base: what its name is relative to.
-        root: where it has to be, links followed; None if it may be anywhere, as one that the user names.
+        base: the folder that the document's name is relative to.
+        root: the folder that the file must be in after links are resolved; None for a file that the user named.
     """
-    name, trouble = path.relative_to(base).as_posix(), None
+    name, error = path.relative_to(base).as_posix(), None
     try:
         if root is not None and path.is_symlink() and root not in path.resolve(strict=True).parents:
-            trouble = f"{name} is a link that leads out of the input's folder"
+            error = f"{name} is a link to a file outside the input's folder"
         found = path.stat()
     except FileNotFoundError:
-        return CorpusDocument(name=_text(name), trouble=f"{name} is a link to nothing") if path.is_symlink() else None
+        return CorpusDocument(name=_text(name), error=f"{name} is a broken link") if path.is_symlink() else None
     except (OSError, RuntimeError):
-        return CorpusDocument(name=_text(name), trouble=f"{name} cannot be opened")
+        return CorpusDocument(name=_text(name), error=f"{name} cannot be opened")
     if not path.is_file():
         return None
     version = f"{found.st_size}-{found.st_mtime_ns}"
-    return CorpusDocument(name=_text(name), version=version, size=found.st_size, location=str(path), trouble=trouble)
+    return CorpusDocument(name=_text(name), version=version, size=found.st_size, location=str(path), error=error)
 
 
 def is_pattern(location: str) -> bool:
-    """Whether a path or URL has a sign of a pattern."""
+    """Whether a path or URL contains wildcards. A `?` in an http URL begins a query and is not a wildcard."""
     return glob.has_magic(re.sub(r"^[^?]*\?.*$", "", location) if location.startswith("http") else location)
 
 
 def fixed_root(pattern: str) -> Path:
-    """The folder above the first part of a pattern with a sign of one."""
+    """Return the part of a pattern before the first folder or file name with wildcards."""
     parts = Path(pattern).parts
-    fixed = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    fixed = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     return Path(*parts[:fixed]) if fixed else Path()
 
 
-def _fixed_part(url: str) -> str:
-    """A URL up to the first part with a sign of a pattern."""
+def _fixed_url(url: str) -> str:
+    """Return the part of a URL before the first segment with wildcards."""
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
-    fixed = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    fixed = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     return f"{scheme}://{'/'.join(parts[:fixed])}"
 
 
 def _matcher(pattern: str) -> Any:
-    """Whether a path matches: `*` stays within a folder, `**` does not."""
+    """Return a function that matches paths against a pattern. `*` does not match a slash, `**` does."""
     parts = re.split(r"(\*\*/?|\*|\?)", pattern)
-    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(signs.get(part, re.escape(part)) for part in parts)).fullmatch
+    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(wildcards.get(part, re.escape(part)) for part in parts)).fullmatch
 
 
 def _version(info: Mapping[str, Any]) -> str:
+    """Return a version from an object's size and its ETag, checksum or time; empty if it has none of these."""
     return next((f"{info.get('size')}-{info[name]}" for name in _VERSIONS if info.get(name)), "")
 
 
 def _text(name: str) -> str:
-    """A file's name without the half surrogate pairs in which Python holds bytes that are not text."""
+    """Return a file name as valid Unicode. Python represents undecodable bytes as half surrogate pairs."""
     if name.isascii():
         return name
     fixed = re.sub("[\ud800-\udfff]", "\ufffd", name)
-    if fixed != name:  # two such names may become equal, so the bytes go with it
+    if fixed != name:  # the bytes are appended, because two names could become equal
         fixed += f"~{name.encode('utf-8', 'surrogateescape').hex()[-16:]}"
     return fixed
 
 
 def require_listable(folder: Path) -> None:
-    """Say at once that a folder cannot be listed.
+    """Check early that a folder can be listed.
 
     Raises:
-        DocumentError: it cannot.
+        DocumentError: the folder cannot be listed.
     """
     try:
         with os.scandir(folder):
             return
     except OSError as error:
-        raise RefusedSourceError(f"{folder} cannot be listed: {error}", hint="Check your rights there.") from error
+        raise RefusedSourceError(f"{folder} cannot be listed: {error}", hint="Check its permissions.") from error

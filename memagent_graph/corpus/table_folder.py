@@ -1,15 +1,15 @@
 """The table of a corpus: a folder of Parquet parts and a manifest, on a disk or in an object store.
 
-    part-000000.parquet ...   rows; each part appears whole or not at all
-    _manifest.json            settings, the parts with their sizes and digests, and who wrote last
+    part-000000.parquet ...   rows; each part is written atomically
+    _manifest.json            settings, the parts with their sizes and digests, and the id of the last writer
     _work/                    ledger, checkpoints and texts, if the folder is on a disk
 
 `pandas.read_parquet(folder)`, DuckDB's `'folder/*.parquet'` and `datasets.load_dataset("parquet", ...)` read it as one
-table: names with an underscore are left out. Columns are those of `corpus_rows.Row`; `value` and `metadata` are JSON.
-If the answers have a schema, the typed columns of its properties follow (`typed_columns`).
+table and skip the names that begin with an underscore. The columns are the fields of `corpus_rows.Row`; `value` and
+`metadata` are JSON. If the answers have a schema, its typed columns follow (see `typed_columns`).
 
-Two runs cannot write to one table. On one machine a lock says so at once. Elsewhere the manifest does: whoever starts
-last is named in it, and any other run stops at its next part.
+Two runs cannot write to the same table. On one machine, a lock refuses the second run at once. On several machines,
+the manifest contains the id of the run that started last, and any other run stops before its next part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from memagent_graph.corpus.corpus_rows import Quote, Row, RowEvent, RowUsage
-from memagent_graph.corpus.source_access import SourceAccess, scheme_of, shown, store_failures
+from memagent_graph.corpus.source_access import SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.corpus.typed_columns import TypedColumn, columns_of, typed_values
 from memagent_graph.errors import CorpusError, DocumentError, MissingExtraError
 from memagent_graph.response_format import ResponseFormat
@@ -47,13 +47,13 @@ _PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 _READ_ROWS: Final = 1024
 _GROUP_ROWS: Final = 1024
 _FORM: Final = "response_format"
-_MOST_DIFFERENCES: Final = 12
-_LONGEST_DIFFERENCE: Final = 160
+_MAX_DIFFERENCES: Final = 12
+_MAX_VALUE_LENGTH: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part as the manifest has it."""
+    """One part in the manifest."""
 
     name: str
     rows: int
@@ -63,35 +63,36 @@ class Part:
 
     @property
     def number(self) -> int:
-        """Its place."""
-        found = _PART.fullmatch(self.name)
-        return int(found[1]) if found else -1
+        """The part's number; -1 if the name has none."""
+        match = _PART.fullmatch(self.name)
+        return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the table consists of."""
+    """The settings and parts of a table."""
 
     settings: Mapping[str, Any]
     input: str
+    """The description of the input."""
     parts: tuple[Part, ...] = ()
     writer: str = ""
-    """Who wrote it last."""
+    """The id of the run that last started to write."""
     format: str = _FORMAT
     version: int = _VERSION
 
     @property
     def rows(self) -> int:
-        """Rows in all parts."""
+        """The number of rows in all parts."""
         return sum(part.rows for part in self.parts)
 
 
 @dataclass
 class TableFolder:
-    """A table, for reading and for writing.
+    """Reads and writes a table.
 
     Args:
-        location: the folder's path, or its URL.
+        location: the folder's path or URL.
         access: opens object stores.
     """
 
@@ -107,7 +108,7 @@ class TableFolder:
 
     @property
     def work(self) -> Path:
-        """The folder on this machine for what resuming needs."""
+        """The work folder on this machine, with the files that resuming needs."""
         if isinstance(self._files, _LocalFiles):
             return self._files.folder / WORK
         return data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
@@ -115,7 +116,7 @@ class TableFolder:
     # Reading
 
     def manifest(self) -> Manifest | None:
-        """What the table consists of; None if there is none yet.
+        """Return the manifest; None if there is no table yet.
 
         Raises:
             CorpusError: the manifest cannot be read.
@@ -128,31 +129,32 @@ class TableFolder:
         except msgspec.DecodeError as error:
             raise CorpusError(
                 f"the manifest of {shown(self.location)} cannot be read: {error}",
-                hint="Name another folder with --out, or restore the manifest.",
+                hint="Use another folder with --out, or restore the manifest.",
             ) from error
         if found.format != _FORMAT or found.version > _VERSION:
             raise CorpusError(
-                f"{shown(self.location)} was written by a newer version of this package", hint="Update it."
+                f"{shown(self.location)} was written by a newer version of this package",
+                hint="Update memagent-graph.",
             )
         return found
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The table's rows as plain values, a part after another.
+        """Yield the table's rows as dictionaries, part by part.
 
         Args:
-            columns: those that are wanted; all if it is left out.
+            columns: the columns to read; all by default.
 
         Raises:
             CorpusError: there is no table, or a part is missing or damaged.
         """
         manifest = self.manifest()
         if manifest is None:
-            raise CorpusError(f"there is no table in {shown(self.location)}", hint="`memagent corpus` writes one.")
+            raise CorpusError(f"there is no table in {shown(self.location)}", hint="Create one with `memagent corpus`.")
         for part in manifest.parts:
             yield from self.rows_of(part.name, columns)
 
     def rows_of(self, name: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The rows of one part."""
+        """Yield the rows of one part."""
         content = self._files.read(name)
         if content is None:
             raise CorpusError(
@@ -171,135 +173,142 @@ class TableFolder:
     # Writing
 
     def take_over(self, settings: Mapping[str, Any], description: str) -> Manifest:
-        """Begin to write, or continue: from here on every other run that writes to this table stops.
+        """Start to write to the table. Every other run that writes to it stops before its next part.
+
+        Args:
+            settings: the settings of the rows.
+            description: the description of the input.
 
         Raises:
-            CorpusError: the table was made with other settings; the message has the difference. Or the folder has
-                other files, or cannot be written.
+            CorpusError: the table has other settings (the message lists them), the folder has other files, or the
+                folder cannot be written.
         """
         _arrow("pyarrow")
         found = self.manifest()
         if found is None:
             if others := [name for name in self._files.names() if name != WORK]:
                 raise CorpusError(
-                    f"{shown(self.location)} is not empty, and has no table: {', '.join(sorted(others)[:3])}",
-                    hint="Name a new folder with --out.",
+                    f"{shown(self.location)} is not empty and has no table: {', '.join(sorted(others)[:3])}",
+                    hint="Use a new folder with --out.",
                 )
             found = Manifest(settings, description)
         elif difference := differences(found.settings, settings):
             raise CorpusError(
-                f"the table in {shown(self.location)} was made with other settings: {'; '.join(difference)}",
-                hint="Use the same settings to add to it, or name another folder with --out.",
+                f"the table in {shown(self.location)} has other settings: {'; '.join(difference)}",
+                hint="Use the same settings to add to it, or use another folder with --out.",
             )
         self._manifest = Manifest(found.settings, description, found.parts, self._writer)
         self._write_manifest()
         return self._manifest
 
-    def unlisted(self) -> list[int]:
-        """Whole parts that the manifest does not have: written by a run that was killed then."""
+    def unlisted_parts(self) -> list[int]:
+        """Return the numbers of parts that are not in the manifest, because their run was killed after writing them."""
         listed = {part.name for part in self._current.parts}
         numbers = (_PART.fullmatch(name) for name in self._files.names() if name not in listed)
         return sorted(int(found[1]) for found in numbers if found)
 
     def write_part(self, number: int, rows: Iterable[Row]) -> None:
-        """Write a part, or write it again, and enter it in the manifest. Without rows, no part is written.
+        """Write or replace a part, and add it to the manifest. A part without rows is not written.
 
         Raises:
-            CorpusError: the disk is full, the store refuses, or another run has taken over.
+            CorpusError: the part cannot be written, or another run has taken over.
         """
         columns = _typed_columns(self._current.settings)
         self._put(number, (_plain(row, columns) for row in rows))
 
     def remove_rows(self, number: int, ids: set[str]) -> None:
-        """Write a part again without some of its rows; an empty one is removed."""
+        """Rewrite a part without some of its rows. If no rows are left, the part is removed."""
         name = part_name(number)
         if any(part.name == name for part in self._current.parts):
             self._put(number, (row for row in self.rows_of(name) if row["id"] not in ids))
 
-    def list_part(self, number: int) -> None:
-        """Enter a part in the manifest that is there."""
+    def add_to_manifest(self, number: int) -> None:
+        """Add a part to the manifest whose file already exists."""
         self._put(number, self.rows_of(part_name(number)))
 
     @property
     def _current(self) -> Manifest:
         if self._manifest is None:
-            raise CorpusError("the table is not open for writing", hint="Call take_over first.")
+            raise CorpusError("the table is not open for writing", hint="Call `take_over` first.")
         return self._manifest
 
     def _put(self, number: int, rows: Iterable[dict[str, Any]]) -> None:
-        self._require_mine()
+        self._check_writer()
         name = part_name(number)
-        made = _parquet(rows, _typed_columns(self._current.settings))
-        was_there = any(part.name == name for part in self._current.parts)
-        others = [part for part in self._current.parts if part.name != name]
-        if made.rows:
-            with self._failures_told():
-                self._files.write(name, made.content)
-            sha256 = hashlib.sha256(made.content).hexdigest()
-            others.append(Part(name, made.rows, made.failed, len(made.content), sha256))
-        parts = tuple(sorted(others, key=lambda part: part.number))
-        self._manifest = Manifest(self._current.settings, self._current.input, parts, self._writer)
+        encoded = _encode_part(rows, _typed_columns(self._current.settings))
+        existed = any(part.name == name for part in self._current.parts)
+        parts = [part for part in self._current.parts if part.name != name]
+        if encoded.rows:
+            with self._as_corpus_error():
+                self._files.write(name, encoded.content)
+            sha256 = hashlib.sha256(encoded.content).hexdigest()
+            parts.append(Part(name, encoded.rows, encoded.failed, len(encoded.content), sha256))
+        parts.sort(key=lambda part: part.number)
+        self._manifest = Manifest(self._current.settings, self._current.input, tuple(parts), self._writer)
         self._write_manifest()
-        if was_there and not made.rows:
-            with self._failures_told():
+        if existed and not encoded.rows:
+            with self._as_corpus_error():
                 self._files.remove(name)
 
     def _write_manifest(self) -> None:
         content = msgspec.json.format(msgspec.json.encode(self._current), indent=1)
-        with self._failures_told():
+        with self._as_corpus_error():
             self._files.write(MANIFEST, content + b"\n")
 
-    def _require_mine(self) -> None:
-        """Nobody else has taken over."""
+    def _check_writer(self) -> None:
+        """Raise if another run has taken over."""
         found = self.manifest()
         if found is None or found.writer != self._writer:
             raise CorpusError(
                 f"another run writes to {shown(self.location)} now",
-                hint="Let one run write to a table at a time. What this one has read is kept; it continues when it is "
-                "started again.",
+                hint="Only one run at a time can write to a table. Finished rows are kept. To continue this run, wait "
+                "until the other one ends and run the same command again.",
             )
 
     @contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _as_corpus_error(self) -> Iterator[None]:
         try:
             yield
         except (OSError, DocumentError) as error:
-            words = error.message if isinstance(error, DocumentError) else str(error)
+            reason = error.message if isinstance(error, DocumentError) else str(error)
             raise CorpusError(
-                f"{shown(self.location)} cannot be written: {words}",
-                hint="Make room, or check your rights there, and start the same command again: nothing that was read "
-                "is lost.",
+                f"{shown(self.location)} cannot be written: {reason}",
+                hint="Free some disk space or check your permissions, then run the same command again. Finished rows "
+                "are not lost.",
             ) from error
 
 
 def part_name(number: int) -> str:
-    """The name of a part."""
+    """Return the file name of a part."""
     return f"part-{number:06d}.parquet"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, as in "chunk_tokens: 5000 there, 2000 now"; of a schema, the parts that differ."""
+    """Describe the settings that differ, as in "chunk_tokens: 5000 in the table, 2000 now".
+
+    For schemas, the properties that differ are listed. The list has at most 12 differences.
+    """
     found = list(_differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)), ""))
     digest, schema = f"{_FORM}.digest:", f"{_FORM}.schema."
-    told = [each for each in found if not each.startswith(digest)]
-    if len(told) < len(found) and not any(each.startswith(schema) for each in told):
-        told.append(f"{_FORM}: the same schema there, with its parts in another order")
-    shown = told[:_MOST_DIFFERENCES]
-    return shown + [f"and {len(told) - len(shown)} more"] * (len(told) > len(shown))
+    listed = [each for each in found if not each.startswith(digest)]
+    if len(listed) < len(found) and not any(each.startswith(schema) for each in listed):
+        listed.append(f"{_FORM}: the table has the same schema with its properties in another order")
+    more = len(listed) - _MAX_DIFFERENCES
+    return listed[:_MAX_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str) -> Iterator[str]:
     for name in dict.fromkeys((*before, *now)):
-        there, here = before.get(name), now.get(name)
-        if isinstance(there, dict) and isinstance(here, dict):
-            yield from _differences(there, here, f"{within}{name}.")
-        elif there != here:
-            yield f"{within}{name}: {_brief(there)} there, {_brief(here)} now"
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{within}{name}.")
+        elif old != new:
+            yield f"{within}{name}: {_brief(old)} in the table, {_brief(new)} now"
 
 
 def _brief(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
-    return text if len(text) <= _LONGEST_DIFFERENCE else f"{text[:_LONGEST_DIFFERENCE]}..."
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
 
 
 class _LocalFiles:
@@ -317,12 +326,10 @@ class _LocalFiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise CorpusError(
-                f"{self.folder / name} cannot be read: {error}", hint="Check your rights there."
-            ) from error
+            raise CorpusError(f"{self.folder / name} cannot be read: {error}", hint="Check its permissions.") from error
 
     def write(self, name: str, content: bytes) -> None:
-        """Whole and on disk, or not at all."""
+        """Write a file atomically, and flush it to disk."""
         if not self.folder.is_dir():
             private_folder(self.folder)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
@@ -336,7 +343,7 @@ class _LocalFiles:
             with suppress(OSError):
                 Path(temporary).unlink()
             raise
-        with suppress(OSError):  # a file system on which folders cannot be opened
+        with suppress(OSError):  # some file systems cannot open folders
             descriptor = os.open(self.folder, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -348,7 +355,7 @@ class _LocalFiles:
 
 
 class _StoreFiles:
-    """A folder in an object store, where an upload is whole or not there at all."""
+    """A folder in an object store, where uploads are atomic."""
 
     def __init__(self, url: str, access: SourceAccess) -> None:
         self._url = url
@@ -356,7 +363,7 @@ class _StoreFiles:
         self._path = path.rstrip("/")
 
     def names(self) -> Iterable[str]:
-        with store_failures(self._url):
+        with store_errors(self._url):
             self._filesystem.invalidate_cache()
             try:
                 return [
@@ -366,7 +373,7 @@ class _StoreFiles:
                 return []
 
     def read(self, name: str) -> bytes | None:
-        with store_failures(self._url):
+        with store_errors(self._url):
             self._filesystem.invalidate_cache()
             try:
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
@@ -374,21 +381,22 @@ class _StoreFiles:
                 return None
 
     def write(self, name: str, content: bytes) -> None:
-        with store_failures(self._url):
+        with store_errors(self._url):
             self._filesystem.pipe_file(f"{self._path}/{name}", content)
 
     def remove(self, name: str) -> None:
-        with store_failures(self._url), suppress(FileNotFoundError):
+        with store_errors(self._url), suppress(FileNotFoundError):
             self._filesystem.rm_file(f"{self._path}/{name}")
 
 
 def _typed_columns(settings: Mapping[str, Any]) -> tuple[TypedColumn, ...]:
-    """The typed columns of a table with these settings; none if its answers have no schema."""
+    """Return the typed columns of a table with these settings; none if the answers have no schema."""
     form = settings.get(_FORM)
     return columns_of(ResponseFormat("answer", json.dumps(form["schema"])), Row.__struct_fields__) if form else ()
 
 
 def _plain(row: Row, columns: Sequence[TypedColumn]) -> dict[str, Any]:
+    """Return a row's values by column, as they are written to Parquet."""
     values: dict[str, Any] = msgspec.to_builtins(row)
     values |= typed_values(columns, values["value"]).values
     values["value"] = None if row.value is None else json.dumps(values["value"], ensure_ascii=False)
@@ -397,7 +405,7 @@ def _plain(row: Row, columns: Sequence[TypedColumn]) -> dict[str, Any]:
 
 
 def row_from(values: Mapping[str, Any]) -> Row:
-    """The row from a table's plain values; typed columns are left out, as `value` has them."""
+    """Convert a table row to a `Row`. Typed columns are ignored, because `value` contains the same data."""
     known = {name: values[name] for name in Row.__struct_fields__ if name in values}
     known["value"] = None if known.get("value") is None else json.loads(known["value"])
     known["metadata"] = json.loads(known["metadata"]) if known.get("metadata") else {}
@@ -405,7 +413,7 @@ def row_from(values: Mapping[str, Any]) -> Row:
 
 
 def arrow_table(rows: Iterable[Row], columns: Sequence[TypedColumn] = ()) -> Any:
-    """Rows as a `pyarrow.Table` with the columns of the table's parts.
+    """Convert rows to a `pyarrow.Table` with the columns of the table's parts.
 
     Args:
         rows: the rows.
@@ -415,26 +423,27 @@ def arrow_table(rows: Iterable[Row], columns: Sequence[TypedColumn] = ()) -> Any
     return arrow.Table.from_pylist([_plain(row, columns) for row in rows], schema=_schema(arrow, columns))
 
 
-class _Made(NamedTuple):
+class _EncodedPart(NamedTuple):
     content: bytes
     rows: int
     failed: int
 
 
-def _parquet(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn]) -> _Made:
-    """Rows as a Parquet file; few of them are held at a time, besides what is written."""
+def _encode_part(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn]) -> _EncodedPart:
+    """Encode rows as a Parquet file in memory, a few rows at a time."""
     arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
-    made, schema, count, failed = io.BytesIO(), _schema(arrow, columns), 0, 0
+    file, schema, count, failed = io.BytesIO(), _schema(arrow, columns), 0, 0
     source = iter(rows)
-    with parquet.ParquetWriter(made, schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(source, _GROUP_ROWS)):
             writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
             failed += sum(row["error"] is not None for row in batch)
-    return _Made(made.getvalue(), count, failed)
+    return _EncodedPart(file.getvalue(), count, failed)
 
 
 def _schema(arrow: Any, typed: Sequence[TypedColumn]) -> Any:
+    """Return the Arrow schema of a part: the fields of `Row`, then the typed columns."""
     text, number, real = arrow.string(), arrow.int64(), arrow.float64()
     kinds: dict[str, Any] = {"str": text, "str | None": text, "int": number, "int | None": number, "float": real}
 
@@ -459,4 +468,4 @@ def _arrow(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise MissingExtraError("corpus", "writing and reading tables") from None
+        raise MissingExtraError("corpus", "reading and writing tables") from None

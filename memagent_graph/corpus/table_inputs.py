@@ -1,6 +1,6 @@
-"""Corpora in tables: Parquet, JSONL and CSV with a column of texts or of paths, and Hugging Face datasets.
+"""Corpora in tables: Parquet, JSONL, CSV and TSV with a column of texts or paths, and Hugging Face datasets.
 
-A row becomes a document when its turn comes; no more than a few rows of a table are in memory.
+Rows are read one batch at a time, so only a few of them are in memory.
 """
 
 from __future__ import annotations
@@ -13,36 +13,41 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from memagent_graph.corpus.corpus_documents import CorpusDocument, Total
-from memagent_graph.corpus.source_access import SourceAccess, scheme_of, shown, store_failures
+from memagent_graph.corpus.source_access import SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.errors import DocumentError, MissingExtraError
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _TEXT, _PATH = "text", "path"
 _BATCH_ROWS: Final = 64
-_LONGEST_LINE: Final = 2**30
+_MAX_LINE_BYTES: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which columns of a table are what. Without `text` and `path`: the column "text", else the column "path"."""
+    """The columns of a table to use. Without `text` and `path`, it is the column "text", or else the column "path"."""
 
     text: str | None = None
     path: str | None = None
     id: str | None = None
-    """Documents' names; without it they are the table's name and the row's number, from 0."""
+    """The documents' names. Without it, a name is the table's name and the row's number, counted from 0."""
     questions: str | None = None
-    """A question, or a list of them, for that document alone."""
+    """A question, or a list of questions, about this document only."""
     kept: tuple[str, ...] = ()
-    """Columns that go into the rows that are written."""
+    """Columns that are copied to the output rows."""
 
-    def settled(self, known: Sequence[str], table: str) -> Columns:
-        """With text or path chosen from a table's columns.
+    def resolve(self, known: Sequence[str], table: str) -> Columns:
+        """Choose the default text or path column, and check that all columns exist.
+
+        Args:
+            known: the table's columns.
+            table: the table's name in messages.
 
         Raises:
             DocumentError: a column is missing.
@@ -53,7 +58,7 @@ class Columns:
             if default is None:
                 raise DocumentError(
                     f"{table} has neither a column {_TEXT!r} nor {_PATH!r}",
-                    hint=f"Name one with --text-column or --path-column. Its columns are: {_listed(known)}.",
+                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_listed(known)}.",
                 )
             chosen = replace(self, text=default) if default == _TEXT else replace(self, path=default)
         for name in chosen.needed:
@@ -63,14 +68,14 @@ class Columns:
 
     @property
     def needed(self) -> list[str]:
-        """The columns that are read."""
+        """The columns to read."""
         named = (self.text, self.path, self.id, self.questions, *self.kept)
         return list(dict.fromkeys(name for name in named if name is not None))
 
 
 @dataclass(frozen=True)
 class TableInputs:
-    """The rows of one table, or of several of one kind, one after another."""
+    """The rows of one or more tables, one table after another."""
 
     locations: tuple[str, ...]
     access: SourceAccess
@@ -78,12 +83,12 @@ class TableInputs:
 
     @property
     def description(self) -> str:
-        """The table's name."""
+        """The table's path or URL."""
         first = shown(self.locations[0])
         return f"the table {first}" if len(self.locations) == 1 else f"{len(self.locations)} tables such as {first}"
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """A document for each row; a row that cannot be used is one with an error.
+        """Yield one document for each row. An invalid row gives a document with an error.
 
         Raises:
             DocumentError: a table cannot be read, or lacks a column.
@@ -92,13 +97,13 @@ class TableInputs:
             columns: Columns | None = None
             for number, row in enumerate(self._rows(location, None)):
                 if isinstance(row, str):
-                    yield CorpusDocument(name=f"{name}#{number}", trouble=row)
+                    yield CorpusDocument(name=f"{name}#{number}", error=row)
                     continue
-                columns = columns or self.columns.settled(list(row), name)
+                columns = columns or self.columns.resolve(list(row), name)
                 yield document_of(row, f"{name}#{number}", columns, self.access)
 
     def ids(self) -> Iterator[str] | None:
-        """The column of ids, if there is one."""
+        """Yield the values of the id column; None if there is no id column."""
         return self._ids(self.columns.id) if self.columns.id else None
 
     def _ids(self, column: str) -> Iterator[str]:
@@ -108,11 +113,11 @@ class TableInputs:
                     yield str(row[column])
 
     def total(self) -> Total:
-        """Parquet files say how many rows they have; other tables are counted by their lines."""
+        """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
         rows = 0
         for location in self.locations:
             if _kind(location) == "parquet":
-                with self.access.open_file(location) as file, _damage_told(location):
+                with self.access.open_file(location) as file, _table_errors(location):
                     rows += _parquet(location).ParquetFile(file).metadata.num_rows
             elif scheme_of(location):
                 return Total(None, None)
@@ -125,23 +130,23 @@ class TableInputs:
 
     @property
     def _names(self) -> list[str]:
-        """Each table by its file's name; by its place as well, if there are several."""
+        """The tables' file names. If two are equal, all get their number as a prefix."""
         names = [PurePosixPath(shown(each).replace("\\", "/")).name for each in self.locations]
         if len(set(names)) == len(names):
             return names
-        return [f"{place}/{name}" for place, name in enumerate(names)]
+        return [f"{number}/{name}" for number, name in enumerate(names)]
 
     def _rows(self, location: str, only: list[str] | None) -> Iterator[Mapping[str, Any] | str]:
-        """The rows, or what is wrong with one; with `only`, at least these columns."""
+        """Yield rows; an invalid row is an error message instead. With `only`, read these columns (maybe more)."""
         readers = {"parquet": _parquet_rows, "jsonl": _json_rows, "csv": _csv_rows, "tsv": _csv_rows}
-        with self.access.open_file(location) as file, _damage_told(location):
-            wanted = self.columns if only is None else Columns(kept=tuple(only))
-            yield from readers[_kind(location)](file, location, wanted, only is not None)
+        with self.access.open_file(location) as file, _table_errors(location):
+            columns = self.columns if only is None else Columns(kept=tuple(only))
+            yield from readers[_kind(location)](file, location, columns, only is not None)
 
 
 @dataclass(frozen=True)
 class DatasetInputs:
-    """A split of a Hugging Face dataset: by its name on the hub, which is streamed, or a folder it was saved to."""
+    """A split of a Hugging Face dataset: streamed from the hub, or loaded from a folder that it was saved to."""
 
     name: str
     access: SourceAccess
@@ -151,35 +156,35 @@ class DatasetInputs:
 
     @property
     def description(self) -> str:
-        """The dataset."""
+        """The dataset's name."""
         return f"the dataset {self.name}"
 
     def documents(self) -> Iterator[CorpusDocument]:
-        """A document for each row.
+        """Yield one document for each row.
 
         Raises:
             DocumentError: the dataset cannot be loaded, or lacks a column.
         """
         columns: Columns | None = None
         name = PurePosixPath(self.name).name
-        with store_failures(self.name):
+        with store_errors(self.name):
             for number, row in enumerate(self._loaded()):
-                columns = columns or self.columns.settled(list(row), self.name)
+                columns = columns or self.columns.resolve(list(row), self.name)
                 yield document_of(row, f"{name}#{number}", columns, self.access)
 
     def ids(self) -> Iterator[str] | None:
-        """The column of ids, if there is one."""
+        """Yield the values of the id column; None if there is no id column."""
         return self._ids(self.columns.id) if self.columns.id else None
 
     def _ids(self, column: str) -> Iterator[str]:
         loaded = self._loaded()
         if loaded.column_names and column not in loaded.column_names:
-            self.columns.settled(loaded.column_names, self.name)
+            self.columns.resolve(loaded.column_names, self.name)
         for row in loaded.select_columns([column]):
             yield str(row[column])
 
     def total(self) -> Total:
-        """Known where the dataset says it."""
+        """Return the number of rows, if the dataset contains it."""
         loaded = self._loaded()
         try:
             return Total(len(loaded), None)
@@ -203,52 +208,52 @@ class DatasetInputs:
             if (folder / "dataset_dict.json").is_file():
                 return datasets.load_from_disk(str(folder))[self.split]
             return datasets.load_dataset(self.name, self.subset, split=self.split, streaming=True)
-        except Exception as error:  # the library raises many kinds
+        except Exception as error:  # the library raises many kinds of exceptions
             raise DocumentError(
                 f"the dataset {self.name} cannot be loaded ({type(error).__name__}): {str(error)[:300]}",
-                hint="Check its name, --subset and --split, and whether the hub can be reached.",
+                hint="Check the name, --subset and --split, and your connection to the hub.",
             ) from error
 
 
-def document_of(  # noqa: PLR0911  one return for each way in which a row can be wrong
+def document_of(  # noqa: PLR0911  one return for each kind of error
     row: Mapping[str, Any], name: str, columns: Columns, access: SourceAccess
 ) -> CorpusDocument:
-    """A table's row as a document; what is wrong with it is its `trouble`."""
+    """Convert a row of a table to a document. An invalid row gives a document with an `error`."""
     if columns.id is not None:
         if (given := row.get(columns.id)) is None or not str(given).strip():
-            return CorpusDocument(name=name, trouble=f"it has no value in the column {columns.id!r}")
+            return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
         name = str(given)
     metadata = {each: _json_ready(row.get(each)) for each in columns.kept}
     try:
         questions = _questions(row.get(columns.questions)) if columns.questions else ()
     except TypeError:
         return CorpusDocument(
-            name=name, metadata=metadata, trouble=f"the column {columns.questions!r} has neither a text nor a list"
+            name=name, metadata=metadata, error=f"the column {columns.questions!r} has neither a string nor a list"
         )
-    made = partial(CorpusDocument, name=name, questions=questions, metadata=metadata)
+    make = partial(CorpusDocument, name=name, questions=questions, metadata=metadata)
     if columns.text is not None:
         text = row.get(columns.text)
         if not isinstance(text, str):
-            kind = "nothing" if text is None else type(text).__name__
-            return made(trouble=f"the column {columns.text!r} has {kind} where a text should be")
+            found = "no value" if text is None else f"a value of type {type(text).__name__}, not a string"
+            return make(error=f"the column {columns.text!r} has {found}")
         data = text.encode("utf-8", "surrogatepass")
-        return made(version=hashlib.sha256(data).hexdigest()[:32], size=len(data), text=text)
+        return make(version=hashlib.sha256(data).hexdigest()[:32], size=len(data), text=text)
     given = row.get(columns.path or "")
     if not isinstance(given, str):
-        return made(trouble=f"the column {columns.path!r} has no path")
+        return make(error=f"the column {columns.path!r} has no path")
     try:
         location = access.below_root(given)
     except DocumentError as error:
-        return made(trouble=str(error))
+        return make(error=str(error))
     if scheme_of(location):
-        return made(location=location)
-    found = Path(location).stat()
-    version = f"{found.st_size}-{found.st_mtime_ns}"
-    return made(version=version, size=found.st_size, location=location)
+        return make(location=location)
+    status = Path(location).stat()
+    version = f"{status.st_size}-{status.st_mtime_ns}"
+    return make(version=version, size=status.st_size, location=location)
 
 
 def is_table(location: str) -> bool:
-    """Whether a path, pattern or URL names tables by its suffix."""
+    """Whether the suffix of a path, pattern or URL is that of a table."""
     return PurePosixPath(shown(location)).suffix.lower() in SUFFIXES
 
 
@@ -256,9 +261,9 @@ def _parquet_rows(file: Any, location: str, columns: Columns, only: bool) -> Ite
     parquet = _parquet(location).ParquetFile(file)
     known = parquet.schema_arrow.names
     if not only:
-        columns = columns.settled(known, PurePosixPath(shown(location)).name)
+        columns = columns.resolve(known, PurePosixPath(shown(location)).name)
     elif missing := [name for name in columns.kept if name not in known]:
-        Columns(id=missing[0], text=known[0] if known else None).settled(known, PurePosixPath(shown(location)).name)
+        Columns(id=missing[0], text=known[0] if known else None).resolve(known, PurePosixPath(shown(location)).name)
     for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns.needed):
         yield from batch.to_pylist()
 
@@ -266,7 +271,7 @@ def _parquet_rows(file: Any, location: str, columns: Columns, only: bool) -> Ite
 def _json_rows(file: Any, location: str, columns: Columns, only: bool) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
     for number in itertools.count():
-        line = reader.readline(_LONGEST_LINE)
+        line = reader.readline(_MAX_LINE_BYTES)
         if not line:
             return
         if line.isspace():
@@ -276,7 +281,7 @@ def _json_rows(file: Any, location: str, columns: Columns, only: bool) -> Iterat
         except (ValueError, RecursionError) as error:
             yield f"line {number + 1} of {PurePosixPath(shown(location)).name} is not JSON: {error}"
             continue
-        yield row if isinstance(row, dict) else f"line {number + 1} is JSON, but not an object"
+        yield row if isinstance(row, dict) else f"line {number + 1} is not a JSON object"
 
 
 def _csv_rows(file: Any, location: str, columns: Columns, only: bool) -> Iterator[Mapping[str, Any] | str]:
@@ -286,7 +291,7 @@ def _csv_rows(file: Any, location: str, columns: Columns, only: bool) -> Iterato
         reader = csv.DictReader(text, delimiter="\t" if _kind(location) == "tsv" else ",")
         name = PurePosixPath(shown(location)).name
         if not only:
-            columns.settled(reader.fieldnames or [], name)
+            columns.resolve(reader.fieldnames or [], name)
         for row in reader:
             yield {key: value for key, value in row.items() if isinstance(key, str)}
     finally:
@@ -304,21 +309,17 @@ def _parquet(location: str) -> Any:
         raise MissingExtraError("corpus", f"reading {shown(location)}") from None
 
 
-class _damage_told:  # noqa: N801  used as a function
-    """What parsers of tables raise, as a `DocumentError`."""
-
-    def __init__(self, location: str) -> None:
-        self._location = location
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        arrow = type(error).__module__.startswith("pyarrow") if error is not None else False
-        if arrow or isinstance(error, csv.Error | UnicodeDecodeError):
+@contextmanager
+def _table_errors(location: str) -> Iterator[None]:
+    """Convert errors of the table parsers to a `DocumentError`."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.startswith("pyarrow") or isinstance(error, csv.Error | UnicodeDecodeError):
             raise DocumentError(
-                f"{shown(self._location)} cannot be read as a table: {error}", hint="Is it damaged?"
+                f"{shown(location)} cannot be read as a table: {error}", hint="Check whether the file is damaged."
             ) from error
+        raise
 
 
 def _questions(value: Any) -> tuple[str, ...]:
@@ -332,7 +333,7 @@ def _questions(value: Any) -> tuple[str, ...]:
 
 
 def _json_ready(value: Any) -> Any:
-    """A cell as JSON can hold it: dates and other values as text."""
+    """Convert a cell to a JSON-serializable value. Dates and other types become strings."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Writes a table from its ledger: rows are entered there, and go to parts exactly once, whatever is killed."""
+"""Writes new rows to the ledger, and from there to the parts of the table, exactly once even after kills."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PART_SECONDS: Final = 600.0
 
 
 class TableWriter:
-    """Enters rows and writes parts. The caller holds the table (`corpus_run.exclusive`), and has taken it over.
+    """Adds rows to the ledger and writes parts. It is thread-safe.
 
-    Any thread may call; parts are written by one at a time.
+    The caller must hold the lock of the table (`corpus_run.exclusive`) and must have called `TableFolder.take_over`.
 
     Args:
-        table: where the rows go.
-        rows_per_part: how many rows a part has; the last one has fewer.
+        table: where the rows are written.
+        rows_per_part: rows in each part. The last part has fewer.
 
     Raises:
-        CorpusError: the ledger cannot be opened; from any method, it or the table cannot be written.
+        CorpusError: the ledger cannot be opened. All methods raise it if the ledger or the table cannot be written.
     """
 
     def __init__(self, table: TableFolder, rows_per_part: int = 10_000) -> None:
@@ -35,21 +35,21 @@ class TableWriter:
         self._rows_per_part = max(1, rows_per_part)
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rows = self._bytes = 0
-        self._wrote = time.monotonic()
-        self.forget: Callable[[Iterable[str]], None] | None = None
-        """Called with the ids of rows that a part has, if their checkpoints outlive the folder for work: until then,
-        another machine would need them to have these rows without a read."""
+        self._last_part_written = time.monotonic()
+        self.delete_checkpoints: Callable[[Iterable[str]], None] | None = None
+        """Called with the ids of rows once they are in a part, if the checkpoints are shared with other machines. Until
+        then, another machine needs the checkpoints to recover these rows."""
 
     def recover(self) -> None:
-        """Bring table and ledger together after a kill, after the ledger was lost, or after another machine wrote."""
+        """Make the ledger and the table consistent after a kill, a lost ledger, or writes from another machine."""
         ledger, table = self.ledger, self.table
         manifest = table.manifest()
         listed = [part.number for part in manifest.parts] if manifest else []
-        unlisted = table.unlisted()
+        unlisted = table.unlisted_parts()
         for number in ledger.unwritten_parts():
             if number in (*listed, *unlisted):
-                there = {str(row["id"]) for row in table.rows_of(part_name(number), ["id"])}
-                if there != {row.id for row in ledger.rows_of(number)}:
+                in_table = {str(row["id"]) for row in table.rows_of(part_name(number), ["id"])}
+                if in_table != {row.id for row in ledger.rows_of(number)}:
                     ledger.release(number)
                     continue
             self._write(number)
@@ -57,31 +57,31 @@ class TableWriter:
         adopted = sorted({*listed, *unlisted} - known)
         for number in adopted:
             if number not in listed:
-                table.list_part(number)
+                table.add_to_manifest(number)
             rows = table.rows_of(part_name(number), ["id", "document", "question", "error"])
             ledger.adopt(
                 number, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
             )
-        if self.forget and adopted:  # a machine that was lost may not have removed those of its last part
-            self.forget(str(row["id"]) for row in table.rows_of(part_name(adopted[-1]), ["id"]))
+        if self.delete_checkpoints and adopted:  # a lost machine may have stopped before it deleted these
+            self.delete_checkpoints(str(row["id"]) for row in table.rows_of(part_name(adopted[-1]), ["id"]))
         self._remove_replaced()
         self._count()
 
-    def enter(self, document: str, version: str, rows: Sequence[Row]) -> None:
-        """Enter a document's rows; they are safe when this returns."""
+    def add(self, document: str, version: str, rows: Sequence[Row]) -> None:
+        """Add a finished document's rows to the ledger. They are safe when this returns."""
         size = self.ledger.finish(document, version, rows)
         with self._counting:
             self._rows, self._bytes = self._rows + len(rows), self._bytes + size
 
     @property
     def is_part_due(self) -> bool:
-        """Whether there are enough rows for a part, or some that have waited long."""
-        is_old = self._rows and time.monotonic() - self._wrote >= _PART_SECONDS
+        """Whether there are enough rows or bytes for a part, or rows that have waited for ten minutes."""
+        is_old = self._rows and time.monotonic() - self._last_part_written >= _PART_SECONDS
         return self._rows >= self._rows_per_part or self._bytes >= _PART_BYTES or bool(is_old)
 
     def write_parts(self, *, all_rows: bool = False) -> None:
-        """Write the rows of the ledger as parts; with `all_rows`, also those that do not fill one."""
-        with self._writing:  # a thread outlives the task that waited for it
+        """Write the rows of the ledger as parts. With `all_rows`, also write a last part that is not full."""
+        with self._writing:  # a cancelled task leaves its thread running
             ledger, table = self.ledger, self.table
             if all_rows:
                 self._count()
@@ -92,7 +92,7 @@ class TableWriter:
                 ledger.assign(number, self._rows_per_part)
                 self._write(number)
                 self._count()
-                self._wrote = time.monotonic()
+                self._last_part_written = time.monotonic()
             self._remove_replaced()
 
     def close(self) -> None:
@@ -105,11 +105,11 @@ class TableWriter:
 
     def _write(self, number: int) -> None:
         self.table.write_part(number, self.ledger.rows_of(number))
-        if self.forget:
-            self.forget(row.id for row in self.ledger.rows_of(number) if row.chunks)
-        self.ledger.written(number)
+        if self.delete_checkpoints:
+            self.delete_checkpoints(row.id for row in self.ledger.rows_of(number) if row.chunks)
+        self.ledger.mark_written(number)
 
     def _remove_replaced(self) -> None:
         for number, ids in self.ledger.replaced().items():
             self.table.remove_rows(number, ids)
-            self.ledger.removed(number)
+            self.ledger.mark_removed(number)

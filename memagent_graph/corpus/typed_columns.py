@@ -1,14 +1,14 @@
-"""Typed columns of a table whose answers have a schema: one for each of the schema's top-level properties.
+"""Typed columns for answers with a schema: one column for each top-level property.
 
 | property | column |
 |---|---|
-| string; one with the format `date` | string; date32 |
+| string; string with the format `date` | string; date32 |
 | integer, number, boolean | int64, float64, bool |
-| an array of one of these | a list of them |
+| array of one of these | list of that type |
 | anything else: objects, nested arrays, several types | string, with the value as JSON |
 
-Null is allowed everywhere, and is not counted as a type. An answer that is not an object has no typed columns. A value
-that its column cannot hold is null there, and stands in `value` as it is.
+Null is always allowed and does not count as a type. If an answer is not an object, its typed columns are null. If a
+column cannot store a value, it is null in this row, and the value is only in the column `value`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from memagent_graph.errors import CorpusError
 from memagent_graph.response_format import ResponseFormat
 
 _INT64: Final = range(-(2**63), 2**63)
-_OF_OTHERS: Final = "value_"
-"""Before the name of a property that another column has."""
+_PREFIX: Final = "value_"
+"""Prefix for a property with the same name as another column of the table."""
 
 
 class ColumnKind(Enum):
-    """What a column holds; the value is the type's name in Arrow."""
+    """The type of a column's values. The enum's value is the name of the Arrow type."""
 
     TEXT = "string"
     INTEGER = "int64"
@@ -37,7 +37,7 @@ class ColumnKind(Enum):
     BOOLEAN = "bool"
     DATE = "date32"
     JSON = "json"
-    """Text with a value as JSON."""
+    """A string that contains the value as JSON."""
 
 
 _KINDS: Final = {
@@ -54,12 +54,12 @@ _TYPES: Final = {
     str: "string",
     list: "array",
 }
-"""Types of JSON values; all others are objects."""
+"""JSON type names of Python types. All other types are objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypedColumn:
-    """A column of the table for one property of the schema."""
+    """The column of one property of the schema."""
 
     name: str
     property: str
@@ -67,7 +67,7 @@ class TypedColumn:
     is_list: bool = False
 
     def arrow_type(self, arrow: Any) -> Any:
-        """Its type.
+        """Return the column's Arrow type.
 
         Args:
             arrow: the module `pyarrow`.
@@ -75,88 +75,88 @@ class TypedColumn:
         kind = arrow.string() if self.kind is ColumnKind.JSON else arrow.type_for_alias(self.kind.value)
         return arrow.list_(kind) if self.is_list else kind
 
-    def held(self, value: Any) -> Any:
-        """A value of the property as the column holds it.
+    def convert(self, value: Any) -> Any:
+        """Convert a value of the property to the column's type.
 
         Raises:
-            ValueError: the column cannot hold it.
+            ValueError, OverflowError: the column cannot store the value.
         """
         if value is None:
             return None
         if not self.is_list:
-            return _held(self.kind, value)
+            return _convert(self.kind, value)
         if not isinstance(value, list):
             raise ValueError("it is not a list")
-        return [None if each is None else _held(self.kind, each) for each in value]
+        return [None if each is None else _convert(self.kind, each) for each in value]
 
 
 class TypedValues(NamedTuple):
-    """An answer's values by column, and what the columns could not hold."""
+    """An answer's values by column, and messages about the values that a column cannot store."""
 
     values: dict[str, Any]
-    not_held: tuple[str, ...]
-    """As in "revenue: 10000000000000000000 has more than 64 bits"."""
+    rejected: tuple[str, ...]
+    """For example "revenue: 10000000000000000000 has more than 64 bits"."""
 
 
 def columns_of(form: ResponseFormat, taken: Collection[str]) -> tuple[TypedColumn, ...]:
-    """The columns for a schema, in its order.
+    """Return the columns for a schema, in the order of its properties.
 
     Args:
         form: the form of the answers.
-        taken: names of the table's other columns. A property with one of these names, in any case, gets `value_` before
-            its name: some readers of Parquet do not distinguish case.
+        taken: names of the table's other columns. A property with one of these names gets the prefix `value_`. Case is
+            ignored, because some readers of Parquet ignore it.
 
     Raises:
-        CorpusError: two properties would have one column.
+        CorpusError: two properties would have the same column name.
     """
     names = {name.casefold() for name in taken}
-    made: list[TypedColumn] = []
+    columns: list[TypedColumn] = []
     for each, schema in form.properties.items():
-        name = f"{_OF_OTHERS}{each}" if each.casefold() in names else each
+        name = f"{_PREFIX}{each}" if each.casefold() in names else each
         kind, is_list = _kind(form, form.resolved(schema))
-        made.append(TypedColumn(name, each, kind, is_list))
+        columns.append(TypedColumn(name, each, kind, is_list))
     seen: dict[str, str] = {}
-    for column in made:
+    for column in columns:
         key = column.name.casefold()
         if key in seen:
             raise CorpusError(
                 f"the schema's properties {seen[key]} and {column.property} would be the same column, {column.name}",
-                hint="Rename one of the two: names of columns cannot differ by case alone.",
+                hint="Rename one of them. Column names that differ only in case are not allowed.",
             )
         seen[key] = column.property
-    return tuple(made)
+    return tuple(columns)
 
 
 def typed_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
-    """An answer's value in columns; all null if it is not an object.
+    """Convert an answer's value to typed columns. All of them are null if the value is not an object.
 
     Args:
-        columns: those of its schema.
-        value: JSON values.
+        columns: the typed columns of the schema.
+        value: the answer as a JSON value.
     """
     given = value if isinstance(value, Mapping) else {}
-    values, not_held = dict[str, Any](), list[str]()
+    values, rejected = dict[str, Any](), list[str]()
     for column in columns:
         try:
-            values[column.name] = column.held(given.get(column.property))
+            values[column.name] = column.convert(given.get(column.property))
         except (ValueError, OverflowError) as error:
             values[column.name] = None
-            not_held.append(f"{column.name}: {error}")
-    return TypedValues(values, tuple(not_held))
+            rejected.append(f"{column.name}: {error}")
+    return TypedValues(values, tuple(rejected))
 
 
 def _kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
-    """What a property's column holds, and whether it is a list of that."""
+    """Return the kind of a property's column, and whether the column is a list."""
     options = _options(form, schema)
     if options and all(each.get("type") == "array" and "prefixItems" not in each for each in options):
         kinds = {_one_kind(_options(form, form.resolved(each.get("items")))) for each in options}
-        kind = _common(kinds)
+        kind = _common_kind(kinds)
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
     return _one_kind(options), False
 
 
 def _options(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) -> list[Mapping[str, Any]]:
-    """The schemas of which a value has one, each with at most one type; null is left out."""
+    """Split a schema into alternatives with at most one type each, without null."""
     for keyword in ("anyOf", "oneOf", "allOf"):
         inner = schema.get(keyword)
         if isinstance(inner, list) and (keyword != "allOf" or len(inner) == 1) and "type" not in schema:
@@ -184,11 +184,11 @@ def _one_kind(options: Collection[Mapping[str, Any]]) -> ColumnKind:
         else _KINDS.get(str(each.get("type")), ColumnKind.JSON)
         for each in options
     }
-    return _common(kinds)
+    return _common_kind(kinds)
 
 
-def _common(kinds: Collection[ColumnKind]) -> ColumnKind:
-    """One that holds all of them without a loss."""
+def _common_kind(kinds: Collection[ColumnKind]) -> ColumnKind:
+    """Return a kind that can store values of all these kinds without loss."""
     found = set(kinds)
     if found == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
         return ColumnKind.NUMBER
@@ -197,11 +197,11 @@ def _common(kinds: Collection[ColumnKind]) -> ColumnKind:
     return found.pop() if len(found) == 1 else ColumnKind.JSON
 
 
-def _held(kind: ColumnKind, value: Any) -> Any:
-    """A value as a column of a kind holds it.
+def _convert(kind: ColumnKind, value: Any) -> Any:
+    """Convert a value to a kind of column.
 
     Raises:
-        ValueError, OverflowError: it does not.
+        ValueError, OverflowError: the column cannot store the value.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:

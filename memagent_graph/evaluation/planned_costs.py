@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
 
-from memagent_graph.evaluation.baselines.excerpts import QUESTION, Excerpt, words_around
-from memagent_graph.evaluation.baselines.full_context import FullContext
 from memagent_graph.evaluation.markdown_tables import length_label, markdown
 from memagent_graph.evaluation.planning import completion_tokens
 from memagent_graph.evaluation.prices import Prices
@@ -20,6 +18,8 @@ from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.tasks.generated import GeneratedTask
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.strategies import Strategy
+from memagent_graph.strategies.excerpts import QUESTION, Excerpt, words_around
+from memagent_graph.strategies.full_context import FullContext
 
 _TOKENS_OF_A_PASSAGE: Final = 140
 """RULER-HQA's, about."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.baselines.excerpts import words_around
 from memagent_graph.evaluation.grading import Grader
 from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
 from memagent_graph.evaluation.judged_rows import judge_rows
@@ -30,6 +29,7 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReaderSettings
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.paths import default_store
+from memagent_graph.strategies.excerpts import words_around
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class EvaluationRequest:
     judge: ReaderSettings | None = None
     """The policy that grades answers, if any; only the policy's settings are used."""
     judge_key: str | None = None
-    retrieved_chunks: int | None = None
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
     log: Path | None = None
     """The run log; one in the folder if None."""
@@ -86,7 +85,7 @@ class EvaluationRequest:
 
     def system(self, name: str, reader: MemAgent) -> ReaderSystem:
         """The system of that name, with a reader; errors like `load_system`."""
-        return load_system(name, reader, retrieved_chunks=self.retrieved_chunks)
+        return load_system(name, reader)
 
 
 async def carry_out(request: EvaluationRequest) -> Ended:

@@ -2,9 +2,7 @@
 
     memagent            the reader, in its own way of reading
     full_context        one call with the whole document
-    middle_truncation   one call with the document's beginning and end
-    retrieval           one call with the chunks that resemble the question most
-    overwrite, refine, map_reduce, "file.py:Name", ...: any strategy that `load_strategy` knows
+    overwrite, refine, retrieval:chunks=4, "file.py:Name", ...: any strategy that `load_strategy` knows
 
 All but the first are that reader with another strategy: the same policy, tokenizer, prompts, sampling and rules, the
 same run log and checkpoints.
@@ -21,22 +19,19 @@ from typing import Final, Protocol
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
-from memagent_graph.evaluation.baselines.excerpts import DoesNotFitError
-from memagent_graph.evaluation.baselines.full_context import FullContext
-from memagent_graph.evaluation.baselines.middle_truncation import MiddleTruncation
-from memagent_graph.evaluation.baselines.retrieval import Retrieval
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.events import count_events
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
+from memagent_graph.strategies.excerpts import DoesNotFitError
+from memagent_graph.strategies.full_context import FullContext
 from memagent_graph.trace import Trace
 
 READER: Final = "memagent"
 _SEEDS_APART: Final = 1_000
 """Between the seeds of a question's samples: attempts within a read take the seeds that follow."""
-_BASELINES: Final = {each.name: each for each in (FullContext, MiddleTruncation, Retrieval)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +160,7 @@ class ReaderSystem:
         if asking not in self._readers:
             strategy, settings = self.strategy, dict[str, object](answer_tokens=asking.answer_tokens)
             if self.name != READER:  # so that `memagent resume` makes the same reader
-                kind = type(strategy)
-                settings["strategy"] = (
-                    f"{kind.__module__}:{kind.__qualname__}" if self.name in _BASELINES else self.name
-                )
+                settings["strategy"] = self.name
             if isinstance(strategy, FullContext) and asking.least_answer_tokens:
                 strategy = replace(strategy, least_answer_tokens=asking.least_answer_tokens)
                 settings["strategy"] = f"{settings['strategy']}:least_answer_tokens={asking.least_answer_tokens}"
@@ -218,10 +210,8 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
     details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
     if outcome is Outcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
-    shown = {span for step in result.trace.steps for span in step.reads}
-    if shown and not result.chunks_read:
-        tokens = sum(span.tokens for span in shown)
-        details.insert(0, f"{tokens:,} of {result.usage.document_tokens:,} tokens shown")
+    if not result.chunks_read and (shown := result.trace.tokens_shown):
+        details.insert(0, f"{shown:,} of {result.usage.document_tokens:,} tokens shown")
     return Attempt(
         outcome=outcome,
         answer=result.answer if outcome is Outcome.ANSWERED else None,
@@ -237,16 +227,15 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
 
 def system_names() -> tuple[str, ...]:
     """The names that `load_system` takes."""
-    return (READER, *_BASELINES, *strategy_names())
+    return (READER, *strategy_names())
 
 
-def load_system(name: str, reader: MemAgent, *, retrieved_chunks: int | None = None) -> ReaderSystem:
+def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     """The system of that name.
 
     Args:
         name: one of `system_names`, or "file.py:Name" or "module:Name" for a strategy of one's own.
         reader: what it reads with.
-        retrieved_chunks: how many chunks "retrieval" shows; as many as fit if left out.
 
     Raises:
         EvaluationError: there is none.
@@ -255,10 +244,6 @@ def load_system(name: str, reader: MemAgent, *, retrieved_chunks: int | None = N
     """
     if name == READER:
         return ReaderSystem(name, reader)
-    if name == Retrieval.name:
-        return ReaderSystem(name, reader, Retrieval(retrieved_chunks))
-    if name in _BASELINES:
-        return ReaderSystem(name, reader, _BASELINES[name]())
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = system_names()

@@ -59,19 +59,20 @@ class Strategy(ABC):
     concludes: ClassVar[str] = "answer"
     """The node that follows when nothing more is to be read."""
 
-    def require_at_least_one(self, *options: str, instead: str = "") -> None:
-        """Refuse an option that counts something and is below 1.
+    def require_at_least(self, least: int, *options: str, instead: str = "") -> None:
+        """Refuse an option that is a number below `least`.
 
         Args:
+            least: the smallest allowed number.
             options: the options' names.
             instead: what to do if none is wanted, for the error.
 
         Raises:
-            StrategyError: it is below 1.
+            StrategyError: it is below that number.
         """
         for option in options:
-            if (value := getattr(self, option)) < 1:
-                remedy = f"{self.name}:{option} must be at least 1"
+            if (value := getattr(self, option)) < least:
+                remedy = f"{self.name}:{option} must be at least {least}"
                 raise StrategyError(f"{option} is {value}", hint=f"{remedy}; {instead}." if instead else f"{remedy}.")
 
     @abstractmethod

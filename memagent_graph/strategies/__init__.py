@@ -9,6 +9,12 @@ segments     the paper's loop in several segments in parallel, whose memories ar
 reread       after a whole read, the document is read again for each sub-question
 recall       the paper's, and earlier memories and chunks can be searched
 
+Three ask once, about a part of the document. They are quick, and what others are compared with:
+
+retrieval           the chunks that resemble the question most
+middle_truncation   the document's beginning and end
+full_context        the whole document, if it fits in the window
+
 Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128". A rule for stopping early is added with a
 plus sign: "overwrite+converged", "refine+converged:every=2".
 
@@ -40,6 +46,9 @@ _SHIPPED: Final = {
     "segments": "Segments",
     "reread": "Reread",
     "recall": "Recall",
+    "retrieval": "Retrieval",
+    "middle_truncation": "MiddleTruncation",
+    "full_context": "FullContext",
 }
 _STOP_RULES: Final = {"converged": "Converged"}
 

@@ -25,7 +25,7 @@ class MapReduce(side.SideBySide):
     roles: ClassVar[tuple[Role, ...]] = (MAP, side.MERGE, ANSWER)
 
     def __post_init__(self) -> None:
-        self.require_at_least_one("width")
+        self.require_at_least(1, "width")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the map and the reduce step."""

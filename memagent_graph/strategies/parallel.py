@@ -51,7 +51,7 @@ class Parallel(side.SideBySide):
     state: ClassVar[type] = ParallelState
 
     def __post_init__(self) -> None:
-        self.require_at_least_one("passes", "width")
+        self.require_at_least(1, "passes", "width")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add a pass, and the way to the next one."""

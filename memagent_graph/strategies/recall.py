@@ -85,7 +85,7 @@ class Recall(Strategy):
     looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.require_at_least_one("lookups", "passage_chars", instead="use overwrite to read without look-ups")
+        self.require_at_least(1, "lookups", "passage_chars", instead="use overwrite to read without look-ups")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop and the look-up."""

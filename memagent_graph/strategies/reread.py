@@ -85,7 +85,7 @@ class Reread(Strategy):
     chooses: ClassVar[str] = "next_chunk"
 
     def __post_init__(self) -> None:
-        self.require_at_least_one("rounds", instead="use overwrite to read once")
+        self.require_at_least(1, "rounds", instead="use overwrite to read once")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the edge back to its beginning."""

@@ -41,7 +41,7 @@ class Segments(side.SideBySide):
     chooses: ClassVar[str] = "next_chunks"
 
     def __post_init__(self) -> None:
-        self.require_at_least_one("count")
+        self.require_at_least(1, "count")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the segments' loop."""

@@ -49,7 +49,7 @@ def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str
     found = {}
     for option, text in options.items():
         if option not in known:
-            there = ", ".join(known) or "none; the fields of a dataclass would be options options"
+            there = ", ".join(known) or "none; make its class a dataclass, and its fields are options"
             raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {there}.")
         try:
             found[option] = _READ[known[option]](text)

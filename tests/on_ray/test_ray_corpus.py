@@ -73,7 +73,7 @@ def test_the_rows_are_those_of_one_machine_and_no_actor_is_idle(cluster: RayWorl
         again = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4])
         assert again.returncode == 0 and sum(server.read.values()) == 2 * asked, "nothing is read again"
         other = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4], "--temperature", "0.5")
-        assert other.returncode == 7 and "temperature: 0.0 there, 0.5 now" in other.stderr
+        assert other.returncode == 7 and "temperature: 0.0 in the table, 0.5 now" in other.stderr
 
     rows = rows_in(tmp_path / "out")
     assert comparable(rows) == comparable(rows_in(tmp_path / "core"))

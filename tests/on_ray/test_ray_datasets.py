@@ -78,7 +78,7 @@ def test_a_dataset_of_documents_becomes_the_core_s_rows_and_a_table_with_each_of
             (f"n{each}", key_of(each, name)) for each in range(DOCUMENTS) for name in NAMES
         }
         other = ActorPlan(settings=ReaderSettings(**{**vars(plan(server).settings), "temperature": 0.5}))
-        with pytest.raises(CorpusError, match=r"temperature: 0.0 there, 0.5 now"):
+        with pytest.raises(CorpusError, match=r"temperature: 0.0 in the table, 0.5 now"):
             write_table(twice, other, tmp_path / "out")
 
 
@@ -109,4 +109,4 @@ def test_a_model_from_a_file_goes_along_and_a_document_that_is_no_text_is_rows_w
         rows = read_corpus(data.from_items(given), typed, columns=COLUMNS, pool=POOL).take_all()
     assert {row["key"] for row in rows if row["document"] != "broken"} == {4711}
     broken = [row for row in rows if row["document"] == "broken"]
-    assert len(broken) == len(QUESTIONS) and all("has nothing where a text should be" in row["error"] for row in broken)
+    assert len(broken) == len(QUESTIONS) and all("'body' has no value" in row["error"] for row in broken)

@@ -12,11 +12,11 @@ from benchmarks.cluster_simulation import (
     Operation,
     Replica,
     Workload,
-    document_chance,
+    document_random,
     simulate,
     stages_of,
 )
-from benchmarks.corpus_cost import Hardware, alone_hours, main
+from benchmarks.corpus_cost import Hardware, longest_document_hours, main
 
 REPLICA = Replica(tokens_per_second=30_000, weights_seconds=0.005, sequence_seconds=0.0001, batch=16)
 FAULTY = Operation(
@@ -33,7 +33,7 @@ def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_tim
     asked = [
         request
         for number in range(workload.documents)
-        for stage in stages_of(workload, document_chance(operation.seed, number))
+        for stage in stages_of(workload, document_random(operation.seed, number))
         for request in stage
     ]
     assert outcome.served == len(asked) == len(outcome.latencies)
@@ -56,7 +56,7 @@ def test_one_document_alone_takes_what_it_takes_on_paper() -> None:
     assert outcome.busy == pytest.approx(1.0)
     hardware = Hardware()
     one = replace(workload, mean_tokens=5_000_000)
-    assert alone_hours(workload, hardware) == pytest.approx(
+    assert longest_document_hours(workload, hardware) == pytest.approx(
         simulate(hardware.replica(5000), one, Operation(1, 1)).seconds / 3600
     )
 
@@ -92,9 +92,9 @@ def test_a_cluster_of_equal_replicas_is_as_fast_as_its_parts() -> None:
 
 def test_a_merge_takes_few_memories_and_ends_with_one() -> None:
     workload = Workload(1, mean_tokens=100_000, spread=0.0, strategy="parallel")
-    sizes = [len(stage) for stage in stages_of(workload, document_chance(1, 0))]
+    sizes = [len(stage) for stage in stages_of(workload, document_random(1, 0))]
     assert sizes == [20, 4, 1, 1]
-    sizes = [len(stage) for stage in stages_of(replace(workload, strategy="segments"), document_chance(1, 0))]
+    sizes = [len(stage) for stage in stages_of(replace(workload, strategy="segments"), document_random(1, 0))]
     assert sizes == [8, 8, 4, 2, 1, 1] and math.ceil(20 / 8) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from aiohttp import web
 from support.document_files import pdf
 from support.fake_server import FakeServer
-from support.scripts import document_with, perfect_reader
+from support.scripts import document_with, part, perfect_reader
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -49,6 +50,25 @@ def test_read_prints_the_answer_alone_on_standard_output(book) -> None:
         done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL)
     assert (done.returncode, done.stdout) == (0, "4711\n")
     assert "chunks" in done.stderr
+
+
+def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(book, tmp_path) -> None:
+    options = ["--strategy", "retrieval:chunks=2:chunk_tokens=60", "--run-id", "r", "--log", tmp_path / "runs.sqlite"]
+
+    def from_the_text(body: dict[str, Any], number: int) -> str:
+        return f"\\boxed{{{'4711' if 'harbor is 4711' in part(body['messages'][-1]['content'], 'text') else '?'}}}"
+
+    with FakeServer(from_the_text, window=900) as server:
+        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, *options)
+        too_long = memagent(
+            "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--strategy", "full_context"
+        )
+    assert (done.returncode, done.stdout) == (0, "4711\n"), done.stderr
+    assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown, ", done.stderr), done.stderr
+    shown = json.loads(memagent("show", "r", "--json", *options[-2:]).stdout)
+    assert (shown["strategy"], shown["answer"]) == ("retrieval", "4711")
+    assert too_long.returncode == 7 and "Read it in chunks" in too_long.stderr
+    assert "continue with" not in too_long.stderr
 
 
 def test_read_as_json_is_one_object_with_everything(book) -> None:

@@ -69,7 +69,7 @@ def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path
     source = folder_of(tmp_path / "in", 6)
     with CountingServer() as server:
         told = memagent(*typed(source, tmp_path / "out", server, "--max-documents", "2"), code=ExitCode.STOPPED).stderr
-        assert "stopped at max documents" in told
+        assert "stopped by --max-documents" in told
         memagent(*typed(source, tmp_path / "out", server))
     assert len(rows_in(tmp_path / "out")) == 18
 
@@ -85,7 +85,7 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_pat
             os.kill(process.pid, signal.SIGINT)
             told = process.communicate()[1]
         assert process.returncode == ExitCode.INTERRUPTED, told
-        assert "nothing that was read is lost" in told and "Traceback" not in told
+        assert "finished rows are kept" in told and "Traceback" not in told
         memagent(*typed(source, tmp_path / "out", server))
     rows = rows_in(tmp_path / "out")
     assert len(rows) == 90 == len({row["id"] for row in rows})
@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
         assert "neither a column 'text' nor 'path'" in told and "a, b" in told
         memagent(*typed(source, tmp_path / "out", server))
         told = memagent(*typed(source, tmp_path / "out", server, "--memory-tokens", "70"), code=ExitCode.SETTINGS)
-        assert "memory_tokens: 60 there, 70 now" in told.stderr
+        assert "memory_tokens: 60 in the table, 70 now" in told.stderr
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad/x.pdf").write_bytes(b"%PDF-1 no")
         told = memagent(*typed(tmp_path / "bad", tmp_path / "out2", server), code=ExitCode.DOCUMENT).stderr

@@ -20,7 +20,7 @@ import pytest
 from memagent_graph import DocumentStore
 from memagent_graph.corpus import CorpusDocument, Inputs, open_inputs
 from memagent_graph.corpus.corpus_inputs import InputOptions
-from memagent_graph.corpus.source_access import ArchiveBounds, SourceAccess, require_public_address
+from memagent_graph.corpus.source_access import ArchiveLimits, SourceAccess, require_public_address
 from memagent_graph.corpus.table_inputs import Columns
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
@@ -81,7 +81,7 @@ def test_a_link_out_of_the_folder_is_a_document_with_an_error(files: Path, tmp_p
     (files / "outside").symlink_to(tmp_path)
     found = texts(open_inputs(str(files)), tmp_path)
     assert found["inside.txt"] == "one"
-    assert "leads out of the input's folder" in found["link.txt"] and "link to nothing" in found["broken.txt"]
+    assert "a link to a file outside the input's folder" in found["link.txt"] and "broken link" in found["broken.txt"]
     assert "secret" not in "".join(text for name, text in found.items() if name != "link.txt")
 
 
@@ -111,21 +111,21 @@ def test_a_name_that_leads_out_of_an_archive_is_a_document_with_an_error(tmp_pat
     path = zipped(tmp_path / "a.zip", **{"..__..__etc__passwd": "x", "fine.txt": "fine"})
     found = texts(open_inputs(str(path)), tmp_path)
     assert found["fine.txt"] == "fine"
-    assert "leads out of the archive" in found["etc/passwd"]
+    assert "points outside the archive" in found["etc/passwd"]
 
 
 @pytest.mark.parametrize(
-    ("bounds", "words"),
+    ("limits", "words"),
     [
-        (ArchiveBounds(members=1), "has 2 files, and may have 1"),
-        (ArchiveBounds(total_bytes=1000), "bytes unpacked, and may have 1,000"),
-        (ArchiveBounds(ratio=2), "times its size unpacked, and may have 2 times"),
+        (ArchiveLimits(members=1), "has 2 files; the limit is 1"),
+        (ArchiveLimits(total_bytes=1000), "bytes unpacked; the limit is 1,000"),
+        (ArchiveLimits(ratio=2), "times its size; the limit is 2 times"),
     ],
 )
-def test_an_archive_is_bounded(tmp_path: Path, bounds: ArchiveBounds, words: str) -> None:
+def test_an_archive_is_limited(tmp_path: Path, limits: ArchiveLimits, words: str) -> None:
     path = zipped(tmp_path / "bomb.zip", **{"a.txt": "0" * 5_000_000, "b.txt": "b"})
     with pytest.raises(RefusedSourceError, match=words):
-        list(open_inputs(str(path), InputOptions(access=SourceAccess(bounds=bounds))).documents())
+        list(open_inputs(str(path), InputOptions(access=SourceAccess(archive_limits=limits))).documents())
 
 
 def test_a_damaged_archive_and_a_damaged_member_say_so(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path:
     path = table(files, "jsonl", [{"path": each} for each in paths])
     found = list(texts(open_inputs(str(path)), tmp_path).values())
     assert found[:2] == ["one", "two"]
-    assert all("leads out of the input's folder" in text for text in (*found[2:4], *found[5:7]))
+    assert all("is outside the input's folder" in text for text in (*found[2:4], *found[5:7]))
     assert "does not exist" in found[4]
     assert all("is not a public address" in text for text in found[7:9])
     assert "is not a path" in found[9] and "chain of URLs" in found[10]
@@ -195,7 +195,9 @@ def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refus
     (tmp_path / "t.jsonl").write_text('{"text": "one"}\n{"text": \n[1]\n\n{"text": "two"}\n{"other": 1}\n')
     found = list(texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
     assert found[0] == "one" and found[3] == "two"
-    assert "line 2 of t.jsonl is not JSON" in found[1] and "not an object" in found[2] and "nothing where" in found[4]
+    assert (
+        "line 2 of t.jsonl is not JSON" in found[1] and "not a JSON object" in found[2] and "has no value" in found[4]
+    )
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DocumentError, match="cannot be read as a table"):
         list(open_inputs(str(tmp_path / "t.parquet")).documents())
@@ -309,7 +311,7 @@ def test_chained_urls_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["ssh://host/x", "git://host/x", "ftp://host/x", "jar://x"])
 def test_other_schemes_are_refused(url: str) -> None:
-    with pytest.raises(RefusedSourceError, match="which is not opened"):
+    with pytest.raises(RefusedSourceError, match="which is not allowed"):
         open_inputs(url)
 
 
@@ -329,7 +331,7 @@ def test_a_table_and_an_archive_in_a_store(tmp_path: Path) -> None:
     store.pipe({"/t/x.jsonl": b'{"path": "in/a.txt"}\n{"path": "../b.txt"}', "/t/in/a.txt": b"one", "/b.txt": b"no"})
     store.pipe("/t/z.zip", zipped(tmp_path / "z.zip", **{"q.txt": "packed"}).read_bytes())
     found = texts(open_inputs("memory://t/x.jsonl"), tmp_path)
-    assert found["x.jsonl#0"] == "one" and "leads out" in found["x.jsonl#1"]
+    assert found["x.jsonl#0"] == "one" and "is outside" in found["x.jsonl#1"]
     assert texts(open_inputs("memory://t/z.zip"), tmp_path) == {"q.txt": "packed"}
 
 

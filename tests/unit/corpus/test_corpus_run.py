@@ -209,7 +209,7 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
     world.write("a.txt", 1)
     world.run()
     calls = world.calls
-    with pytest.raises(CorpusError, match=r"temperature: 0\.0 there, 0\.5 now"):
+    with pytest.raises(CorpusError, match=r"temperature: 0\.0 in the table, 0\.5 now"):
         from memagent_graph import SamplingParams
 
         world.run(reader={"sampling": SamplingParams(temperature=0.5)})
@@ -412,7 +412,7 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
     monkeypatch.setattr(TableFolder, "write_part", full)
     with pytest.raises(CorpusError, match="cannot be written") as caught:
         world.run()
-    assert "nothing that was read is lost" in str(caught.value.hint)
+    assert "Finished rows are not lost" in str(caught.value.hint)
     calls = world.calls
     monkeypatch.setattr(TableFolder, "write_part", written)
     summary = world.run()
@@ -514,13 +514,13 @@ def test_progress_hears_of_every_document(world: World) -> None:
     seen: dict[str, Any] = {"ends": 0, "skips": 0}
 
     class Watcher:
-        def begins(self, total: Total) -> None:
+        def on_start(self, total: Total) -> None:
             seen["total"] = total
 
-        def skips(self, documents: int, size: int) -> None:
+        def on_skip(self, documents: int, size: int) -> None:
             seen["skips"] += documents
 
-        def ends(self, document: Any, rows: Any) -> None:
+        def on_document(self, document: Any, rows: Any) -> None:
             seen["ends"] += 1
 
     world.write("a.txt", 1)

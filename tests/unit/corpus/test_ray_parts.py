@@ -62,34 +62,34 @@ def test_work_and_outcomes_can_be_sent_to_another_machine() -> None:
 
 def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:
     plan = ActorPlan(settings=ReaderSettings(requests_per_minute=60, concurrency=8), api_key="a-secret")
-    share = plan.shared_by(4).settings
+    share = plan.with_divided_limits(4).settings
     assert (share.requests_per_minute, share.tokens_per_minute, share.concurrency) == (15, None, 8)
     assert "a-secret" not in repr(plan)
 
 
 def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_path: Path) -> None:
     plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
-    with pytest.raises(CorpusError, match=r"does not see the folder .*work of .*--checkpoints postgresql"):
-        plan.require_folders()
-    plan.mark_folders()
-    plan.require_folders()
+    with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*--checkpoints postgresql"):
+        plan.check_folders()
+    plan.write_markers()
+    plan.check_folders()
     elsewhere = ActorPlan(checkpoints=plan.checkpoints)  # a folder of the same name, which another driver marked
-    with pytest.raises(CorpusError, match="does not see the folder"):
-        elsewhere.require_folders()
+    with pytest.raises(CorpusError, match="has no access to the folder"):
+        elsewhere.check_folders()
     plan.remove_markers()
     assert not list(tmp_path.rglob("seen*"))
-    with pytest.raises(CorpusError, match=r"does not see the documents' folder .*nowhere"):
-        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).require_folders()
+    with pytest.raises(CorpusError, match=r"has no access to the documents' folder .*nowhere"):
+        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).check_folders()
     assert ActorPlan(checkpoints="postgresql://a:b@c/d").shared_folders() == []
 
 
 def test_machines_do_not_share_a_sqlite_file() -> None:
     here = ActorPlan(checkpoints="/w/checkpoints.sqlite")
     there = ActorPlan(checkpoints="/w/checkpoints.sqlite", home="another machine")
-    assert here.checkpoints_here() == "/w/checkpoints.sqlite"
-    assert str(there.checkpoints_here()).startswith("/w/checkpoints.sqlite-")
+    assert here.local_checkpoints() == "/w/checkpoints.sqlite"
+    assert str(there.local_checkpoints()).startswith("/w/checkpoints.sqlite-")
     url = ActorPlan(checkpoints="postgresql://c/d", home="another machine")
-    assert url.checkpoints_here() == "postgresql://c/d" and "postgresql" not in repr(url)
+    assert url.local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
 
 
 async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_killed(
@@ -133,7 +133,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "[::1]:9"])
 def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None:
-    with pytest.raises(CorpusError, match=r"cannot be used: .*Does it run \(`ray status`\)"):
+    with pytest.raises(CorpusError, match=r"cannot be used: .*Check that the cluster runs \(`ray status`\)"):
         require_reachable(address)
 
 
@@ -154,7 +154,7 @@ def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
         wrong = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto", "--ray-actors", "4:2")
         assert wrong.returncode == 2 and "MIN:MAX" in wrong.stderr
         alone = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray-actors", "2")
-        assert alone.returncode == 2 and "Name it with --ray" in alone.stderr
+        assert alone.returncode == 2 and "Choose one with --ray" in alone.stderr
         assert not server.read
 
 
@@ -176,19 +176,19 @@ def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._HELD_PAUSE", 0.01)
-    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._HELD_SECONDS", 0.05)
+    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._LOCK_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._LOCK_WAIT_SECONDS", 0.05)
     with CountingServer() as server:
         settings = ReaderSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
         states = tmp_path / "c.sqlite"
         plan = ActorPlan(settings=settings, questions=("What is the key of harbor?",), checkpoints=str(states))
-        plan.mark_folders()
+        plan.write_markers()
         actor = ActorReader(plan)
         document = CorpusDocument(name="a", text=text_of(1, 60))
         with lease(tmp_path / "c.sqlite-reading", await _row_id(actor, document)):
             (row,) = await actor.reader.read_one(document)
             assert row.error_kind == RunHeldError.__name__
-            monkeypatch.setattr("memagent_graph.corpus.corpus_reader._HELD_SECONDS", 60)
+            monkeypatch.setattr("memagent_graph.corpus.corpus_reader._LOCK_WAIT_SECONDS", 60)
             waiting = asyncio.create_task(actor.reader.read_one(document))
             await asyncio.sleep(0.1)
             assert not waiting.done() and not server.read

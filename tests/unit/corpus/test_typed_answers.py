@@ -181,7 +181,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
         }
     ).model_dump(mode="json", by_alias=True)  # fmt: skip
     held = typed_values(columns, value)
-    assert held.not_held == ()
+    assert held.rejected == ()
     assert held.values == {
         "text": "é", "count": 3, "share": 1.0, "is_old": False, "day": datetime.date(2024, 3, 31), "moment": None,
         "colour": "red", "size": 2, "names": ["a", "b"], "years": [1999], "days": [datetime.date(2020, 2, 29)],
@@ -206,7 +206,7 @@ def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, v
     columns = columns_of(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
     held = typed_values(columns, {"x": value, "y": None})
     assert held.values == {"x": None, "y": None}
-    assert len(held.not_held) == 1 and held.not_held[0].startswith("x: ") and told in held.not_held[0]
+    assert len(held.rejected) == 1 and held.rejected[0].startswith("x: ") and told in held.rejected[0]
 
 
 def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:
@@ -311,12 +311,12 @@ def test_another_schema_on_the_same_table_is_refused_with_the_difference(corpus:
     other["properties"]["key"]["type"] = "string"
     with pytest.raises(CorpusError) as raised:
         corpus.run(other)
-    told = 'response_format.schema.properties.key.type: ["integer", "null"] there, string now'
+    told = 'response_format.schema.properties.key.type: ["integer", "null"] in the table, string now'
     assert told in raised.value.message and "digest" not in raised.value.message
-    with pytest.raises(CorpusError, match=r"response_format: .* there, None now"):
+    with pytest.raises(CorpusError, match=r"response_format: .* in the table, None now"):
         corpus.run(None, perfect_reader)
     turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}  # type: ignore[attr-defined]
-    with pytest.raises(CorpusError, match="the same schema there, with its parts in another order"):
+    with pytest.raises(CorpusError, match="the same schema with its properties in another order"):
         corpus.run(turned)
     assert corpus.run(SCHEMA).skipped == 1
 
@@ -325,7 +325,7 @@ def test_a_table_without_a_schema_does_not_take_one(corpus: Corpus) -> None:
     corpus.write(1)
     corpus.run(None, perfect_reader)
     assert not {"place", "key"} & corpus.rows["d1.txt"].keys()
-    with pytest.raises(CorpusError, match="response_format: None there"):
+    with pytest.raises(CorpusError, match="response_format: None in the table"):
         corpus.run(SCHEMA)
 
 
@@ -453,7 +453,7 @@ def test_the_command_takes_a_file_with_a_schema_or_a_model(tmp_path: Path) -> No
         run("a", str(tmp_path / "form.json"))
         run("b", f"{tmp_path / 'form.py'}:Key")
         told = run("a", f"{tmp_path / 'form.py'}:Key", ExitCode.SETTINGS).stderr
-        assert "made with other settings: response_format.schema." in told
+        assert "has other settings: response_format.schema." in told
         assert "Name a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
         asked = [body for body in server.requests if "response_format" in body]
     assert len(asked) == 2, "the server guides the answers, and only these"

@@ -17,16 +17,13 @@ from memagent_graph import Budget, Document, OpenAICompatiblePolicy, RunLog, Scr
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import (
     BudgetError,
-    EvaluationError,
     MemAgentError,
     MissingExtraError,
     PolicyError,
     RetrievalError,
     RunMismatchError,
+    StrategyError,
 )
-from memagent_graph.evaluation.baselines.excerpts import words_around
-from memagent_graph.evaluation.baselines.full_context import FullContext
-from memagent_graph.evaluation.baselines.retrieval import Retrieval
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import ReaderSystem, load_system
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
@@ -35,6 +32,10 @@ from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.strategies import load_strategy
+from memagent_graph.strategies.excerpts import words_around
+from memagent_graph.strategies.full_context import FullContext
+from memagent_graph.strategies.retrieval import Retrieval
 from memagent_graph.tokenizers import load_tokenizer
 
 EXCERPTS = ["full_context", "middle_truncation", "retrieval"]
@@ -418,8 +419,8 @@ async def test_a_user_s_embedder_ranks_the_chunks(ask) -> None:
 
 @pytest.mark.parametrize("name", ["chunks", "chunk_tokens"])
 def test_numbers_that_mean_nothing_are_refused(name) -> None:
-    with pytest.raises(EvaluationError, match=f"{name} of retrieval is 0. It must be at least 1"):
-        Retrieval(**{name: 0})
+    with pytest.raises(StrategyError, match=f"{name} is -1. retrieval:{name} must be at least 0"):
+        load_strategy(f"retrieval:{name}=-1")
 
 
 # Refine

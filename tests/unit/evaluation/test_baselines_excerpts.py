@@ -13,8 +13,8 @@ from langchain_core.embeddings import Embeddings
 from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
-from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, longest_fitting
 from memagent_graph.retriever import ranked_by_vectors, ranked_by_words
+from memagent_graph.strategies.excerpts import DocumentEnds, longest_fitting
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

@@ -11,7 +11,6 @@ from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
-from memagent_graph.evaluation.baselines.full_context import FullContext
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import load_system, system_names
 from memagent_graph.policies.flops import ModelShape
@@ -21,6 +20,7 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
+from memagent_graph.strategies.full_context import FullContext
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -57,7 +57,7 @@ async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
 async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_system_s_identity(
     make_reader, monkeypatch
 ) -> None:
-    systems = [load_system("retrieval", make_reader(), retrieved_chunks=number) for number in (None, 3, 4, 3)]
+    systems = [load_system(f"retrieval:chunks={number}", make_reader()) for number in (0, 3, 4, 3)]
     made = [await each.identity() for each in systems]
     assert len(set(made)) == 3
     assert made[1] == made[3]

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memagent_graph.evaluation.baselines.excerpts import SEAM_TOKENS, Call, DocumentEnds, DoesNotFitError, Excerpt
 from memagent_graph.reading.state import ChunkSpan
+from memagent_graph.strategies.excerpts import SEAM_TOKENS, Call, DocumentEnds, DoesNotFitError, Excerpt
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from typing import ClassVar, Final
 from langchain_core.embeddings import Embeddings
 
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt
 from memagent_graph.reading.ask import first_tokens
 from memagent_graph.reading.state import ChunkSpan, span_of
 from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, ranked
+from memagent_graph.strategies.excerpts import Call, Excerpt
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
@@ -28,23 +27,21 @@ class Retrieval(Excerpt):
     """Retrieval-augmented generation without a second model: chunks that end with a sentence, BM25, one call.
 
     Raises:
-        EvaluationError: a number below 1.
+        StrategyError: a number below 0.
         MissingExtraError: it needs the extra "recall", which is a part of "eval".
     """
 
-    chunks: int | None = None
-    """How many are shown; if left out, as many as fit."""
-    chunk_tokens: int | None = None
-    """How long they are; if left out, 256, or an eighth of the space if that is less."""
+    chunks: int = 0
+    """How many are shown; 0 means as many as fit."""
+    chunk_tokens: int = 0
+    """How long they are; 0 means 256, or an eighth of the space if that is less."""
     embeddings: Embeddings | None = field(default=None, compare=False)
     """Ranks chunks by cosine similarity instead of BM25."""
 
     name: ClassVar[str] = "retrieval"
 
     def __post_init__(self) -> None:
-        for name in ("chunks", "chunk_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise EvaluationError(f"{name} of retrieval is {value}", hint="It must be at least 1.")
+        self.require_at_least(0, "chunks", "chunk_tokens")
         self.retriever  # noqa: B018  a missing library should be reported before the first document is read
 
     @property
@@ -66,7 +63,7 @@ class Retrieval(Excerpt):
         ranking = await ranked(self.retriever, texts(), call.question)
         matching = set(ranking)
         ranking += [number for number in range(len(spans)) if number not in matching]
-        best = [spans[number] for number in ranking[: self.chunks]]
+        best = [spans[number] for number in ranking[: self.chunks or None]]
         shown = await asyncio.to_thread(call.most_that_fits, lambda tokens: _best_within(tokens, best, call))
         return shown, sum(span["tokens"] for span in spans)
 

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memagent_graph.evaluation.baselines.excerpts import Call, DocumentEnds, Excerpt
 from memagent_graph.reading.state import ChunkSpan
+from memagent_graph.strategies.excerpts import Call, DocumentEnds, Excerpt
 
 
 @dataclass(frozen=True)

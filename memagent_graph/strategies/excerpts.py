@@ -24,7 +24,6 @@ from langgraph.graph import END
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
-from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, span_of
@@ -35,6 +34,8 @@ from memagent_graph.trace import Writes
 
 _STEP_TOKENS: Final = 1024
 """Tokens per chunk if a document is only counted."""
+DOES_NOT_FIT: Final = "does_not_fit"
+"""How the log says that a run ended because the document does not fit."""
 SEAM_TOKENS: Final = 16
 """A text in its prompt may have a few tokens more or fewer than alone, because of the words around it."""
 T = TypeVar("T")
@@ -132,7 +133,7 @@ class Excerpt(Strategy):
             spans, tokens = await self.choose(call)
         except DoesNotFitError:
             if recording := step.context.meter.recording:  # the run ends here: resuming would change nothing
-                recording.end(state["run_id"], Outcome.DOES_NOT_FIT.value, None)
+                recording.end(state["run_id"], DOES_NOT_FIT, None)
             raise
         text = call.text(spans)
         step.count_document(tokens)
