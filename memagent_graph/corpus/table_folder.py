@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
@@ -229,14 +229,14 @@ class TableFolder:
     def _put(self, number: int, rows: Iterable[dict[str, Any]]) -> None:
         self._require_mine()
         name = part_name(number)
-        made = _parquet(rows, _typed_columns(self._current.settings))
         was_there = any(part.name == name for part in self._current.parts)
         others = [part for part in self._current.parts if part.name != name]
+        with self._failures_told(), self._files.writing(name) as file:
+            made = _write_parquet(rows, _typed_columns(self._current.settings), file)
+            if not made.rows:
+                file.discard()
         if made.rows:
-            with self._failures_told():
-                self._files.write(name, made.content)
-            sha256 = hashlib.sha256(made.content).hexdigest()
-            others.append(Part(name, made.rows, made.failed, len(made.content), sha256))
+            others.append(Part(name, made.rows, made.failed, file.bytes, file.digest.hexdigest()))
         parts = tuple(sorted(others, key=lambda part: part.number))
         self._manifest = Manifest(self._current.settings, self._current.input, parts, self._writer)
         self._write_manifest()
@@ -302,6 +302,30 @@ def _brief(value: Any) -> str:
     return text if len(text) <= _LONGEST_DIFFERENCE else f"{text[:_LONGEST_DIFFERENCE]}..."
 
 
+class _NewFile(io.RawIOBase):
+    """A file that is being written, from its beginning to its end; its size and digest are known then."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self.bytes = 0
+        self.digest = hashlib.sha256()
+        self.is_discarded = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._raw.write(content)
+        self.digest.update(content)
+        size = memoryview(content).nbytes
+        self.bytes += size
+        return size
+
+    def discard(self) -> None:
+        """It is not to be there."""
+        self.is_discarded = True
+
+
 class _LocalFiles:
     """A folder on a disk."""
 
@@ -323,14 +347,24 @@ class _LocalFiles:
 
     def write(self, name: str, content: bytes) -> None:
         """Whole and on disk, or not at all."""
+        with self.writing(name) as file:
+            file.write(content)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[_NewFile]:
+        """A file that is there, whole and on disk, when the block ends; not at all if it raises, or discards it."""
         if not self.folder.is_dir():
             private_folder(self.folder)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            with os.fdopen(descriptor, "wb") as raw:
+                file = _NewFile(raw)
+                yield file
+                raw.flush()
+                os.fsync(raw.fileno())
+            if file.is_discarded:
+                Path(temporary).unlink()
+                return
             Path(temporary).replace(self.folder / name)
         except BaseException:
             with suppress(OSError):
@@ -377,6 +411,17 @@ class _StoreFiles:
         with store_failures(self._url):
             self._filesystem.pipe_file(f"{self._path}/{name}", content)
 
+    @contextmanager
+    def writing(self, name: str) -> Iterator[_NewFile]:
+        """A file that is uploaded when the block ends; not at all if it raises, or discards it."""
+        with tempfile.NamedTemporaryFile(prefix="memagent-part-") as raw:
+            file = _NewFile(raw)
+            yield file
+            raw.flush()
+            if not file.is_discarded:
+                with store_failures(self._url):
+                    self._filesystem.put_file(raw.name, f"{self._path}/{name}")
+
     def remove(self, name: str) -> None:
         with store_failures(self._url), suppress(FileNotFoundError):
             self._filesystem.rm_file(f"{self._path}/{name}")
@@ -416,22 +461,21 @@ def arrow_table(rows: Iterable[Row], columns: Sequence[TypedColumn] = ()) -> Any
 
 
 class _Made(NamedTuple):
-    content: bytes
     rows: int
     failed: int
 
 
-def _parquet(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn]) -> _Made:
-    """Rows as a Parquet file; few of them are held at a time, besides what is written."""
+def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn], file: _NewFile) -> _Made:
+    """Write rows as a Parquet file, a row group at a time; no more of them is held."""
     arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
-    made, schema, count, failed = io.BytesIO(), _schema(arrow, columns), 0, 0
+    schema, count, failed = _schema(arrow, columns), 0, 0
     source = iter(rows)
-    with parquet.ParquetWriter(made, schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(arrow.PythonFile(file, "w"), schema, compression="zstd") as writer:
         while batch := list(itertools.islice(source, _GROUP_ROWS)):
             writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
             failed += sum(row["error"] is not None for row in batch)
-    return _Made(made.getvalue(), count, failed)
+    return _Made(count, failed)
 
 
 def _schema(arrow: Any, typed: Sequence[TypedColumn]) -> Any:
