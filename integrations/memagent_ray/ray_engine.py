@@ -188,8 +188,11 @@ class _Stream:
 
 
 def _from_anywhere(work: Work) -> Work:
-    """The same for a process that works in another folder."""
-    location = work.document.location
+    """The same for a process that works in another folder, and for any try.
+
+    When an actor dies, Ray hands the same block to another one, so the block has to say that there may be checkpoints.
+    """
+    work, location = replace(work, begun=True), work.document.location
     if location is None or scheme_of(location):
         return work
     return replace(work, document=replace(work.document, location=str(Path(location).absolute())))
