@@ -52,7 +52,7 @@ def test_what_fails_while_it_is_written_leaves_nothing(table: TableFolder) -> No
 
     with pytest.raises(ValueError, match="no more rows"):
         table.write_part(0, broken())
-    assert table.unlisted() == []
+    assert table.unlisted_parts() == []
     table.write_part(0, ())
     manifest = table.manifest()
     assert manifest is not None and manifest.parts == ()
