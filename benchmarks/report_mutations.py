@@ -28,7 +28,7 @@ from rich.table import Table
 
 from memagent_graph.evaluation.english_facts import EnglishFacts
 from memagent_graph.evaluation.statistics import wilson
-from memagent_graph.reports.checked_report import quote_flaw, words_in_lower_case
+from memagent_graph.reports.checked_report import lower_case_words, quote_problem
 from memagent_graph.reports.evidence_matrix import SourceQuote
 from memagent_graph.reports.sentence_checks import check_sentence
 from memagent_graph.reports.source_text import SourceText
@@ -359,12 +359,12 @@ def first_clause(claim: Claim) -> Claim | None:
 
 def _is_common(claims: Sequence[Claim]) -> Callable[[str], bool]:
     sources = {id(claim.source): claim.source for claim in claims}
-    return frozenset().union(*map(words_in_lower_case, sources.values())).__contains__
+    return frozenset().union(*map(lower_case_words, sources.values())).__contains__
 
 
 def is_noticed(claim: Claim, is_common: Callable[[str], bool]) -> bool:
     """Whether the check finds something: with a quote, or with the sentence."""
-    if any(quote_flaw(quote, claim.source, "it") for quote in claim.quotes):
+    if any(quote_problem(quote, claim.source, "it") for quote in claim.quotes):
         return True
     return bool(check_sentence(claim.sentence, [quote.text for quote in claim.quotes], is_common=is_common))
 
@@ -414,7 +414,7 @@ def main() -> None:
     rows = measured()
     table = Table(box=rich.box.MARKDOWN)
     names = list(next(iter(rows.values())))
-    for column in ("% noticed [95 %]", *names):
+    for column in ("% detected [95 %]", *names):
         table.add_column(column, no_wrap=True)
     for kind, counts in rows.items():
         table.add_row(kind, *(str(counts[name]) for name in names))

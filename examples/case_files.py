@@ -1,7 +1,7 @@
-"""Where do statements contradict each other? `python examples/case_files.py FOLDER QUESTION...`.
+"""Find contradictions between the files of a folder: `python examples/case_files.py FOLDER QUESTION...`.
 
-Every file in the folder is asked every question. Answers that differ are listed with the words they rest on, and the
-page or place where these stand. Name a server with OPENAI_BASE_URL; without one, the policy of this machine reads.
+Every file is read for all questions. Answers that contradict each other are listed with a quote and its page or
+position. Set OPENAI_BASE_URL to use a model server; without it, a policy on this machine reads.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from memagent_graph.settings import ReaderSettings
 
 
 def main(folder: Path, questions: list[str]) -> None:
-    """Print what the files say, and write the whole report beside them."""
+    """Print the contradictions and the missing answers, and write the whole report to case.html in the folder."""
     files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
     settings = ReaderSettings(tokenizer=os.environ.get("MEMAGENT_TOKENIZER")).decided()
     agent: MemAgent = settings.make_reader(checkpoints=folder / "case.sqlite")
     with agent:
-        # Extractive: the answers as they are, because in a case nothing should be reworded.
+        # Extractive: in a legal case, no answer should be reworded.
         case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True)
     matrix = case.matrix
     for found in case.contradictions:
@@ -32,11 +32,10 @@ def main(folder: Path, questions: list[str]) -> None:
                 for quote in cell.quotes[:1]:
                     place = quote.page or f"characters {quote.start_char}-{quote.end_char}"
                     print(f'    "{" ".join(quote.text.split())}" ({place})')
-    silent = [cell for cell in matrix.cells if cell.answer is None]
-    for cell in silent:
-        print(f"{matrix.documents[cell.document].name} does not say: {matrix.questions[cell.question]}")
+    for cell in (cell for cell in matrix.cells if cell.answer is None):
+        print(f"{matrix.documents[cell.document].name} has no answer to: {matrix.questions[cell.question]}")
     (folder / "case.html").write_text(case.to_html(), encoding="utf-8", errors="replace")
-    print(f"{case.totals['quotes_found']} of {case.totals['quotes_checked']} quotes stand in the files; see case.html")
+    print(f"{case.totals['quotes_found']} of {case.totals['quotes_checked']} quotes are in the files; see case.html")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What do studies find, and where do they differ? `python examples/literature_analysis.py QUESTION OUT PAPER...`.
+"""Compare the findings of several papers: `python examples/literature_analysis.py QUESTION OUT PAPER...`.
 
-Papers are PDF, Markdown or text. Title, author and year come from a Markdown file's front matter, or from a file
-`papers.json` beside the first paper. Name a server with OPENAI_BASE_URL; without one, the policy of this machine reads.
+Papers are PDF, Markdown or text files. Title, author and year come from the front matter of a Markdown file, or from a
+file `papers.json` next to the first paper. Set OPENAI_BASE_URL to use a model server; without it, a policy on this
+machine reads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ QUESTIONS = (
 
 
 def main(question: str, out: Path, papers: list[Path]) -> None:
-    """Write the review, its matrix and its bibliography to a folder."""
+    """Write the review, its evidence matrix and its bibliography to the folder `out`."""
     beside = papers[0].with_name("papers.json")
     known = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
     sources = [ReportSource(paper, metadata=known.get(paper.name, {})) for paper in papers]

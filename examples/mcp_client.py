@@ -1,7 +1,7 @@
-"""Read a document through the MCP server, like an agent's client: `python examples/mcp_client.py FILE QUESTION`.
+"""Read a document through the MCP server, as an agent does: `python examples/mcp_client.py FILE QUESTION`.
 
-The client starts `memagent mcp`, which reads with the policy that comes with the package; name a server with
-OPENAI_BASE_URL to use that instead.
+The client starts `memagent mcp`. The policy that comes with the package reads; set OPENAI_BASE_URL to use a model
+server instead.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mcp.client.stdio import stdio_client
 
 
 async def show_progress(progress: float, total: float | None, message: str | None) -> None:
-    """What the client does with a progress notification: one after each chunk."""
+    """Print a progress notification; the server sends one after each chunk."""
     print(f"{progress / (total or 1):4.0%}  {message}")
 
 
 async def main(path: Path, question: str) -> None:
-    """Ask, follow the progress, and show the answer with its evidence; then look the run up by its id."""
+    """Ask a question, print the progress and the answer with its quotes, then show the run by its id."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "memagent_graph", "mcp", "--root", str(path.parent)],

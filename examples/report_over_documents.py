@@ -1,6 +1,6 @@
-"""One question, many documents, read in parallel: `python examples/report_over_documents.py QUESTION FILE...`.
+"""Read many documents in parallel for one question: `python examples/report_over_documents.py QUESTION FILE...`.
 
-It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
+The policy that comes with the package reads; set OPENAI_BASE_URL to use a model server instead.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class State(TypedDict, total=False):
 
 
 def one_read_each(state: State) -> list[Send]:
-    """A read per document; each has its own cursor and memory."""
+    """Start one read for each document; each read has its own position and memory."""
     return [Send("read", {"question": state["question"], "path": path}) for path in state["paths"]]
 
 
 def finding(sent: dict[str, str], result: ReadResult) -> dict[str, list[str]]:
-    """A document's lines in the report."""
+    """Return the lines of one document in the report."""
     lines = [f"- **{Path(sent['path']).name}**: {result.answer} ({result.chunks_read} chunks)"]
     return {"findings": ["\n".join(lines + [f"  > {each.quote}" for each in result.evidence[:2]])]}
 

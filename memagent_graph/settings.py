@@ -16,6 +16,7 @@ from memagent_graph.errors import RunError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
 from memagent_graph.policies.named import PolicyRequest, make_policy
+from memagent_graph.policies.profile import load_profile
 from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
@@ -80,6 +81,8 @@ class ReaderSettings:
     session_header: str | None = None
     chosen: Literal["environment", "added", "embedded"] | None = None
     """Why this policy reads, if none was named; see `decided`."""
+    strategy_of_profile: bool = False
+    """Whether the policy's profile named the strategy."""
 
     @classmethod
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> ReaderSettings:
@@ -124,7 +127,11 @@ class ReaderSettings:
     def decided(self) -> ReaderSettings:
         """These settings with the policy chosen: the one named, else OPENAI_BASE_URL's, one added, or "embedded".
 
-        That URL is also used for a name that only a server can know. The choice is logged.
+        That URL is also used for a name that only a server can know. If no strategy is named, it is the one in the
+        policy's profile, if there is one. The choice is logged.
+
+        Raises:
+            ProfileError, PromptError: the profile cannot be parsed.
         """
         url = os.environ.get("OPENAI_BASE_URL")
         is_open = self.policy is None and self.model is None and self.base_url is None
@@ -135,6 +142,9 @@ class ReaderSettings:
             decided = replace(self, model=name, chosen="embedded" if name == "embedded" else "added")
         else:
             decided = self
+        folder = decided.profile or (decided.model if decided.policy_name == "local" else None)
+        if decided.strategy is None and folder and (profile := load_profile(folder)) and profile.strategy:
+            decided = replace(decided, strategy=profile.strategy, strategy_of_profile=True)
         log.info("%s", decided.policy_told)
         return decided
 
@@ -143,7 +153,8 @@ class ReaderSettings:
         """Which policy reads, and why, in one line."""
         model = without_password(self.base_url) if self.base_url and self.model is None else self.model
         name = self.policy or model or "embedded"
-        return ". ".join([f"policy {name}: {_REASONS[self.chosen]}", *filter(None, [_ABILITIES.get(name)])])
+        way = f"It reads with {self.strategy}; --strategy names another way" if self.strategy_of_profile else None
+        return ". ".join([f"policy {name}: {_REASONS[self.chosen]}", *filter(None, [_ABILITIES.get(name), way])])
 
     def with_other(
         self,

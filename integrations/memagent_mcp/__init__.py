@@ -1,4 +1,4 @@
-"""MemAgent as an MCP server: `make_server` builds it around a reader, `memagent mcp` runs it."""
+"""MemAgent as an MCP server: `make_server` builds one for a reader, `memagent mcp` runs it."""
 
 from __future__ import annotations
 

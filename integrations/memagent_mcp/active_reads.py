@@ -1,7 +1,7 @@
-"""The reads that are running in this server, which outlive the requests that started them.
+"""The running reads of this server. A read continues when the request that started it has ended.
 
-A client gives up a request after some time, often a minute, but a read may take hours. So a later request can follow a
-read or end it, and a request can start one without waiting for it.
+Clients time out after some time, often a minute, but a read may take hours. So a request can start a read without
+waiting for it, and later requests can wait for it or cancel it.
 """
 
 from __future__ import annotations
@@ -19,84 +19,90 @@ from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.tool_results import Answer
 
-PATIENCE: Final = 45.0
-"""Seconds that one call of a tool waits by default; clients often give up after 60."""
+DEFAULT_WAIT_SECONDS: Final = 45.0
+"""How long a tool call waits by default, in seconds; many clients time out after 60."""
 _REMEMBERED: Final = 256
-"""How many ended reads are remembered with their outcome; the oldest is dropped first."""
+"""How many ended reads are kept with their results; the oldest are dropped first."""
 
 Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
 
 
 @dataclass(eq=False)
 class ActiveRead:
-    """A read that is running, or has ended."""
+    """A running read, or one that has ended."""
 
     run_id: str
     question: str
     document: str
-    """Its name."""
+    """The document's name."""
     update: MemoryUpdate | None = None
-    """The newest."""
+    """The newest update; None before the first one."""
     is_cancelled: bool = False
+    """Whether its cancellation was requested."""
     task: asyncio.Task[Answer] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def advance(self, update: MemoryUpdate | None) -> None:
-        """Record an update or the end, and wake everyone who waits."""
+        """Record an update or, with None, the end; wake all waiting calls."""
         self.update = update or self.update
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether it has not ended."""
+    def is_running(self) -> bool:
+        """Whether it has not ended; it may not have begun yet."""
         return self.task is None or not self.task.done()
 
     async def next_change(self) -> None:
-        """Wait for the next update, or the end."""
+        """Wait for the next update or the end."""
         await self._changed.wait()
 
     def answer(self) -> Answer:
-        """The result, or the progress so far.
+        """Return the result, or the progress so far.
 
         Raises:
-            MemAgentError: it failed, or was cancelled.
+            MemAgentError: the read failed or was cancelled.
         """
         if self.task is None or not self.task.done():
             return Answer.pending(self.run_id, self.question, self.update)
         if self.task.cancelled():
-            raise RunError("the read was cancelled", hint="resume_read continues it where it was.", run_id=self.run_id)
+            raise RunError("the read was cancelled", hint="resume_read continues it.", run_id=self.run_id)
         return self.task.result()
 
 
 class ActiveReads:
-    """Begins reads, finds them by run id, and ends them."""
+    """Runs reads, finds them by run id, and cancels them."""
 
     def __init__(self) -> None:
         self._reads: OrderedDict[str, ActiveRead] = OrderedDict()
-        self._unawaited: set[asyncio.Task[Any]] = set()
+        self._background_tasks: set[asyncio.Task[Any]] = set()
 
     def find(self, run_id: str) -> ActiveRead | None:
-        """A read of this process, running or recently ended; None if there is none."""
+        """Return a read of this process that is running or has recently ended; None if there is none."""
         return self._reads.get(run_id)
 
-    def announce(self, read: ActiveRead) -> None:
-        """Register a read, which may not have begun."""
+    def register(self, read: ActiveRead) -> None:
+        """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended = [run_id for run_id, each in self._reads.items() if not each.is_at_work]
+        ended = [run_id for run_id, each in self._reads.items() if not each.is_running]
         for run_id in ended[: max(0, len(self._reads) - _REMEMBERED)]:
             del self._reads[run_id]
 
-    async def drive(
+    async def run(
         self, read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None
     ) -> Answer:
-        """Read to the end, unless this is cancelled, or the read is.
+        """Run a read to its end, or until this call or the read is cancelled.
+
+        Args:
+            read: the read.
+            parts: its updates and its result, from the reader.
+            report: called with each update; None reports nothing.
 
         Raises:
-            MemAgentError: it failed, or was cancelled by `cancel`.
+            MemAgentError: the read failed, or `cancel` cancelled it.
         """
-        read.task = asyncio.create_task(_driven(read, parts, report))
-        if read.is_cancelled:  # before its turn
+        read.task = asyncio.create_task(_run(read, parts, report))
+        if read.is_cancelled:  # before it began
             read.task.cancel()
         try:
             return await read.task
@@ -107,30 +113,30 @@ class ActiveReads:
         finally:
             read.advance(None)
 
-    def begin(self, work: Awaitable[Any]) -> None:
-        """Do the work in the background; errors belong to the reads."""
+    def start_in_background(self, work: Awaitable[Any]) -> None:
+        """Run work in the background. Errors are kept by the reads and not raised here."""
         task = asyncio.ensure_future(work)
-        self._unawaited.add(task)
-        task.add_done_callback(self._unawaited.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
         task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
     async def cancel(self, read: ActiveRead) -> None:
-        """End a read; what it has read is kept."""
+        """Cancel a read and wait until it has ended; its progress is kept."""
         read.is_cancelled = True
         if read.task is not None and not read.task.done():
             read.task.cancel()
             await asyncio.wait([read.task])
 
     async def aclose(self) -> None:
-        """End all of them."""
-        for task in list(self._unawaited):
+        """Cancel all reads."""
+        for task in list(self._background_tasks):
             task.cancel()
-        await asyncio.gather(*self._unawaited, return_exceptions=True)
+        await asyncio.gather(*self._background_tasks, return_exceptions=True)
         for read in list(self._reads.values()):
             await self.cancel(read)
 
 
-async def _driven(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None) -> Answer:
+async def _run(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None) -> Answer:
     try:
         async with aclosing(parts):
             async for part in parts:
@@ -141,7 +147,7 @@ async def _driven(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate
                     await report(part)
     except (sqlite3.Error, OSError) as error:
         raise RunError(
-            f"the read ended with {type(error).__name__}: {error}",
-            hint="Check the free disk space, the checkpoints and the documents of the server; then ask again.",
+            f"the read failed with {type(error).__name__}: {error}",
+            hint="Check the server's free disk space, its checkpoints and its documents; then ask again.",
         ) from error
-    raise AssertionError("a stream ends with its result")
+    raise AssertionError("the last part of a read is its result")

@@ -1,14 +1,14 @@
-"""Which files one request may read: those below the server's roots and below its client's.
+"""Decides which files a request may read: those below the roots of both the server and its client.
 
     server's roots   client's roots   files that may be read
-    given            not offered      below the server's
-    given            offered          below both
-    none             offered          below the client's, where the client is trusted to name them
-    none             not offered      none, only text that is passed in
+    given            not declared     those below the server's roots
+    given            declared         those below both
+    none             declared         those below the client's roots, if the client is trusted
+    none             not declared     none; only text in the request
 
-A client that offers roots but names none, or only some that are not on this machine, may read no file. A client that
-starts the server as a child process could read the same files without it, so its roots are trusted; a client over HTTP
-may be anyone, so its roots only narrow the server's own.
+If a client declares roots but lists none, or only ones that are not on this machine, it may read no file. A client that
+starts the server as a child process can read the same files anyway, so its roots are trusted. A client over HTTP may be
+anyone, so its roots can only narrow the server's own.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from memagent_graph.errors import RefusedSourceError
 
 ToolContext: TypeAlias = Context[ServerSession, Any, Any]
 
-_PATIENCE = timedelta(seconds=10)
-"""Seconds that a client may take to list its roots."""
+_ROOTS_TIMEOUT = timedelta(seconds=10)
+"""How long a client may take to list its roots."""
 
 
 class Roots:
-    """The server's roots, and which of them each client may use.
+    """The server's roots, and the files that each client may read.
 
     Args:
-        own: the server's folders (or single files).
-        max_bytes: the largest file, and the longest text.
+        own: the server's roots, which are folders or single files.
+        max_bytes: the maximum size of a file or text, in bytes.
         trust_client: whether a client's roots count if the server has none.
 
     Raises:
@@ -53,10 +53,10 @@ class Roots:
         self._trust_client = trust_client
 
     async def for_request(self, context: ToolContext) -> AllowedRoots:
-        """What the client of this request may read.
+        """Return the roots for the client of this request.
 
         Raises:
-            RefusedSourceError: the client offers roots but does not list them.
+            RefusedSourceError: the client declares roots but does not list them.
         """
         declared = await _declared(context)
         if declared is None:
@@ -66,7 +66,7 @@ class Roots:
 
 
 def overlap(first: Sequence[Path], second: Sequence[Path]) -> tuple[Path, ...]:
-    """The folders whose contents are below one of `first` and one of `second`; all paths resolved."""
+    """Return the paths that are below one of `first` and below one of `second`. All paths must be resolved."""
     inner = [_inner(one, other) for one in first for other in second]
     return tuple(dict.fromkeys(path for path in inner if path is not None))
 
@@ -78,28 +78,28 @@ def _inner(one: Path, other: Path) -> Path | None:
 
 
 async def _declared(context: ToolContext) -> tuple[Path, ...] | None:
-    """The client's roots that are on this machine, links resolved; None if it offers none."""
+    """Return the client's roots on this machine, with links resolved; None if it does not declare roots."""
     session = context.request_context.session
     if not session.check_client_capability(ClientCapabilities(roots=RootsCapability())):
         return None
     try:
-        # Not `session.list_roots`: over HTTP that waits without limit for a stream that a client may not have opened.
-        told = await session.send_request(
+        # `session.list_roots` has no time-out: over HTTP it waits for a stream that the client may never open.
+        listed = await session.send_request(
             ServerRequest(ListRootsRequest()),
             ListRootsResult,
-            request_read_timeout_seconds=_PATIENCE,
+            request_read_timeout_seconds=_ROOTS_TIMEOUT,
             metadata=ServerMessageMetadata(related_request_id=context.request_id),
         )
     except (McpError, ValidationError) as error:
         raise RefusedSourceError(
-            "the client offers roots but did not list them, so no file may be read", hint="Pass the text itself."
+            "the client declares roots but did not list them, so no file may be read", hint="Pass the text itself."
         ) from error
-    found = (local_path(str(root.uri)) for root in told.roots)
+    found = (local_path(str(root.uri)) for root in listed.roots)
     return tuple(path for path in found if path is not None)
 
 
 def local_path(uri: str) -> Path | None:
-    """The existing file or folder on this machine that a file:// URI names, links resolved."""
+    """Return the path of a file:// URI with links resolved; None if it does not exist on this machine."""
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:
         return None

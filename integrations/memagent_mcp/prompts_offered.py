@@ -1,4 +1,4 @@
-"""The prompts that clients offer their users, often as slash commands."""
+"""The server's prompts. Clients show them to their users, often as slash commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 
 def add_prompts(server: FastMCP[Any]) -> None:
-    """Offer them."""
+    """Add the prompts to a server."""
     server.prompt(title="Ask a long document")(ask_document)
     server.prompt(title="Check an answer against its document")(check_answer)
 
@@ -20,9 +20,9 @@ def ask_document(
 ) -> str:
     """Read a document of any length from beginning to end, and answer from it with quotes."""
     return (
-        f"Read the document {path} with the tool read_document, in the background if it may be long, and call wait "
-        f"until its answer is there. Ask all of this in one call:\n\n{question}\n\nThen answer me, with the quotes "
-        "that support each point and their places. Say so if the document has no answer."
+        f"Read the document {path} with the tool read_document. If it may be long, read it in the background and call "
+        f"wait until the answer is ready. Ask all of this in one call:\n\n{question}\n\nThen answer me. For each "
+        "point, give the supporting quotes with their place in the document. Say so if the document has no answer."
     )
 
 
@@ -30,5 +30,5 @@ def check_answer(run_id: Annotated[str, Field(description="The run's id, as give
     """Check whether a run's notes and answer are supported by its document."""
     return (
         f"Look at run {run_id} with the tool show_run. For every claim of its answer, name the quote that supports it, "
-        "or say that there is none. Name what was noted and then lost, if the question needed it."
+        "or say that there is none. If a note that the question needed was lost later, name it."
     )

@@ -1,7 +1,7 @@
-"""The tool that writes a report over several files, behind the request that began it.
+"""The tool `write_report`. A report continues when the request that started it has ended.
 
-A report takes as long as all of its reads, so a call waits only for a while. The same call again waits on: the report
-is found by what it is about, at work or finished, and with checkpoints also after the server was started again.
+A report takes as long as all of its reads together, so a call waits only for a limited time. The same call finds the
+running or finished report again. With checkpoints, it also does so after a restart of the server.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ from pydantic import Field
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
-from memagent_graph.reports import Report as DocumentsReport
-from memagent_graph.reports import areport
+from memagent_graph.reports import Report, areport
 from memagent_graph.trace import MemoryUpdate
-from memagent_mcp.active_reads import PATIENCE
+from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS
 from memagent_mcp.client_roots import Roots, ToolContext
-from memagent_mcp.tool_results import Report
+from memagent_mcp.tool_results import ToolResult
 
 MOST_DOCUMENTS: Final = 64
 MOST_REPORT_QUESTIONS: Final = 8
 _REMEMBERED: Final = 16
-"""Reports that have ended and are still known here; the oldest goes first."""
+"""How many ended reports are kept; the oldest are dropped first."""
 
 
-class ReportResult(Report):
-    """A report, or how far it is."""
+class ReportResult(ToolResult):
+    """A report, or the progress of one."""
 
     is_writing: bool
-    """Whether it is still at work; then the same call again waits for it."""
+    """Whether the report is still being written; then make the same call again to wait for it."""
     report_id: str | None
-    """None while it is at work."""
+    """The report's id; None while it is being written."""
     markdown: str
-    """The report; empty while it is at work."""
+    """The report in Markdown; empty while it is being written."""
     documents_begun: int
-    """Of how many documents at least one chunk was read, in this process."""
+    """How many documents this process has begun to read."""
     sentences: int
+    """How many sentences the report has."""
     quoted: int
-    """Sentences whose numbers, dates, names and quotations stand in their quotes, and these in their documents."""
+    """How many of them are quoted: their numbers, dates, names and quotations are in quotes from the documents."""
     contradictions: int
+    """How many questions have answers that contradict each other."""
 
 
 class ReportWriter:
     """Writes reports with one reader.
 
     Args:
-        reader: reads.
-        roots: where files may lie.
+        reader: the reader.
+        roots: decides which files may be read.
         ceilings: limits of each read.
     """
 
@@ -65,7 +66,7 @@ class ReportWriter:
     async def write_report(
         self,
         context: ToolContext,
-        question: Annotated[str, Field(description="What the report is about.")],
+        question: Annotated[str, Field(description="The question of the report.")],
         paths: Annotated[
             list[str],
             Field(min_length=1, max_length=MOST_DOCUMENTS, description="The files, below the allowed roots."),
@@ -73,17 +74,18 @@ class ReportWriter:
         questions: Annotated[
             list[str],
             Field(
-                max_length=MOST_REPORT_QUESTIONS, description="What every file is asked; without any, they are made up."
+                max_length=MOST_REPORT_QUESTIONS,
+                description="The questions for every file. If there are none, the policy writes some.",
             ),
-        ] = [],  # noqa: B006  the SDK takes the default for the schema and never changes it
-        seconds: Annotated[float, Field(gt=0, le=3600, description="Wait no longer than this.")] = PATIENCE,
+        ] = [],  # noqa: B006  the SDK only copies the default into the schema
+        seconds: Annotated[float, Field(gt=0, le=3600, description="The longest time to wait.")] = DEFAULT_WAIT_SECONDS,
     ) -> Annotated[CallToolResult, ReportResult]:
-        """Write a report over several files: an answer with quotes from each, and sections bound to checked quotes.
+        """Write a report over several files: answers with quotes from each file, and sections that cite checked quotes.
 
-        Every file is read from beginning to end with the same questions, however long it is. In the report, sentences
-        whose numbers, dates or names are in no quote are marked, answers that contradict each other are listed, and
-        quotes are given with their page or place. If the report is still at work when the call returns, make the same
-        call again: it continues meanwhile. For one document, read_document is enough.
+        Every file is read from beginning to end for the same questions, however long it is. The report marks sentences
+        whose numbers, dates or names are in no quote, lists answers that contradict each other, and gives each quote
+        with its page or position. If the report is not finished when the call returns, make the same call again; the
+        work continues in between. For a single document, use read_document.
         """
         allowed = await self._roots.for_request(context)
         files = [await asyncio.to_thread(allowed.resolve, path) for path in paths]
@@ -94,13 +96,13 @@ class ReportWriter:
             self._forget_oldest()
         await asyncio.wait([writing.task], timeout=seconds)
         result = writing.result()
-        words = result.markdown or "The report is still being written; make the same call again to wait for it."
+        text = result.markdown or "The report is still being written; make the same call again to wait for it."
         return CallToolResult(
-            content=[TextContent(type="text", text=plain(words))], structuredContent=result.model_dump(mode="json")
+            content=[TextContent(type="text", text=plain(text))], structuredContent=result.model_dump(mode="json")
         )
 
     async def aclose(self) -> None:
-        """End the reports that are at work; with checkpoints, the same call continues them later."""
+        """Stop all reports that are being written; with checkpoints, the same call continues them later."""
         for writing in self._reports.values():
             writing.task.cancel()
         await asyncio.gather(*(writing.task for writing in self._reports.values()), return_exceptions=True)
@@ -112,16 +114,16 @@ class ReportWriter:
 
 
 class _Writing:
-    """One report at work, or ended."""
+    """One report that is being written, or has ended."""
 
     def __init__(
         self, reader: MemAgent, question: str, questions: list[str], files: list[Path], limits: Limits | None
     ) -> None:
         self._begun: set[str] = set()
-        self.task: asyncio.Task[DocumentsReport] = asyncio.create_task(
+        self.task: asyncio.Task[Report] = asyncio.create_task(
             areport(reader, question, files, questions=questions, limits=limits, on_update=self._advance)
         )
-        # An error that nobody waits for any longer is raised by the next call.
+        # Mark the exception as retrieved; `result` raises it in the next call.
         self.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
 
     def _advance(self, document: str, question: str, update: MemoryUpdate) -> None:
@@ -132,10 +134,10 @@ class _Writing:
         return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
     def result(self) -> ReportResult:
-        """What came of it so far.
+        """Return the report, or its progress so far.
 
         Raises:
-            MemAgentError: it failed.
+            MemAgentError: the report failed.
         """
         report = self.task.result() if self.task.done() else None
         totals = report.totals if report else {}

@@ -1,4 +1,4 @@
-"""One run, typed and as plain text that is short enough for a model's context: the result of `show_run`."""
+"""The result of `show_run`: one run as typed data, and as plain text that is short enough for a model's context."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from memagent_graph.plain_text import plain
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step
-from memagent_mcp.tool_results import MOST_QUOTES, Quote, Report, moment, quotes, shortened
+from memagent_mcp.tool_results import MOST_QUOTES, Quote, ToolResult, moment, quotes, shortened
 
 _MOST_STEPS = 24
 _MOST_LOST = 8
 
 
-class RunReport(Report):
-    """One run: question, answer, and how the memory was built."""
+class RunReport(ToolResult):
+    """One run: its question, its answer, and how its memory was built."""
 
     run_id: str
     question: str
@@ -24,12 +24,12 @@ class RunReport(Report):
     model: str
     began: str | None
     stop_reason: str | None
-    """How it ended; None while it runs, or if it was interrupted."""
+    """How it ended; None if it is running or was interrupted."""
     answer: str | None
     memory: str
     """The final memory."""
     evidence: list[Quote]
-    """The places in the document that the memory's lines come from."""
+    """The passages of the document that the lines of the memory come from."""
     chunks: int
     changes: int
     """How many chunks changed the memory."""
@@ -39,9 +39,9 @@ class RunReport(Report):
 
     @classmethod
     def of(cls, timeline: Timeline) -> RunReport:
-        """From a timeline."""
+        """Build the report of a run from its timeline."""
         view, totals = timeline.view, timeline.totals
-        return cls.taken(
+        return cls.from_sources(
             view,
             totals,
             document=view.document["name"],
@@ -53,7 +53,7 @@ class RunReport(Report):
 
 
 def run_text(timeline: Timeline) -> str:
-    """Question, document, answer, where memory changed, what supports its lines, what was lost."""
+    """Return the run as text: document, question, answer, changes of the memory, their sources, and lost lines."""
     parts = [_head(timeline), _changes(timeline), _memory(timeline), _lost(timeline)]
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
 
@@ -64,7 +64,7 @@ def _head(timeline: Timeline) -> Iterator[str]:
     yield f"Document: {shortened(view.document['name'])}"
     yield f"Question: {plain(view.question)}"
     yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
-    yield f"Ended: {view.stop_reason or 'not yet; it runs, or was interrupted'}"
+    yield f"Ended: {view.stop_reason or 'not yet; it is running or was interrupted'}"
     yield f"Model: {shortened(view.model)}"
     yield (
         f"Read: {totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}, {totals.changes:,} changed the memory; "
@@ -82,21 +82,21 @@ def _changes(timeline: Timeline) -> Iterator[str]:
     yield "Where memory changed:"
     yield from (f"- {_step(step)}" for step in steps if step in shown)
     if len(steps) > len(shown):
-        yield f"- and {len(steps) - len(shown):,} chunks that changed less"
+        yield f"- and {len(steps) - len(shown):,} chunks with smaller changes"
 
 
 def _step(step: Step) -> str:
     update = step.update
     read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
-    words = f"{plain(step.name)}{read}: "
-    words += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
+    text = f"{plain(step.name)}{read}: "
+    text += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
     if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
-        words += f', new: "{inserted}"'
-    return "; ".join([words, *(event.kind.value for event in update.events)])
+        text += f', new: "{inserted}"'
+    return "; ".join([text, *(event.kind.value for event in update.events)])
 
 
 def _memory(timeline: Timeline) -> Iterator[str]:
-    yield "Final memory, and where it comes from:"
+    yield "Final memory, with the source of each line:"
     quoted = 0
     for index, line in enumerate(timeline.provenance.lines):
         first = plain(timeline.step(line.update).name)
@@ -107,7 +107,7 @@ def _memory(timeline: Timeline) -> Iterator[str]:
         yield f"- {plain(line.line)} [{origin}]"
         for quote in timeline.quotes(index)[: max(0, MOST_QUOTES - quoted)]:
             quoted += 1
-            yield f"  {Quote.of(quote, timeline.view).in_words()}"
+            yield f"  {Quote.of(quote, timeline.view).as_text()}"
     if not timeline.provenance.lines:
         yield "(empty)"
 
@@ -117,7 +117,7 @@ def _lost(timeline: Timeline) -> Iterator[str]:
     if not lost:
         return
     longest = timeline.longest_held(_MOST_LOST)
-    yield "Noted, and lost again:"
+    yield "Noted, and later lost:"
     yield from (f"- {shortened(line.line)} [{plain(timeline.held(line))}]" for line in longest)
     if len(lost) > len(longest):
-        yield f"- and {len(lost) - len(longest):,} that were there for fewer chunks"
+        yield f"- and {len(lost) - len(longest):,} lines that were kept for fewer chunks"

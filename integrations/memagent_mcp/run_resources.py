@@ -1,8 +1,8 @@
-"""Runs and their documents, as resources that a client's user can attach to a conversation.
+"""Runs and their documents as resources, which users can attach to a conversation.
 
-memagent://runs/ID                  question, answer, where the memory changed, what supports it
-memagent://runs/ID/document         the document's text, where it is short enough to be shown at once
-memagent://runs/ID/chunks/NUMBER    a chunk of it, as the policy was shown it; quotes name theirs
+memagent://runs/ID                  question, answer, changes of the memory and their sources
+memagent://runs/ID/document         the text of the document, if it has at most 1 MiB
+memagent://runs/ID/chunks/NUMBER    one chunk of it, as the policy saw it; each quote names its chunk
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ _TEXT: Final = "text/plain"
 
 
 def add_resources(server: FastMCP[Any], tools: Tools) -> None:
-    """Offer them."""
+    """Add the resources to a server."""
 
-    @server.resource("memagent://runs/{run_id}", title="A run: answer, evidence, how memory changed", mime_type=_TEXT)
+    @server.resource(
+        "memagent://runs/{run_id}", title="A run: answer, evidence, changes of the memory", mime_type=_TEXT
+    )
     async def run(run_id: str) -> str:
-        """One run, as in show_run."""
+        """One run, as show_run shows it."""
         return (await asyncio.to_thread(tools.shown, run_id))[1]
 
     @server.resource("memagent://runs/{run_id}/document", title="The document that a run read", mime_type=_TEXT)
     async def document(run_id: str) -> str:
-        """The text, at most a mebibyte."""
+        """The text of the document, if it has at most 1 MiB."""
         return await asyncio.to_thread(_document, tools, run_id)
 
     @server.resource("memagent://runs/{run_id}/chunks/{number}", title="A chunk of a run's document", mime_type=_TEXT)
     async def chunk(run_id: str, number: str) -> str:
-        """One chunk's text; chunks are counted from 0."""
+        """The text of one chunk; chunks are counted from 0."""
         return await asyncio.to_thread(_chunk, tools, run_id, number)
 
 
 async def newest_runs(tools: Tools) -> list[Resource]:
-    """The newest runs, for a client's list."""
+    """Return the newest runs, for a client's list of resources."""
     listing = await asyncio.to_thread(tools.listing, _LISTED, "")
     return [
         Resource(
@@ -64,8 +66,8 @@ def _document(tools: Tools, run_id: str) -> str:
     if size is None or size > _MOST_BYTES:
         length = "a stream that has not ended" if size is None else f"{size:,} bytes"
         raise RunError(
-            f"the document is {length}, too long to be shown as a whole",
-            hint=f"Ask for its chunks, memagent://runs/{run_id}/chunks/0 and so on, or ask it with ask_again.",
+            f"the document is {length}, which is too long to show as a whole",
+            hint=f"Request its chunks, memagent://runs/{run_id}/chunks/0 and so on, or use ask_again.",
         )
     return plain(store.read_bytes(reference, 0, size).decode(errors="replace"))
 
@@ -76,7 +78,7 @@ def _chunk(tools: Tools, run_id: str, number: str) -> str:
     text = next((each for each in texts if each is not None), None)
     if text is None:
         raise RunError(
-            f"run {run_id} has read no chunk {shortened(number)}, or its text is no longer stored",
+            f"run {run_id} has no chunk {shortened(number)}, or its text is no longer stored",
             hint="Chunks are counted from 0.",
         )
     return plain(text)

@@ -1,4 +1,4 @@
-"""The tools' results: typed, and the same as text for a model."""
+"""The results of the tools, as typed data and as text for a model."""
 
 from __future__ import annotations
 
@@ -20,62 +20,64 @@ from memagent_graph.timeline import RunView
 from memagent_graph.trace import MemoryUpdate
 
 MOST_QUOTES = 20
-"""How many quotes a result has: enough for a memory's lines, and not too many for the model's context."""
+"""The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
 _LONGEST_QUOTE = 400
 _CONTEXT = 80
-"""Characters on each side of a quote."""
+"""How many characters of context are shown on each side of a quote."""
 _LONGEST_IN_LIST = 120
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-class Report(BaseModel):
-    """A tool's result, or a part of one; docstrings of attributes are in the schema that clients see."""
+class ToolResult(BaseModel):
+    """A tool's result, or a part of one. The docstrings of attributes are in the schema that clients see."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _encodable(cls, value: Any) -> Any:
-        """Half surrogate pairs, as in file names that are not UTF-8, become U+FFFD: the protocol does not allow
-        them.
+        """Replace half surrogate pairs, as in file names that are not UTF-8, by U+FFFD.
+
+        The protocol does not allow them.
         """
         return _SURROGATES.sub("\ufffd", value) if isinstance(value, str) else value
 
     @classmethod
-    def taken(cls, *sources: object, **given: Any) -> Self:
-        """The report with the given values; other fields are those of the first source that has one of that name."""
+    def from_sources(cls, *sources: object, **given: Any) -> Self:
+        """Build a result; fields that are not given are copied from the first source that has such an attribute."""
         for name in cls.model_fields.keys() - given.keys():
             given[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
         return cls(**given)
 
 
-class Quote(Report):
-    """Words of the document that support a line of the final memory."""
+class Quote(ToolResult):
+    """A passage of the document that supports a line of the final memory."""
 
     line: str
-    """The line of the final memory."""
+    """The line of the final memory that it supports."""
     quote: str
-    """The document's own words."""
+    """The words of the document."""
     chunk: int
-    """The chunk they are in, counted from 0."""
+    """The chunk that contains the quote, counted from 0."""
     start_char: int
-    """Their first character, in the document."""
+    """The first character of the quote in the document, counted from 0."""
     end_char: int
+    """The character after the last one of the quote."""
     page: int | None
-    """The page they begin on, counted from 1, where the document has pages."""
+    """The page on which the quote begins, counted from 1; None if the document has no pages."""
     section: str | None
-    """The heading, numbered clause, page or source they are in, if the document has one."""
+    """The heading, numbered clause, page or source that contains the quote; None if there is none."""
     context: str
-    """The quote with the text around it in its chunk; empty if the document's text is no longer stored."""
+    """The quote with the surrounding text of its chunk; empty if the document's text is no longer stored."""
 
     @classmethod
     def of(cls, evidence: Evidence, view: RunView) -> Quote:
-        """From evidence, and the run that it belongs to."""
+        """Build a quote from a run's evidence."""
         quote = shortened(evidence.quote, _LONGEST_QUOTE)
-        return cls.taken(evidence, quote=quote, chunk=evidence.chunk_index, context=_around(evidence, view))
+        return cls.from_sources(evidence, quote=quote, chunk=evidence.chunk_index, context=_around(evidence, view))
 
-    def in_words(self) -> str:
-        """The quote and its place, in one line; a short quote with the text around it."""
+    def as_text(self) -> str:
+        """Return the quote and its position in one line; a short quote with its context."""
         has_both = self.page is not None and self.section != f"page {self.page}"
         section = (f", page {self.page}" if has_both else "") + (f", {shortened(self.section)}" if self.section else "")
         context = f' in "{self.context}"' if self.context and len(self.quote) < _CONTEXT else ""
@@ -84,40 +86,40 @@ class Quote(Report):
         )
 
 
-class Answer(Report):
-    """One question, and the result of reading the document for it."""
+class Answer(ToolResult):
+    """The result of reading a document for one question."""
 
     question: str
     answer: str | None
-    """None if the read failed, stopped at a limit, or ended without an answer. JSON if a form was asked for."""
+    """The answer, as JSON if `response_format` was given. None if the read failed, was stopped, or found no answer."""
     value: Any = None
-    """The content of an answer in the form of `response_format`; None if it does not have that form."""
+    """The parsed answer, if `response_format` was given; None if the answer does not match it."""
     stop_reason: str | None
-    """"answered", "enough" (it was read in part), "no_answer", "invalid_answer" (not in the form asked for), or the
-    limit it stopped at; None if it failed."""
+    """"answered", "enough" (answered before the end), "no_answer", "invalid_answer" (does not match `response_format`),
+    or the limit at which the read stopped. None if the read is running or failed."""
     error: str | None
-    """What went wrong and what to do, if the read failed."""
+    """If the read failed or was cancelled: what went wrong and what to do."""
     memory: str
-    """The notes on the document."""
+    """The policy's notes on the document."""
     evidence: list[Quote]
-    """The places in the document that the notes come from."""
+    """The passages of the document that the notes come from."""
     run_id: str | None
-    """For ask_again, show_run, wait, resume_read and cancel_read."""
+    """The run's id, for ask_again, show_run, wait, resume_read and cancel_read."""
     is_reading: bool
-    """Whether it is still running; wait returns its result."""
+    """Whether the read is still running; wait returns its result."""
     progress: float | None
-    """The share of the document that was read, 0 to 1, if it is still running and the document's length is known."""
+    """While the read is running: the share of the document read so far, 0 to 1; None if its length is not known."""
     chunks_read: int
     prompt_tokens: int
     completion_tokens: int
     seconds: float
     events: dict[str, int]
-    """What happened that was not a plain success, and how often."""
+    """Events that a user should know about, and how often each occurred."""
 
     @classmethod
     def of(cls, result: ReadResult) -> Answer:
-        """From a result. Evidence is looked up in the document's text, which may take a second."""
-        return cls.taken(
+        """Build an answer from the result of a read. Looking up the evidence in the document may take a second."""
+        return cls.from_sources(
             result,
             result.usage,
             value=result.json_value,
@@ -132,7 +134,7 @@ class Answer(Report):
 
     @classmethod
     def failed(cls, question: str, error: MemAgentError) -> Answer:
-        """For a question whose read failed while others did not."""
+        """Build an answer for a question whose read failed."""
         return cls(
             question=question,
             answer=None,
@@ -152,7 +154,7 @@ class Answer(Report):
 
     @classmethod
     def pending(cls, run_id: str, question: str, update: MemoryUpdate | None) -> Answer:
-        """For a read that is still running."""
+        """Build an answer for a read that is still running."""
         return cls(
             question=question,
             answer=None,
@@ -170,13 +172,13 @@ class Answer(Report):
             events={},
         )
 
-    def in_words(self) -> str:
-        """Answer, evidence, and remarks on the read."""
+    def as_text(self) -> str:
+        """Return the question, the answer, its evidence and the run as text."""
         lines = [f"Question: {plain(self.question)}", f"Answer: {self._outcome()}"]
         if self.error is None and self.answer is None:
             lines.append(f"Noted so far: {plain(self.memory) or '(nothing)'}")
         if self.evidence:
-            lines += ["Evidence:", *(f"- {each.in_words()}" for each in self.evidence)]
+            lines += ["Evidence:", *(f"- {each.as_text()}" for each in self.evidence)]
         if self.run_id is not None:
             lines.append(f"Run: {self.run_id} ({self.chunks_read:,} chunks, {self._tokens():,} tokens)")
         return "\n".join(lines)
@@ -186,58 +188,58 @@ class Answer(Report):
             return f"none, the read failed: {plain(self.error)}"
         if self.answer is not None:
             invalid = self.stop_reason == StopReason.INVALID_ANSWER
-            return plain(self.answer) + ("\n(It does not have the form that was asked for.)" if invalid else "")
+            return plain(self.answer) + ("\n(The answer does not match response_format.)" if invalid else "")
         if self.is_reading:
-            come = "" if self.progress is None else f", {self.progress:.0%} so far"
-            return f"not yet, the document is still being read{come}; call wait with the run id"
+            share = "" if self.progress is None else f", {self.progress:.0%} so far"
+            return f"not yet, the document is still being read{share}; call wait with the run id"
         if self.stop_reason == StopReason.NO_ANSWER:
-            return "none, though the document was read to its end"
+            return "none, although the whole document was read"
         return (
-            f"none, the read stopped at {self.stop_reason}; resume_read continues it, with a higher limit where the "
-            "server allows one"
+            f"none, the read stopped at {self.stop_reason}; resume_read continues it, with a higher limit if the "
+            "server allows it"
         )
 
     def _tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
 
-class Reading(Report):
-    """A document that was read, and its answers."""
+class Reading(ToolResult):
+    """A document, and the answers to the questions about it."""
 
     document: str
-    """Its name."""
+    """The document's name."""
     document_bytes: int | None
-    """The size of its text in UTF-8."""
+    """The size of its text in UTF-8; None if it is not known."""
     answers: list[Answer]
-    """One for each question, in their order."""
+    """The answers, in the order of the questions."""
 
-    def in_words(self) -> str:
-        """The answers, one after another."""
-        return "\n\n".join(answer.in_words() for answer in self.answers)
+    def as_text(self) -> str:
+        """Return the answers as text."""
+        return "\n\n".join(answer.as_text() for answer in self.answers)
 
 
-class RunSummary(Report):
+class RunSummary(ToolResult):
     """One run of the log."""
 
     run_id: str
     began: str
-    """ISO 8601, with the zone of the server."""
+    """When it began: ISO 8601, in the server's time zone."""
     document: str
     """The document's name."""
     question: str
     answer: str | None
     stop_reason: str | None
-    """How it ended; None while it runs, or where it was interrupted."""
+    """How it ended; None if it is running or was interrupted."""
     prompt_tokens: int
     completion_tokens: int
 
     @classmethod
     def of(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
-        """From the log's entry."""
-        return cls.taken(record, totals, began=moment(record.began), document=record.document["name"])
+        """Build a summary from the run's entry in the log."""
+        return cls.from_sources(record, totals, began=moment(record.began), document=record.document["name"])
 
-    def in_words(self) -> str:
-        """The run in one line."""
+    def as_text(self) -> str:
+        """Return the run as one line of text."""
         ended = self.stop_reason or "not ended"
         answer = "" if self.answer is None else f" -> {shortened(self.answer, _LONGEST_IN_LIST)}"
         return (
@@ -246,20 +248,20 @@ class RunSummary(Report):
         )
 
 
-class RunListing(Report):
+class RunListing(ToolResult):
     """Runs of the log, newest first."""
 
     runs: list[RunSummary]
     runs_in_log: int
-    """How many the log has in total."""
+    """How many runs the log has in total."""
 
-    def in_words(self) -> str:
-        """One line a run."""
-        return "\n".join([*(run.in_words() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
+    def as_text(self) -> str:
+        """Return one line of text for each run."""
+        return "\n".join([*(run.as_text() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
 
 
 def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:
-    """The first quotes, at most `MOST_QUOTES`."""
+    """Return the first quotes, at most `MOST_QUOTES`."""
     return [Quote.of(each, view) for each in islice(evidence, MOST_QUOTES)]
 
 
@@ -271,11 +273,11 @@ def _around(evidence: Evidence, view: RunView) -> str:
 
 
 def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:
-    """A text in one line with a maximum number of characters, without control characters."""
+    """Return a text as one line of at most `longest` characters, without control characters."""
     line = " ".join(plain(text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 def moment(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601."""
+    """Convert seconds since 1970 to ISO 8601."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Running the server: over standard input and output, or over HTTP. There is no authentication."""
+"""Runs the server over standard input and output, or over HTTP. There is no authentication."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _SECONDS_TO_STOP: Final = 3
 
 
 def reserve_standard_output() -> TextIOWrapper:
-    """Reserve standard output for the protocol; everything else that writes there, including native code, goes to
-    standard error.
+    """Reserve standard output for the protocol; all other output, also of native code, goes to standard error.
 
-    To be called before anything that may print is loaded.
+    Call this before anything that may print is imported.
     """
     sys.stdout.flush()
     protocol = TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", newline="\n")
@@ -40,41 +39,43 @@ async def serve_stdio(server: FastMCP[Any], output: TextIOWrapper) -> None:
         server: from `make_server`.
         output: from `reserve_standard_output`.
     """
-    # The SDK reads standard input in a thread that cannot be interrupted; without a handler, Ctrl-C ends the process.
+    # The SDK reads standard input in a thread that cannot be interrupted. With the default handler, Ctrl-C ends the
+    # process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    lowlevel = server._mcp_server  # `run_stdio_async` accepts no output but sys.stdout
+    lowlevel = server._mcp_server  # `run_stdio_async` only writes to sys.stdout
     async with stdio_server(stdout=anyio.wrap_file(output)) as (incoming, outgoing):
         await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
 
 async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Iterable[str]) -> None:
-    """Serve clients at /mcp (streamable HTTP), until the process is told to stop.
+    """Serve clients at /mcp (streamable HTTP) until the process receives a signal to stop.
 
     Args:
         server: from `make_server`.
         listener: from `listen`.
         names: host names that clients may use, besides localhost. Requests with another host name, or from a web page
-            of another host, are refused, so that web pages in a browser cannot reach the server by another name.
+            of another host, are refused. This prevents DNS rebinding: a web page cannot reach the server through a host
+            name of its own.
     """
     server.settings.transport_security = allowed_names(names)
     config = uvicorn.Config(
         server.streamable_http_app(),
         log_level="warning",
         access_log=False,
-        # A request that never ends would prevent the server from stopping.
+        # Without this, a request that never ends would keep the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find the server."""
+    """Return the URL of the server."""
     host, port = listener.getsockname()[:2]
     return f"http://{in_url(host)}:{port}/mcp"
 
 
 def allowed_names(names: Iterable[str]) -> TransportSecuritySettings:
-    """The accepted Host and Origin headers: those of this machine and of `names`, at any port."""
+    """Return the accepted Host and Origin headers: this machine and `names`, with any port."""
     hosts = [in_url(name) for name in (*LOCAL_NAMES, *names)]
     forms = [form for host in dict.fromkeys(hosts) for form in (host, f"{host}:*")]
     return TransportSecuritySettings(

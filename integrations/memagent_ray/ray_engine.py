@@ -78,7 +78,7 @@ class RayEngine:
         window: list[Work] = []
         size = 0
         while len(window) < self.window and size < _WINDOW_BYTES and (work := await next_work()) is not None:
-            window.append(_with_absolute_path(work))
+            window.append(_for_any_actor(work))
             size += len(work.document.text or "")
         return sorted(window, key=lambda work: work.document.size or 0, reverse=True)
 
@@ -187,9 +187,12 @@ class _OutcomeStream:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
-def _with_absolute_path(work: Work) -> Work:
-    """Make the document's path absolute, because actors have another working directory."""
-    location = work.document.location
+def _for_any_actor(work: Work) -> Work:
+    """Make the document's path absolute, because actors have another working directory, and say that it may be begun.
+
+    When an actor dies, Ray hands the same block to another one, which has to look for the lost actor's checkpoints.
+    """
+    work, location = replace(work, begun=True), work.document.location
     if location is None or scheme_of(location):
         return work
     return replace(work, document=replace(work.document, location=str(Path(location).absolute())))

@@ -23,9 +23,9 @@ _MAX_BYTES: Final = 256 * 2**20
 class Mcp(ReaderOptions):
     """Serve MemAgent to agents over the Model Context Protocol (MCP).
 
-    Files can be read below --root; if the client names its own roots, only below both. Without --root, files
-    below the roots of a client over standard input and output can be read; without roots, or over HTTP, it can only
-    pass text.
+    Clients can read files below --root. If a client declares its own roots, it can only read files below both. Without
+    --root, a client over standard input and output can read files below its own roots, and other clients can only
+    send text.
     """
 
     examples: ClassVar = (
@@ -34,13 +34,13 @@ class Mcp(ReaderOptions):
     )
     root: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, help="Files below this folder may be read. Repeatable.", show_default="none"),
+        typer.Option(exists=True, help="A folder below which files may be read. Repeatable.", show_default="none"),
     ] = None
     http: Annotated[bool, typer.Option("--http", help="Serve over HTTP instead of standard input and output.")] = False
     host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = _HOST
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: the port; 0 uses any free one.")] = _PORT
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="With --http: accept other machines. There is no login.")
+        bool, typer.Option("--allow-remote", help="With --http: accept clients on other machines. There is no login.")
     ] = False
     server_name: Annotated[
         list[str] | None,
@@ -48,14 +48,20 @@ class Mcp(ReaderOptions):
             help="With --allow-remote: a name of this host that clients use. Repeatable.", show_default="none"
         ),
     ] = None
-    max_bytes: Annotated[int, typer.Option(min=1, help="The largest document.")] = _MAX_BYTES
-    max_chunks: Annotated[int | None, typer.Option(min=1, help="Most chunks for one question.")] = None
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens for one question.")] = None
-    max_seconds: Annotated[float | None, typer.Option(min=0.001, help="Most seconds for one question.")] = None
+    max_bytes: Annotated[int, typer.Option(min=1, help="The maximum size of a document, in bytes.")] = _MAX_BYTES
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="The maximum number of chunks for each question.")] = (
+        None
+    )
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens for each question.")] = (
+        None
+    )
+    max_seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="The maximum number of seconds for each question.")
+    ] = None
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="The API of the policy's server; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"
+            help="The URL of the policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"
         ),
     ] = None
     replace_undecodable: ReplaceUndecodable = False
@@ -68,11 +74,11 @@ class Mcp(ReaderOptions):
         ),
     ] = None
     no_log: Annotated[
-        bool, typer.Option("--no-log", help="Keep no log; then clients cannot ask again, list runs or show them.")
+        bool, typer.Option("--no-log", help="Keep no log. Clients then cannot ask again, list runs or show runs.")
     ] = False
 
     def make_reader(self) -> MemAgent:
-        """The reader that serves."""
+        """Build the reader of the server."""
         from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
@@ -83,7 +89,7 @@ class Mcp(ReaderOptions):
         )
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
-        """The server; it trusts the roots of a client only if no one else can be that client."""
+        """Build the server. It trusts a client's roots only over standard input and output."""
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_mcp import make_server  # noqa: PLC0415
 
@@ -104,7 +110,8 @@ class Mcp(ReaderOptions):
             else:
                 if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
                     raise typer.BadParameter(
-                        "--host, --port, --allow-remote and --server-name need it too", param_hint="'--http'"
+                        "--host, --port, --allow-remote and --server-name are only possible with it",
+                        param_hint="'--http'",
                     )
                 _serve_stdio(self)
 
@@ -138,11 +145,11 @@ def _serve_http(request: Mcp) -> None:
         with listener:
             async with request.make_reader() as reader:
                 server = request.make_server(reader)
-                typer.echo(f"serving at {url_of(listener)}; end with Ctrl-C", err=True)
+                typer.echo(f"serving at {url_of(listener)}; press Ctrl-C to stop", err=True)
                 if request.allow_remote:
                     typer.echo(
-                        "warning: there is no login; everyone who reaches this address can read below the roots, see "
-                        "the runs in the log, and use the policy",
+                        "warning: there is no login; everyone who can reach this address can read files below the "
+                        "roots, see the runs in the log, and use the policy",
                         err=True,
                     )
                 try:
@@ -163,12 +170,12 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
         return
     if not allow_remote:
         raise typer.BadParameter(
-            f"{host} accepts other machines, and there is no login; add --allow-remote if you want that",
+            f"other machines can reach {host}, and there is no login; add --allow-remote if you want this",
             param_hint="'--host'",
         )
     if not names and not as_name(host):
         raise typer.BadParameter(
-            f"{host} is every address of this machine; give the name that clients use with --server-name; "
+            f"{host} means all addresses of this machine; use --server-name to set the host name that clients use; "
             "requests with another name are refused",
             param_hint="'--server-name'",
         )

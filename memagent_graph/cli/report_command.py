@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The files that can be written, by their endings; see `memagent_graph.reports.report_files`."""
+    """The file formats of --format; see `memagent_graph.reports.report_files`."""
 
     MD = "md"
     HTML = "html"
@@ -45,10 +45,10 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteReport(ReaderOptions):
-    """Write a report over several documents, whose every sentence is bound to quotes that are checked.
+    """Write a report over several documents. Every sentence cites quotes, and all quotes are checked.
 
-    Each document is read with the same questions. The answers and their quotes are a matrix, and the report is
-    written from it alone. The same command continues a report that was killed, and shows one that is finished again.
+    Each document is read for the same questions. The report is written from the answers and their quotes alone. The
+    same command continues a report that was killed, and shows a finished report again.
     """
 
     examples: ClassVar = (
@@ -56,41 +56,47 @@ class WriteReport(ReaderOptions):
         'memagent report "Who was where?" a.txt b.txt -q "Who signed it?" -q "When was it signed?" --out report',
         'memagent report "What do the studies find?" *.md -q @questions.txt --format docx --format bib --out review',
     )
-    question: Annotated[str, typer.Argument(help="What the report is about.")]
+    question: Annotated[str, typer.Argument(help="The question of the report.")]
     documents: Annotated[list[Path], typer.Argument(help="The documents' paths.")]
     ask: Annotated[
         list[str] | None,
         typer.Option(
             "--question",
             "-q",
-            help="What every document is asked. Repeat it for several; @FILE is a file with one on each line.",
+            help="A question for every document. Repeatable; @FILE reads questions from a file, one on each line.",
             show_default="the policy's",
         ),
     ] = None
     extractive: Annotated[
         bool,
-        typer.Option("--extractive", help="Show the answers as they are, even if the policy could write sections."),
+        typer.Option("--extractive", help="Use the answers as sections, even if the policy could write them."),
     ] = False
     judge: Annotated[
-        bool, typer.Option("--judge", help="Let the policy judge whether answers that differ contradict each other.")
+        bool, typer.Option("--judge", help="Let the policy judge whether differing answers contradict each other.")
     ] = False
     metadata: Annotated[
         Path | None,
-        typer.Option(help="JSON file: for each document's file name, its title, author, year, journal, doi, ..."),
+        typer.Option(help="A JSON file with title, author, year, journal, doi, ... for each document, by file name."),
     ] = None
-    documents_at_once: Annotated[int, typer.Option(min=1, help="Most documents at the same time.")] = 8
+    documents_at_once: Annotated[int, typer.Option(min=1, help="How many documents are read at the same time.")] = 8
     report_id: Annotated[
         str | None,
-        typer.Option(help="Your own id for the report.", show_default="from documents, questions and settings"),
+        typer.Option(
+            help="Your own id for the report.", show_default="computed from documents, questions and settings"
+        ),
     ] = None
     out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
         None
     )
     formats: Annotated[
         list[Format] | None,
-        typer.Option("--format", help="A file to write with --out; repeat it.", show_default="md, html and csv"),
+        typer.Option(
+            "--format", help="With --out: a file format to write. Repeatable.", show_default="md, html and csv"
+        ),
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="With --out: replace other files with these names.")] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="With --out: replace files that do not belong to this report.")
+    ] = False
     api_key: ApiKey = None
     encoding: Annotated[str | None, typer.Option(help="The documents' charset.", show_default="detected")] = None
     replace_undecodable: ReplaceUndecodable = False
@@ -148,14 +154,14 @@ class WriteReport(ReaderOptions):
             )  # fmt: skip
 
     def _sources(self) -> list[ReportSource]:
-        """The documents, with what the file of metadata says about them.
+        """The documents, with their metadata from the file that --metadata names.
 
         Raises:
-            DocumentError: the file of metadata cannot be read, or names a document that is not given.
+            DocumentError: the file cannot be read, or names a document that was not given.
         """
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reports import ReportSource  # noqa: PLC0415
-        from memagent_graph.reports.document_metadata import known  # noqa: PLC0415
+        from memagent_graph.reports.document_metadata import reference_fields  # noqa: PLC0415
 
         described = _metadata(self.metadata) if self.metadata else {}
         if others := described.keys() - {path.name for path in self.documents}:
@@ -164,7 +170,10 @@ class WriteReport(ReaderOptions):
                 hint="Its keys are the documents' file names, without folders.",
             )
         return [
-            ReportSource(Document.from_path(path, encoding=self.encoding), metadata=known(described.get(path.name, {})))
+            ReportSource(
+                Document.from_path(path, encoding=self.encoding),
+                metadata=reference_fields(described.get(path.name, {})),
+            )
             for path in self.documents
         ]
 
@@ -193,7 +202,7 @@ def _metadata(path: Path) -> dict[str, dict[str, Any]]:
     try:
         values = json.loads(path.read_text("utf-8"))
         if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
-            raise TypeError("it is not an object of objects")
+            raise TypeError("it is not a JSON object whose values are objects")
     except (OSError, ValueError, TypeError) as error:
         raise DocumentError(
             f"the metadata in {path} cannot be used: {error}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -47,7 +47,8 @@ class Resume(RunOptions):
 
             log = RunLog(self.log or default_run_log())
             run_id = run_named(log, self.run_id)
-            settings = ReaderSettings.from_log(log.get(run_id).settings, run_id).with_other(
+            logged = ReaderSettings.from_log(log.get(run_id).settings, run_id)
+            settings = replace(logged, strategy=logged.strategy or "overwrite").with_other(
                 policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
             )
             path = self.document

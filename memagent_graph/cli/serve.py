@@ -61,7 +61,7 @@ class Serve(ReaderOptions):
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8080
     keys: Annotated[
         Path | None,
-        typer.Option(help='A TOML file with a line alice = "KEY" for each key.', show_default="$MEMAGENT_KEYS"),
+        typer.Option(help='A TOML file with one line for each key: alice = "KEY".', show_default="$MEMAGENT_KEYS"),
     ] = None
     without_keys: Annotated[
         bool, typer.Option("--without-keys", help="Allow other machines to connect without keys.")
@@ -70,26 +70,33 @@ class Serve(ReaderOptions):
         list[str] | None, typer.Option(help="A host name that clients use. Repeatable.", show_default="--host")
     ] = None
     allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Web pages that may send requests. Repeatable.", show_default="none")
+        list[str] | None,
+        typer.Option(help="The origin of web pages that may send requests. Repeatable.", show_default="none"),
     ] = None
     read_above: Annotated[
         int | None,
         typer.Option(min=1, help="Read prompts of more tokens than this.", show_default="the policy's window"),
     ] = None
-    max_reads: Annotated[int, typer.Option(min=1, help="Reads that run at once.")] = 4
-    max_waiting: Annotated[int, typer.Option(min=0, help="Further reads that may wait.")] = 64
-    max_reads_per_key: Annotated[int, typer.Option(min=1, help="Reads of one key, including waiting ones.")] = 16
-    keep_minutes: Annotated[float, typer.Option(min=0.0, help="How long a read answers the same request again.")] = 60.0
+    max_reads: Annotated[int, typer.Option(min=1, help="How many reads run at the same time.")] = 4
+    max_waiting: Annotated[int, typer.Option(min=0, help="How many more reads may wait.")] = 64
+    max_reads_per_key: Annotated[
+        int, typer.Option(min=1, help="How many reads one key may have, including waiting ones.")
+    ] = 16
+    keep_minutes: Annotated[
+        float, typer.Option(min=0.0, help="For how many minutes a finished read answers the same request.")
+    ] = 60.0
     cancel_on_close: Annotated[
-        bool, typer.Option("--cancel-on-close", help="End a read when its last client disconnects.")
+        bool, typer.Option("--cancel-on-close", help="Cancel a read when its last client disconnects.")
     ] = False
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
-    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in MiB.")] = 512
+    max_body: Annotated[int, typer.Option(min=1, help="The maximum size of a request, in MiB.")] = 512
     spool: Annotated[int, typer.Option(min=1, help="Disk space for large requests, in MiB.")] = 4096
     uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
-    max_connections: Annotated[int, typer.Option(min=1, help="Clients connected at once.")] = 2000
+    max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
+        2000
+    )
     api_key: ApiKey = None
     replace_undecodable: ReplaceUndecodable = False
     checkpoints: Checkpoints = None
@@ -171,7 +178,8 @@ async def _serve(request: Serve) -> None:
             serving = Serving(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
-                f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_told}; end with Ctrl-C",
+                f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_told}; "
+                "press Ctrl-C to stop",
                 err=True,
             )
             sessions = PageSessions(settings.keys)

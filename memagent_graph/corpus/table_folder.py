@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -235,18 +235,17 @@ class TableFolder:
     def _put(self, number: int, rows: Iterable[dict[str, Any]]) -> None:
         self._check_writer()
         name = part_name(number)
-        encoded = _encode_part(rows, _typed_columns(self._current.settings))
         existed = any(part.name == name for part in self._current.parts)
         parts = [part for part in self._current.parts if part.name != name]
-        if encoded.rows:
-            with self._as_corpus_error():
-                self._files.write(name, encoded.content)
-            sha256 = hashlib.sha256(encoded.content).hexdigest()
-            parts.append(Part(name, encoded.rows, encoded.failed, len(encoded.content), sha256))
+        with self._as_corpus_error(), self._files.writing(name) as file:
+            count, failed = _write_rows(rows, _typed_columns(self._current.settings), file)
+            file.is_discarded = not count
+        if count:
+            parts.append(Part(name, count, failed, file.bytes, file.digest.hexdigest()))
         parts.sort(key=lambda part: part.number)
         self._manifest = Manifest(self._current.settings, self._current.input, tuple(parts), self._writer)
         self._write_manifest()
-        if existed and not encoded.rows:
+        if existed and not count:
             with self._as_corpus_error():
                 self._files.remove(name)
 
@@ -311,6 +310,27 @@ def _brief(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
 
 
+class _NewFile(io.RawIOBase):
+    """A file that is being written; it counts its bytes and hashes them."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self.bytes = 0
+        self.digest = hashlib.sha256()
+        self.is_discarded = False
+        """Whether it should not be kept."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._raw.write(content)
+        self.digest.update(content)
+        size = memoryview(content).nbytes
+        self.bytes += size
+        return size
+
+
 class _LocalFiles:
     """A folder on a disk."""
 
@@ -330,14 +350,24 @@ class _LocalFiles:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically, and flush it to disk."""
+        with self.writing(name) as file:
+            file.write(content)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[_NewFile]:
+        """Open a file that appears when the block ends, whole and on disk; not if it raises or discards the file."""
         if not self.folder.is_dir():
             private_folder(self.folder)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            with os.fdopen(descriptor, "wb") as raw:
+                file = _NewFile(raw)
+                yield file
+                raw.flush()
+                os.fsync(raw.fileno())
+            if file.is_discarded:
+                Path(temporary).unlink()
+                return
             Path(temporary).replace(self.folder / name)
         except BaseException:
             with suppress(OSError):
@@ -384,6 +414,17 @@ class _StoreFiles:
         with store_errors(self._url):
             self._filesystem.pipe_file(f"{self._path}/{name}", content)
 
+    @contextmanager
+    def writing(self, name: str) -> Iterator[_NewFile]:
+        """Open a file that is uploaded when the block ends; not if it raises or discards the file."""
+        with tempfile.NamedTemporaryFile(prefix="memagent-part-") as raw:
+            file = _NewFile(raw)
+            yield file
+            raw.flush()
+            if not file.is_discarded:
+                with store_errors(self._url):
+                    self._filesystem.put_file(raw.name, f"{self._path}/{name}")
+
     def remove(self, name: str) -> None:
         with store_errors(self._url), suppress(FileNotFoundError):
             self._filesystem.rm_file(f"{self._path}/{name}")
@@ -423,23 +464,17 @@ def arrow_table(rows: Iterable[Row], columns: Sequence[TypedColumn] = ()) -> Any
     return arrow.Table.from_pylist([_plain(row, columns) for row in rows], schema=_schema(arrow, columns))
 
 
-class _EncodedPart(NamedTuple):
-    content: bytes
-    rows: int
-    failed: int
-
-
-def _encode_part(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn]) -> _EncodedPart:
-    """Encode rows as a Parquet file in memory, a few rows at a time."""
+def _write_rows(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn], file: _NewFile) -> tuple[int, int]:
+    """Write rows as a Parquet file, one row group at a time; the numbers of rows and of rows with an error."""
     arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
-    file, schema, count, failed = io.BytesIO(), _schema(arrow, columns), 0, 0
+    schema, count, failed = _schema(arrow, columns), 0, 0
     source = iter(rows)
-    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(arrow.PythonFile(file, "w"), schema, compression="zstd") as writer:
         while batch := list(itertools.islice(source, _GROUP_ROWS)):
             writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
             failed += sum(row["error"] is not None for row in batch)
-    return _EncodedPart(file.getvalue(), count, failed)
+    return count, failed
 
 
 def _schema(arrow: Any, typed: Sequence[TypedColumn]) -> Any:

@@ -37,6 +37,8 @@ class Profile:
     boundary: Boundary = "token"
     on_invented: UpdateRule = UpdateRule.ACCEPT
     """See `UpdateRules.invented`."""
+    strategy: str = ""
+    """The way of reading that suits the policy best, with its options; "" leaves it to the reader's default."""
 
     @property
     def values(self) -> dict[str, int | str]:
@@ -44,7 +46,8 @@ class Profile:
         prompts = self.prompts
         words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
         rules = {"on_invented": self.on_invented.value}
-        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words}
+        strategy = {"strategy": self.strategy} if self.strategy else {}
+        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words, **strategy}
 
 
 def load_profile(folder: Path | str) -> Profile | None:
@@ -67,11 +70,13 @@ def load_profile(folder: Path | str) -> Profile | None:
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
         on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
+        strategy = str(values.get("strategy", ""))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
-            "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory and answer_format.",
+            "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory, answer_format and "
+            "strategy.",
         ) from error
     templates = folder / "templates"
     prompts = load_prompts(
@@ -82,7 +87,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer"})
     prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
-    return Profile(budget=budget, prompts=prompts, boundary=boundary, on_invented=on_invented)
+    return Profile(budget=budget, prompts=prompts, boundary=boundary, on_invented=on_invented, strategy=strategy)
 
 
 def require_profile(folder: Path | str) -> Profile:

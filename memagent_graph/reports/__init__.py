@@ -1,4 +1,4 @@
-"""Reports over many documents: a matrix of answers with quotes, and sections whose sentences are bound to them."""
+"""Reports over many documents: a matrix of answers with quotes, and sections in which every sentence cites quotes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a finished read to a cell of the matrix: its answer, and the sentences of the document that it was read from."""
+"""Turns a finished read into a cell of the matrix: its answer, and the sentences of the document that support it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from memagent_graph.reports.stated_facts import Facts, content_stems, facts_of, 
 from memagent_graph.results import ReadResult
 
 MOST_QUOTES = 8
-"""Quotes of one cell."""
+"""The maximum number of quotes in one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
+"""The weights of a word of the answer, and of a name, number, date or code in it; a word of the question has 1."""
 
 
 def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> Cell:
-    """The cell of one read.
+    """Return the cell for one read.
 
-    Its quotes are the whole sentences around the passages that the run's own evidence names (see
-    `ReadResult.evidence`), best first: those that have the answer's numbers, dates and words, then the question's.
+    Its quotes are the whole sentences around the passages in the run's evidence (see `ReadResult.evidence`). Those that
+    contain the answer's numbers, dates and words come first, then those that contain the question's words.
 
     Args:
-        result: the read.
+        result: the finished read.
         source: the document's text.
-        document: the row.
-        question: the column.
+        document: the row, counted from 0.
+        question: the column, counted from 0.
     """
     stopped = result.stop_reason.resumable
     empty = gives_no_answer(result.answer)
@@ -34,7 +35,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
         document=document,
         question=question,
         state=state,
-        # A half surrogate pair, which some servers send, cannot be stored.
+        # Some servers send half surrogate pairs, which cannot be stored.
         answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
         quotes=_quotes(result, source) if state is CellState.ANSWERED else (),
         run_id=result.run_id,
@@ -52,20 +53,20 @@ def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
     for each in result.evidence:
         start, end, whole = source.sentence(each.start_char, each.end_char)
         spans.setdefault((start, end), whole)
-        # The answer may be in the chunk's other passages, which no line of the final memory has in words.
+        # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
         chunk = result.updates[each.update]
         text = source.text[chunk.start_char : chunk.end_char]
         for low, high in shared_passages(result.answer or "", text, chunk.start_char)[:2]:
             start, end, whole = source.sentence(low, high)
             spans.setdefault((start, end), whole)
-    wanted = _wanted(answer)
-    left = {span: _held(source.text[slice(*span)], wanted, asked) for span in spans}
+    weights = _weights(answer)
+    left = {span: _matches(source.text[slice(*span)], weights, asked) for span in spans}
     chosen: list[tuple[int, int]] = []
     covered: set[str] = set()
     while left and len(chosen) < MOST_QUOTES:
-        best = max(left, key=lambda span: (_gain(left[span], wanted, covered), -span[0]))
-        gain = _gain(left[best], wanted, covered)
-        if gain <= 0 or (chosen and not (left[best] & wanted.keys()) - covered):
+        best = max(left, key=lambda span: (_gain(left[span], weights, covered), -span[0]))
+        gain = _gain(left[best], weights, covered)
+        if gain <= 0 or (chosen and not (left[best] & weights.keys()) - covered):
             break
         covered |= left.pop(best)
         chosen.append(best)
@@ -74,12 +75,12 @@ def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
     )
 
 
-def _wanted(answer: Facts) -> dict[str, int]:
-    """What quotes should have of the answer, and how much each is worth."""
-    wanted = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
+def _weights(answer: Facts) -> dict[str, int]:
+    """Return the words and values of the answer that quotes should contain, each with its weight."""
+    weights = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
     for word in answer.names:
-        wanted[stem(word.text)] = _FACT_WEIGHT
-    return wanted | dict.fromkeys((*_values(answer), *answer.codes), _FACT_WEIGHT)
+        weights[stem(word.text)] = _FACT_WEIGHT
+    return weights | dict.fromkeys((*_values(answer), *answer.codes), _FACT_WEIGHT)
 
 
 def _values(facts: Facts) -> list[str]:
@@ -87,11 +88,12 @@ def _values(facts: Facts) -> list[str]:
     return [number.key for number in facts.numbers] + dates
 
 
-def _held(text: str, wanted: dict[str, int], asked: frozenset[str]) -> set[str]:
+def _matches(text: str, weights: dict[str, int], asked: frozenset[str]) -> set[str]:
+    """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
     facts = facts_of(text)
-    held = {*content_stems(facts), *_values(facts), *facts.codes}
-    return (held & wanted.keys()) | {f"?{each}" for each in held & asked}
+    found = {*content_stems(facts), *_values(facts), *facts.codes}
+    return (found & weights.keys()) | {f"?{each}" for each in found & asked}
 
 
-def _gain(held: set[str], wanted: dict[str, int], covered: set[str]) -> int:
-    return sum(wanted.get(each, 1) for each in held - covered)
+def _gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
+    return sum(weights.get(each, 1) for each in matches - covered)

@@ -1,4 +1,4 @@
-"""References as text, and BibTeX entries for the documents that have a title."""
+"""References as text, and BibTeX entries for documents with a title."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KINDS: Final = (
 _NOT_FIELDS: Final = frozenset({"date", "case", "court"})
 
 
-def described(document: ReportDocument) -> str:
-    """Author, title, where it appeared and year; the document's name where there is no title."""
+def reference_text(document: ReportDocument) -> str:
+    """Return author, title, place of publication and year; the document's name if it has no title."""
     known = document.metadata
     if not known.get("title"):
         return document.name
@@ -30,15 +30,15 @@ def described(document: ReportDocument) -> str:
     return ", ".join(one_line(part) for part in parts if part) + f" ({document.name})"
 
 
-def place_of(reference: Reference) -> str:
-    """Where a quote stands in its document: the page, where it is known, and the characters."""
+def quote_location(reference: Reference) -> str:
+    """Return the position of a quote in its document: the page, if it is known, and the characters."""
     quote = reference.quote
     page = f"{quote.page}, " if quote.page else ""
     return f"{page}characters {quote.start_char:,}-{quote.end_char:,}"
 
 
 def bibtex(report: ReportData) -> str:
-    """An entry for each document whose title is known; empty if none has one."""
+    """Return a BibTeX entry for each document with a title; "" if no document has one."""
     entries, used = [], set[str]()
     for document in report.matrix.documents:
         if document.metadata.get("title"):
@@ -57,7 +57,7 @@ def _entry(key: str, document: ReportDocument) -> str:
 
 
 def _key(known: Mapping[str, str], used: set[str]) -> str:
-    """A key like `lovelace1843notes`; a letter is added where it is used."""
+    """Return a key such as `lovelace1843notes`; if it is already used, a letter is added."""
     author = re.split(r"\s+and\s+", known.get("author", ""))[0]
     family = author.split(",")[0] if "," in author else (author.split() or ["anonymous"])[-1]
     word = next((word for word in re.findall(r"\w+", known["title"]) if len(word) > 3), "document")

@@ -1,8 +1,8 @@
-"""A report whose sentences are bound to quotes, and whose quotes are compared with the documents.
+"""Checks every quote and every sentence of a draft, and builds the report from them.
 
-The draft's sentences are checked here, by code alone: every quote must be in its document, and a sentence must pass
-`check_sentence` with the quotes that it names. One that names none, or the wrong ones, is tried with the other quotes
-of its section; what no quotes support keeps its problems and is marked wherever the report is shown.
+The check is done by code, without a model. Every quote must be in its document, and every sentence must pass
+`check_sentence` with the quotes that it cites. If a sentence cites no quotes, or the wrong ones, other quotes of its
+section are tried. A sentence that no quotes support keeps its problems, and every format of the report marks it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from memagent_graph.reports.source_text import SourceText
 from memagent_graph.reports.stated_facts import content_stems, facts_of
 
 _MOST_BOUND: Final = 4
-"""Quotes of one sentence, where the code chooses them."""
+"""The maximum number of quotes for a sentence if the code chooses them."""
 _READ_FOR_WORDS: Final = 2_000_000
-"""Characters of each document from which its ordinary words are taken."""
+"""How many characters of each document are searched for words in lower case."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Report(ReportData):
     """A report over documents, from `memagent_graph.report`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values; `Report.from_dict` takes them back."""
+        """Return the report as JSON-ready values; `Report.from_dict` is the inverse."""
         named = ("report_id", "mode", "model", "matrix", "sections", "contradictions", "events")
         values = {name: to_json(getattr(self, name)) for name in named}
         return {
@@ -55,20 +55,20 @@ class Report(ReportData):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """The report that `to_dict` gave.
+        """Return the report whose values `to_dict` returned.
 
         Raises:
-            msgspec.ValidationError: these are not a report's values.
+            msgspec.ValidationError: the values are not those of a report.
         """
         computed = {"references", "totals"}
         return from_json({name: value for name, value in values.items() if name not in computed}, cls)
 
     def to_markdown(self) -> str:
-        """The report in Markdown; text of documents and policy cannot become a link, an image, HTML or TeX."""
+        """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
         return markdown(self)
 
     def to_html(self) -> str:
-        """The report as one page that loads nothing."""
+        """Return the report as one HTML page that loads nothing from other places."""
         return html_page(self)
 
 
@@ -80,29 +80,31 @@ def checked_report(
     sources: Iterable[tuple[int, SourceText]],
     events: Sequence[ReportEvent] = (),
 ) -> Report:
-    """Check every quote and sentence of a draft.
+    """Check every quote and sentence of a draft, and return the report.
 
     Args:
-        report_id: its id.
+        report_id: the report's id.
         model: the policy's name.
-        matrix: the cells.
-        draft: the sections.
-        sources: the number and text of each document that is quoted; one is needed at a time.
-        events: what happened so far.
+        matrix: the cells with their quotes.
+        draft: the sections to check.
+        sources: the number and the text of each quoted document; only one text is used at a time.
+        events: the events so far.
     """
     quotes = list(matrix.quotes())
-    flaws: dict[QuotePlace, Problem | None] = {}
+    quote_problems: dict[QuotePlace, Problem | None] = {}
     words: set[str] = set()
     for number, source in sources:
         own = ((place, quote) for place, quote in quotes if place.document == number)
-        flaws |= {place: quote_flaw(quote, source, matrix.documents[number].name) for place, quote in own}
-        words |= words_in_lower_case(source)
-    absent = [flaw for flaw in flaws.values() if flaw and flaw.kind is ProblemKind.QUOTE_NOT_IN_SOURCE]
+        quote_problems |= {place: quote_problem(quote, source, matrix.documents[number].name) for place, quote in own}
+        words |= lower_case_words(source)
+    absent = [
+        problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
+    ]
     is_common = words.__contains__
     sections = []
     for section in draft.sections:
         pool = [place for place, _ in quotes if place.question in section.questions]
-        sentences = tuple(_bound(each, pool, matrix, flaws, is_common) for each in section.sentences)
+        sentences = tuple(_bound(each, pool, matrix, quote_problems, is_common) for each in section.sentences)
         sections.append(ReportSection(section.heading, section.questions, sentences))
     listed = tuple(replace(each, judgement=draft.judgements.get(each.question)) for each in contradictions(matrix))
     return Report(
@@ -118,8 +120,8 @@ def checked_report(
     )
 
 
-def quote_flaw(quote: SourceQuote, source: SourceText, name: str) -> Problem | None:
-    """What is wrong with a quote: it is not in its document, or begins or ends within a sentence. None if nothing is.
+def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Problem | None:
+    """Return what is wrong with a quote: it is not in its document, or it is cut within a sentence. None if nothing is.
 
     Args:
         quote: the quote.
@@ -138,16 +140,16 @@ def _bound(
     drafted: DraftSentence,
     pool: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
-    flaws: Mapping[QuotePlace, Problem | None],
+    quote_problems: Mapping[QuotePlace, Problem | None],
     is_common: Callable[[str], bool],
 ) -> ReportSentence:
-    """A sentence with the quotes that it names, or with others of its section that have what it states."""
-    named = _problems(drafted.text, drafted.quotes, matrix, flaws, is_common)
+    """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
+    named = _problems(drafted.text, drafted.quotes, matrix, quote_problems, is_common)
     if not named or drafted.document is not None:
         return ReportSentence(drafted.text, drafted.quotes, named, drafted.document)
     others = _nearest(drafted.text, pool, matrix)
     for count in range(1, len(others) + 1):
-        if not _problems(drafted.text, others[:count], matrix, flaws, is_common):
+        if not _problems(drafted.text, others[:count], matrix, quote_problems, is_common):
             return ReportSentence(drafted.text, tuple(others[:count]), (), chosen_by_code=True)
     return ReportSentence(drafted.text, drafted.quotes, named)
 
@@ -156,21 +158,22 @@ def _problems(
     text: str,
     places: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
-    flaws: Mapping[QuotePlace, Problem | None],
+    quote_problems: Mapping[QuotePlace, Problem | None],
     is_common: Callable[[str], bool],
 ) -> tuple[Problem, ...]:
-    own = [flaw for place in places if (flaw := flaws[place]) is not None]
-    quotes = [matrix.quote(place).text for place in places if flaws[place] is None]
+    own = [problem for place in places if (problem := quote_problems[place]) is not None]
+    quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
     if own and not quotes:
         return tuple(own)
-    named = [name for place in places for name in names_in_sentences(matrix.documents[place.document])]
+    named = [name for place in places for name in document_names(matrix.documents[place.document])]
     return (*own, *check_sentence(text, quotes, named=named, is_common=is_common))
 
 
-def names_in_sentences(document: ReportDocument) -> tuple[str, ...]:
-    """What a sentence may call a document: its name, that without the ending, and its title.
+def document_names(document: ReportDocument) -> tuple[str, ...]:
+    """Return the names that a sentence may use for a document: its file name with or without the ending, or its title.
 
-    Not where that could be a number or a person's name, as for `2021.txt` and `keller.txt`: those are facts to check.
+    Names that could be a number or a person's name, as in `2021.txt` and `keller.txt`, are left out: they are facts to
+    check.
     """
     stem, title = PurePath(document.name).stem, document.metadata.get("title", "")
     found = [document.name] if re.search(r"[^\W\d_]", document.name) else []
@@ -179,7 +182,7 @@ def names_in_sentences(document: ReportDocument) -> tuple[str, ...]:
 
 
 def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:
-    """The few quotes with most of a sentence's words and values, best first."""
+    """Return the few quotes that share the most words and values with a sentence, best first."""
     facts = facts_of(text)
     wanted = content_stems(facts) | {number.key for number in facts.numbers}
 
@@ -191,6 +194,6 @@ def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> l
     return [place for place in ranked[:_MOST_BOUND] if shared(place)]
 
 
-def words_in_lower_case(source: SourceText) -> frozenset[str]:
-    """The words that a document has in lower case, which are no names where a sentence begins with them."""
+def lower_case_words(source: SourceText) -> frozenset[str]:
+    """Return the words that a document has in lower case. They are not names, even if a sentence begins with one."""
     return frozenset(re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_READ_FOR_WORDS]))

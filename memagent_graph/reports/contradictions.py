@@ -1,7 +1,7 @@
-"""Answers of documents to one question that cannot all be right, by rules over yes and no, dates and numbers.
+"""Finds answers to one question that contradict each other, by rules for yes and no, dates and numbers.
 
-The rules compare answers; they do not know whether two documents speak of the same thing. So what they list is a
-contradiction only if the question asks each document about the same thing, and a policy may be asked to judge.
+The rules compare answers. They do not know whether two documents are about the same thing, so a policy can be asked to
+judge what they find.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ from memagent_graph.reports.evidence_matrix import Cell, CellState, EvidenceMatr
 from memagent_graph.reports.stated_facts import Facts, content_stems, facts_of
 
 _LONGEST_COMPARED: Final = 30
-"""Words. Numbers and dates of longer answers may be about many things."""
+"""In words. Numbers and dates of longer answers may be about different things, so they are not compared."""
 _LONGEST_SHORT: Final = 6
+"""In words: the longest answer that `ContradictionRule.ANSWERS` compares."""
 
 
 class ContradictionRule(StrEnum):
-    """By what answers differ."""
+    """The rule by which answers differ."""
 
     YES_NO = "yes_no"
+    """One answer begins with yes, the other with no."""
     DATES = "dates"
-    """They have dates, and each of one excludes each of the other."""
+    """Every date in one answer excludes every date in the other."""
     NUMBERS = "numbers"
-    """They have numbers with the same units, or without, and none in common."""
+    """The answers have numbers with the same unit, or without units, and share none."""
     ANSWERS = "answers"
-    """Short answers without a word in common."""
+    """Short answers that share no word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Documents that answer a question differently."""
+    """Documents that give different answers to one question."""
 
     question: int
     rule: ContradictionRule
     groups: tuple[tuple[int, ...], ...]
-    """The documents, by their numbers; those of a group agree."""
+    """The numbers of the documents; the documents of a group agree."""
     judgement: bool | None = None
-    """What the policy said, if it was asked: whether it is a contradiction."""
+    """Whether the policy judges this to be a contradiction; None if it was not asked."""
 
 
 def contradictions(matrix: EvidenceMatrix) -> tuple[Contradiction, ...]:
-    """Those of every question, at most one for each: that of the first rule that finds one."""
+    """Return at most one contradiction for each question, from the first rule that finds one."""
     found = (_of_question(list(matrix.column(number)), number) for number in range(len(matrix.questions)))
     return tuple(each for each in found if each is not None)
 
@@ -62,14 +64,14 @@ def _of_question(cells: Sequence[Cell], question: int) -> Contradiction | None:
 
 
 def _grouped(answers: dict[int, Facts], differ: Callable[[Facts, Facts], bool]) -> tuple[tuple[int, ...], ...]:
-    """The documents in groups: each joins the first group with none of whose answers its own differs."""
+    """Group the documents: each joins the first group in which no answer differs from its own."""
     groups: list[list[int]] = []
     for document, facts in answers.items():
-        home = next((group for group in groups if not any(differ(facts, answers[each]) for each in group)), None)
-        if home is None:
+        fitting = next((group for group in groups if not any(differ(facts, answers[each]) for each in group)), None)
+        if fitting is None:
             groups.append([document])
         else:
-            home.append(document)
+            fitting.append(document)
     return tuple(map(tuple, groups))
 
 
@@ -116,7 +118,7 @@ _RULES: Final[tuple[tuple[ContradictionRule, Callable[[Facts], bool], Callable[[
 
 
 def compared_answers(matrix: EvidenceMatrix, found: Contradiction) -> Iterator[tuple[str, str]]:
-    """The names and answers of the documents in a contradiction, group by group."""
+    """Yield the name and the answer of each document in a contradiction, group by group."""
     for group in found.groups:
         for document in group:
             yield matrix.documents[document].name, matrix.cell(document, found.question).answer or ""

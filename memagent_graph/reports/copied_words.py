@@ -1,8 +1,7 @@
-"""Sentences that are copied from a quote, and what was changed in the copying.
+"""Finds changes in sentences that are copied from a quote.
 
-A sentence nearly all of whose words stand in a quote, in the quote's order, is a copy. In a copy every word counts: one
-that stands in the place of another, a denial that was put in, a limit that was left out. Sentences in other words are
-none of this module's business.
+A sentence is a copy if most of its words are in one quote, in the same order. In a copy every change counts: a
+replaced word, an added negation, an omitted qualifier such as "unless". Paraphrases are not checked here.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Final
 
-from memagent_graph.reports.opposite_words import LIMITS, NEGATIONS
+from memagent_graph.reports.opposite_words import NEGATIONS, QUALIFIERS
 from memagent_graph.reports.stated_facts import Facts, stem
 
 _FEWEST_WORDS: Final = 5
 _SHARE: Final = 0.7
-"""The share of a sentence's words, in order, that makes it a copy."""
+"""A sentence is a copy if a quote has this share of its words in the same order."""
 _TOKEN: Final = re.compile(r"[^\W_]+(?:[.,:'][^\W_]+)*|%|[$€£]")
 _FUNCTION_WORDS: Final = frozenset(
     re.findall(
@@ -35,25 +34,28 @@ _FUNCTION_WORDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CopyChange:
-    """A change in a copied sentence: what it has instead of what its quote has; either may be empty."""
+    """A change in a copied sentence: its own words, and the quote's words that they replace. Either may be empty."""
 
     own: str
     quoted: str
 
 
-def is_contained(stated: Facts, known: Sequence[Facts]) -> bool:
-    """Whether a sentence stands in a quote as it is, but for letter case and its last full stop."""
+def is_verbatim(stated: Facts, known: Sequence[Facts]) -> bool:
+    """Whether a quote contains a sentence word for word, except for letter case and the final full stop."""
     return next(_places(stated, known), None) is not None
 
 
-def limits_left_out(stated: Facts, known: Sequence[Facts]) -> str:
-    """What a contained sentence was cut out of, if that denies or limits it wherever it stands; "" if nothing does."""
+def omitted_qualifier(stated: Facts, known: Sequence[Facts]) -> str:
+    """Return a negation or qualifier that was cut off from a verbatim sentence; "" if there is none.
+
+    There is none if the sentence occurs in the quotes at least once without one.
+    """
     found = ""
     for quote, start, end in _places(stated, known):
         before = _ENDS.split(quote[:start])[-1]
         after = _ENDS.split(quote[end:])[0]
-        words = [*_tokens(before)[-_BEFORE:], *(word for word in _tokens(after)[:_AFTER] if word in _LIMITS_AFTER)]
-        limits = [word for word in words if word in LIMITS or word.endswith("n't")]
+        words = [*_tokens(before)[-_BEFORE:], *(word for word in _tokens(after)[:_AFTER] if word in _QUALIFIERS_AFTER)]
+        limits = [word for word in words if word in QUALIFIERS or word.endswith("n't")]
         if not limits:
             return ""
         found = found or limits[0]
@@ -62,12 +64,12 @@ def limits_left_out(stated: Facts, known: Sequence[Facts]) -> str:
 
 _ENDS: Final = re.compile(r"[.!?;:](?:\s|$)")
 _BEFORE, _AFTER = 6, 3
-"""Words of the same sentence before and after a part of it that may deny or limit it."""
-_LIMITS_AFTER: Final = frozenset({"unless", "except", "until", "only"})
+"""How many words before and after a part of a sentence may negate or qualify it."""
+_QUALIFIERS_AFTER: Final = frozenset({"unless", "except", "until", "only"})
 
 
 def _places(stated: Facts, known: Sequence[Facts]) -> Iterator[tuple[str, int, int]]:
-    """Where a sentence stands in quotes: the quote in lower case, and first character and end."""
+    """Yield each occurrence of a sentence in the quotes: the quote in lower case, the first character and the end."""
     text = stated.text.casefold().rstrip(". ")
     for quote in (each.text.casefold() for each in known) if text else ():
         start = quote.find(text)
@@ -77,7 +79,7 @@ def _places(stated: Facts, known: Sequence[Facts]) -> Iterator[tuple[str, int, i
 
 
 def copy_changes(stated: Facts, known: Sequence[Facts]) -> tuple[CopyChange, ...]:
-    """What was changed in a sentence that is copied from one of its quotes; nothing if it is not a copy."""
+    """Return the changes in a sentence that is copied from one of its quotes; empty if it is not a copy."""
     own = _tokens(stated.text)
     if len(own) < _FEWEST_WORDS:
         return ()
@@ -96,23 +98,23 @@ def _changes(matcher: SequenceMatcher[str], own: Sequence[str], quoted: Sequence
     blocks = [block for block in matcher.get_matching_blocks() if block.size]
     inner = range(blocks[0].b, blocks[-1].b + blocks[-1].size)
     edits = [(kind, [*own[a:b]], [*quoted[c:d]], c) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"]
-    # A denial that stands elsewhere in the sentence than in the quote was moved, and neither put in nor left out.
-    put_in = Counter(word for _, here, _, _ in edits for word in here if _denies(word))
-    left_out = Counter(word for _, _, there, _ in edits for word in there if _denies(word))
+    # A negation that is at another place than in the quote was moved. It was neither added nor omitted.
+    added = Counter(word for _, here, _, _ in edits for word in here if _is_negation(word))
+    omitted = Counter(word for _, _, there, _ in edits for word in there if _is_negation(word))
     for kind, here, there, place in edits:
         if kind == "replace":
-            new = [word for word in here if word not in _FUNCTION_WORDS and not (_denies(word) and left_out[word])]
+            new = [word for word in here if word not in _FUNCTION_WORDS and not (_is_negation(word) and omitted[word])]
             old = [word for word in there if word not in _FUNCTION_WORDS]
             stems = {*map(stem, old)}
-            if [word for word in new if stem(word) not in stems] and (old or any(map(_denies, new))):
+            if [word for word in new if stem(word) not in stems] and (old or any(map(_is_negation, new))):
                 yield CopyChange(" ".join(here), " ".join(there))
-        elif kind == "delete" and any(_denies(word) and not left_out[word] for word in here):
+        elif kind == "delete" and any(_is_negation(word) and not omitted[word] for word in here):
             yield CopyChange(" ".join(here), "")
-        elif kind == "insert" and place in inner and any(word in LIMITS and not put_in[word] for word in there):
+        elif kind == "insert" and place in inner and any(word in QUALIFIERS and not added[word] for word in there):
             yield CopyChange("", " ".join(there))
 
 
-def _denies(word: str) -> bool:
+def _is_negation(word: str) -> bool:
     return word in NEGATIONS or word.endswith("n't")
 
 

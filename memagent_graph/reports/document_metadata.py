@@ -1,7 +1,7 @@
-"""What a document says about itself: title, author, date, from LangChain's metadata or Markdown's front matter.
+"""Reads the title, author and date of a document from LangChain's metadata or Markdown's front matter.
 
-Front matter is the block between two lines of three hyphens at the beginning of a text; of it, only lines `name: value`
-are read.
+Front matter is the block between two lines of three hyphens at the beginning of a text. Only its lines of the form
+`name: value` are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIELDS: Final = (
     "title", "author", "year", "date", "journal", "booktitle", "publisher", "institution", "volume", "number", "pages",
     "doi", "url", "isbn", "edition", "case", "court",
 )  # fmt: skip
-"""What is taken, by BibTeX's names; `date` gives the year where there is none."""
+"""The fields that are used, under their names in BibTeX; `date` gives the year if there is no `year`."""
 _OTHER_NAMES: Final = {"authors": "author", "creator": "author", "issue": "number", "published": "date", "link": "url"}
 _LONGEST: Final = 300
 _HEAD_BYTES: Final = 4096
@@ -24,28 +24,28 @@ _FRONT_MATTER: Final = re.compile(r"\A\ufeff?---[ \t]*\n(?P<lines>.*?)\n(?:---|\
 
 
 def metadata_of(source: Any, store: DocumentStore, reference: DocumentRef) -> dict[str, str]:
-    """What is known about a document from the document itself; often nothing.
+    """Return the metadata that a document itself contains; often none.
 
     Args:
-        source: what was given.
-        store: where its text is.
-        reference: the text.
+        source: the document as the caller passed it.
+        store: the store with its text.
+        reference: its text in the store.
     """
     content = source.content if isinstance(source, Document) else source
     if hasattr(content, "page_content"):
-        return known(getattr(content, "metadata", None) or {})
+        return reference_fields(getattr(content, "metadata", None) or {})
     if isinstance(content, list | tuple) and content and hasattr(content[0], "page_content"):
-        return known(getattr(content[0], "metadata", None) or {})
+        return reference_fields(getattr(content[0], "metadata", None) or {})
     head = store.read_bytes(reference, 0, _HEAD_BYTES).decode(errors="ignore")
     match = _FRONT_MATTER.match(head)
     if match is None:
         return {}
     pairs = (line.partition(":") for line in match["lines"].splitlines() if not line[:1].isspace())
-    return known({name.strip(): value.strip().strip("\"'") for name, _, value in pairs})
+    return reference_fields({name.strip(): value.strip().strip("\"'") for name, _, value in pairs})
 
 
-def known(values: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that a reference can have, as text in one line; the year from the date where there is none."""
+def reference_fields(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that a reference can have, each in one line; the year may come from the date."""
     found: dict[str, str] = {}
     for name, value in values.items():
         field = _OTHER_NAMES.get(str(name).lower(), str(name).lower())

@@ -1,4 +1,4 @@
-"""A report as a DOCX file, with python-docx (the extra `report`). Text is text runs: no fields, links or images."""
+"""Writes a report as a DOCX file with python-docx (the extra `report`), as plain text: no fields, links or images."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import io
 from typing import Any
 
 from memagent_graph.errors import MissingExtraError
-from memagent_graph.reports.bibliography import described, place_of
+from memagent_graph.reports.bibliography import quote_location, reference_text
 from memagent_graph.reports.export_safety import writable
 from memagent_graph.reports.report_data import ReportData
 from memagent_graph.reports.report_words import (
     NOT_QUOTED,
     WHAT_QUOTED_MEANS,
-    cell_words,
-    contradiction_words,
-    sentence_words,
+    cell_text,
+    contradiction_text,
+    sentence_text,
     summary,
 )
 from memagent_graph.reports.sentence_problems import shown
 
 
 def docx_bytes(report: ReportData) -> bytes:
-    """The file's content.
+    """Return the content of the DOCX file.
 
     Raises:
         MissingExtraError: python-docx is not installed.
@@ -42,11 +42,11 @@ def docx_bytes(report: ReportData) -> bytes:
         written.add_heading("Quotes", 1)
     for each in report.references:
         name = report.matrix.documents[each.document].name
-        paragraph = written.add_paragraph(f"[{each.number}] {_line(name)}, {_line(place_of(each))}: ")
+        paragraph = written.add_paragraph(f"[{each.number}] {_line(name)}, {_line(quote_location(each))}: ")
         paragraph.add_run(f"“{_line(each.quote.text)}”").italic = True
     written.add_heading("Documents", 1)
     for number, document in enumerate(report.matrix.documents, 1):
-        written.add_paragraph(f"{number}. {_line(described(document))}")
+        written.add_paragraph(f"{number}. {_line(reference_text(document))}")
     written.add_heading("How this report was made", 1)
     written.add_paragraph(f"Policy: {_line(report.model)}; id: {_line(report.report_id)}")
     written.add_paragraph(WHAT_QUOTED_MEANS)
@@ -66,7 +66,7 @@ def _add_sections(written: Any, report: ReportData) -> None:
         written.add_heading(_line(section.heading), 1)
         for sentence in section.sentences:
             numbers = "".join(f"[{number}]" for number in report.numbers(sentence))
-            paragraph = written.add_paragraph(f"{_line(sentence_words(report, sentence))} {numbers}".rstrip())
+            paragraph = written.add_paragraph(f"{_line(sentence_text(report, sentence))} {numbers}".rstrip())
             if not sentence.is_quoted:
                 paragraph.add_run(f" [{NOT_QUOTED}: {_line(shown(sentence.problems))}]").bold = True
         if not section.sentences:
@@ -77,7 +77,7 @@ def _add_contradictions(written: Any, report: ReportData) -> None:
     if report.contradictions:
         written.add_heading("Answers that contradict each other", 1)
     for each in report.contradictions:
-        title, lines = contradiction_words(report, each)
+        title, lines = contradiction_text(report, each)
         written.add_paragraph(_line(title))
         for line in lines:
             written.add_paragraph(_line(line), style="List Bullet")
@@ -94,4 +94,4 @@ def _add_matrix(written: Any, report: ReportData) -> None:
         cells = table.add_row().cells
         cells[0].text = _line(document.name)
         for question in range(len(matrix.questions)):
-            cells[question + 1].text = _line(cell_words(matrix.cell(number, question)))
+            cells[question + 1].text = _line(cell_text(matrix.cell(number, question)))

@@ -1,4 +1,4 @@
-"""A report before its sentences are checked: sections of sentences, and the quotes that each is bound to."""
+"""A report before its sentences are checked: sections of sentences, and the quotes that each sentence cites."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ReportMode(StrEnum):
     """Who wrote the sentences."""
 
     WRITTEN = "written"
-    """The policy: an outline, then each section from the quotes that belong to it."""
+    """The policy writes an outline, then each section from its quotes."""
     EXTRACTIVE = "extractive"
-    """Nobody: there is a section for each question, and its sentences are the answers of the cells."""
+    """Nobody writes them: there is a section for each question, and its sentences are the answers of the cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSentence:
-    """A sentence, and the quotes that it names."""
+    """A sentence, and the quotes that it cites."""
 
     text: str
     quotes: tuple[QuotePlace, ...]
@@ -44,11 +44,11 @@ class Draft:
     mode: ReportMode
     sections: tuple[DraftSection, ...]
     judgements: dict[int, bool]
-    """By question: whether the policy judges that its answers contradict each other."""
+    """By question number: whether the policy judges that the answers contradict each other."""
 
 
 def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> DraftSection:
-    """A section whose sentences are those of the cells' answers, each bound to the quotes of its cell."""
+    """Return a section whose sentences are those of the cells' answers; each cites the quotes of its cell."""
     sentences = [
         DraftSentence(
             sentence,
@@ -64,6 +64,6 @@ def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[in
 
 
 def extractive_draft(matrix: EvidenceMatrix) -> Draft:
-    """A section for each question."""
+    """Return a draft with a section for each question."""
     sections = [extractive_section(matrix, asked, (number,)) for number, asked in enumerate(matrix.questions)]
     return Draft(ReportMode.EXTRACTIVE, tuple(sections), {})

@@ -1,4 +1,4 @@
-"""The evidence matrix of a report: documents x questions, each cell an answer with quotes. JSON values only."""
+"""The evidence matrix of a report, documents x questions. Each cell is an answer with quotes; all values are JSON."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ _NO_ANSWER: Final = re.compile(
 
 
 class CellState(StrEnum):
-    """What came of reading one document with one question."""
+    """The outcome of reading one document for one question."""
 
     ANSWERED = "answered"
     EMPTY = "empty"
-    """The document was read to its end and gives no answer."""
+    """The whole document was read, and it has no answer."""
     STOPPED = "stopped"
     """A limit stopped the read before the document's end."""
     FAILED = "failed"
-    """The document could not be read; `error` says why."""
+    """The document could not be read; see `Cell.error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceQuote:
-    """A passage of a document, unchanged."""
+    """A passage of a document, word for word."""
 
     text: str
     start_char: int
-    """Its first character, in the document."""
+    """Its first character in the document, counted from 0."""
     end_char: int
+    """The character after its last one."""
     page: str | None
-    """The page or source in which it begins, if the document has them."""
+    """The page or source in which it begins; None if the document has neither."""
     is_whole: bool = True
-    """Whether it is whole sentences, list items or table rows; a very long one is quoted in part."""
+    """Whether it consists of whole sentences, list items or table rows; a very long one is quoted in part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Cell:
     state: CellState
     answer: str | None = None
     quotes: tuple[SourceQuote, ...] = ()
-    """The passages that the answer was read from, best first; empty where none was found."""
+    """The passages that support the answer, best first; empty if none was found."""
     run_id: str | None = None
     """The run in the run log."""
     stop_reason: StopReason | None = None
@@ -83,45 +84,45 @@ class ReportDocument:
     reference: DocumentRef | None
     """Its text in the store; None if it could not be read."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What is known about it: title, author, year, journal, publisher, doi, url, ..."""
+    """Its title, author, year, journal, publisher, doi, url, ..., as far as they are known."""
     error: str | None = None
-    """Why it could not be read."""
+    """Why it could not be read; None if it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceMatrix:
-    """Documents x questions. There is a cell for every pair."""
+    """One cell for each pair of document and question."""
 
     question: str
     """The report's question."""
     questions: tuple[str, ...]
-    """What each document was asked."""
+    """The questions that every document is read for."""
     documents: tuple[ReportDocument, ...]
     cells: tuple[Cell, ...]
-    """By document, then by question."""
+    """Ordered by document, then by question."""
 
     def cell(self, document: int, question: int) -> Cell:
-        """One cell."""
+        """Return the cell of a document and a question."""
         return self.cells[document * len(self.questions) + question]
 
     def column(self, question: int) -> Iterator[Cell]:
-        """The cells of a question, by document."""
+        """Yield the cells of one question, in the order of the documents."""
         return (cell for cell in self.cells if cell.question == question)
 
     def quotes(self) -> Iterator[tuple[QuotePlace, SourceQuote]]:
-        """Every quote, with its place."""
+        """Yield every quote with its place."""
         for cell in self.cells:
             for index, quote in enumerate(cell.quotes):
                 yield QuotePlace(cell.document, cell.question, index), quote
 
     def quote(self, place: QuotePlace) -> SourceQuote:
-        """The quote at a place."""
+        """Return the quote at a place."""
         return self.cell(place.document, place.question).quotes[place.index]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class QuotePlace:
-    """Which quote is meant: the number of its document, its question, and its place in the cell, from 0."""
+    """Identifies a quote: its document, its question, and its position in the cell, all counted from 0."""
 
     document: int
     question: int
@@ -129,19 +130,19 @@ class QuotePlace:
 
 
 def gives_no_answer(answer: str | None) -> bool:
-    """Whether an answer is empty, or is one of the phrases that say that the document has none."""
+    """Whether an answer is empty, or is a phrase such as "not stated"."""
     return not (answer or "").strip() or _NO_ANSWER.fullmatch(" ".join((answer or "").split())) is not None
 
 
 def to_json(value: Any) -> Any:
-    """JSON-ready values of what is in a matrix or report."""
+    """Convert parts of a matrix or report to JSON-ready values."""
     return msgspec.to_builtins(value, str_keys=True)
 
 
 def from_json(values: Any, kind: type[T]) -> T:
-    """The inverse of `to_json`.
+    """Convert values of `to_json` back.
 
     Raises:
-        msgspec.ValidationError: the values are not of that kind.
+        msgspec.ValidationError: the values do not fit the type.
     """
     return msgspec.convert(values, kind, str_keys=True)

@@ -1,7 +1,7 @@
-"""Makes text of documents and policies harmless in each format that a report is written in.
+"""Escapes the text of documents and policies for each format of a report.
 
-Documents are not trusted: what they say may be a spreadsheet formula, a link, an image that is loaded from elsewhere,
-or TeX. In a report it is text, and nothing else.
+Documents are not trusted. Their text may contain a spreadsheet formula, a link, a remote image, or TeX; a report shows
+all of it as plain text.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _TEX: Final = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
 }  # fmt: skip
 _BREAK: Final = "\u2060"
-"""The word joiner: it is not seen, and no program takes what it stands in for an address."""
+"""The word joiner: it is invisible, and programs do not turn an address that contains it into a link."""
 _PATH: Final = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
 
 
 def writable(text: str) -> str:
-    """A text without control characters, changes of direction, and half surrogate pairs, which become U+FFFD."""
+    """Replace control characters, marks of text direction, and half surrogate pairs by U+FFFD."""
     return _UNWRITABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def one_line(text: str) -> str:
-    """A text in one line, as in `writable`."""
+    """Return a text in one line, cleaned by `writable`."""
     return " ".join(writable(text).split())
 
 
 def spreadsheet_cell(text: str) -> str:
-    """A text that a spreadsheet takes for text: one that would be a formula gets an apostrophe in front."""
+    """Return a text that a spreadsheet shows as text: an apostrophe is put in front of what would be a formula."""
     text = writable(text)
     return f"'{text}" if _FORMULA.match(text) else text
 
 
 def markdown_text(text: str) -> str:
-    """A text, in one line, of which Markdown makes no link, image, HTML, TeX, list or table cell."""
+    """Escape a text, in one line, so that Markdown makes no link, image, HTML, TeX, list or table cell of it."""
     text = _ACTIVE.sub(lambda match: "".join(part for part in match.groups() if part) + _BREAK, one_line(text))
     return _MARKDOWN.sub(_escaped_in_markdown, text)
 
@@ -52,12 +52,12 @@ def _escaped_in_markdown(match: re.Match[str]) -> str:
 
 
 def tex_text(text: str) -> str:
-    """A text, in one line, of which TeX and BibTeX make no command."""
+    """Escape a text, in one line, so that TeX and BibTeX find no command in it."""
     return "".join(_TEX.get(character, character) for character in one_line(text))
 
 
 def without_folders(message: str) -> str:
-    """A message of this package with only the last part of each path in it, and without the user's home."""
+    """Shorten each path in a message to its last part, so that it does not reveal folders of this machine."""
     home = str(Path.home())
     shown = message.replace(home, "~") if len(home) > 1 else message
     return _PATH.sub(r"\1", shown)

@@ -1,4 +1,4 @@
-"""Which names and values of a sentence belong together: in what order, and in which quote."""
+"""Checks that the names and values of a sentence are in the same order and in the same quote as in the source."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from memagent_graph.reports.stated_facts import Date, Facts, Number, stem
 
 
 def is_ordinary(word: str, in_quotes: set[str], is_common: Callable[[str], bool]) -> bool:
-    """Whether a word that begins a sentence is no name: `in_quotes` has it, or it is an ordinary word."""
+    """Whether a word at the beginning of a sentence is not a name: it is in `in_quotes`, or it is an ordinary word."""
     return word in in_quotes or word in OPENERS or is_common(word) or not content_words((word, "x")) - {"x"}
 
 
-def has_content(word: str) -> bool:
-    """Whether a word says which things are meant, unlike function words and negations."""
+def is_content_word(word: str) -> bool:
+    """Whether a word has a meaning of its own, unlike function words and negations."""
     return len(word) > 2 and word not in NEGATIONS and word not in BETWEEN_WORDS
 
 
 def same_value(one: Number, other: Number) -> bool:
-    """Whether two numbers may have the same value, whatever their units."""
+    """Whether two numbers may have the same value; units are ignored."""
     return any(mine == theirs for mine, _ in one.readings for theirs, _ in other.readings)
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A name or a number, by what it is compared with, and where it is."""
+    """A name or a value, its key for comparison, and its position."""
 
     key: str
     start: int
@@ -54,6 +54,7 @@ def _items(facts: Facts) -> list[_Item]:
 
 
 def _once(items: Iterable[_Item]) -> dict[str, _Item]:
+    """Return the items whose key occurs only once, by key."""
     found: dict[str, _Item] = {}
     twice: set[str] = set()
     for item in items:
@@ -62,8 +63,8 @@ def _once(items: Iterable[_Item]) -> dict[str, _Item]:
     return {key: item for key, item in found.items() if key not in twice}
 
 
-def swapped(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
-    """Two names, or two numbers, that stand the other way round in a quote, with the same word between them."""
+def swapped_facts(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    """Find two names, or two values, whose order is reversed in a quote, with the same word between them."""
     here = _once(_items(stated))
     for quote in known:
         there = _once(_items(quote))
@@ -73,7 +74,7 @@ def swapped(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
                 continue
             if here[first].is_name is not here[second].is_name:
                 continue
-            # Passive sentences name first who comes last in an active one.
+            # A passive sentence names in reverse order what an active one names.
             is_turned = here[first].is_name and (
                 _is_passive(stated.text[here[first].end : here[second].start])
                 is not _is_passive(quote.text[there[second].end : there[first].start])
@@ -86,7 +87,7 @@ def swapped(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
                     stated.text[slice(here[first].start, here[first].end)],
                     stated.text[slice(here[second].start, here[second].end)],
                 )
-                yield Problem(ProblemKind.ORDER, f"{names[0]} and {names[1]} stand the other way round in its quote")
+                yield Problem(ProblemKind.ORDER, f"{names[0]} and {names[1]} are in the opposite order in its quote")
                 return
 
 
@@ -100,13 +101,15 @@ def _in_this_order(first: str, second: str, quote: Facts) -> bool:
 
 
 def _between(facts: Facts, left: _Item, right: _Item) -> set[str]:
-    """The stems of the content words, and the names and values, between two items."""
-    words = {stem(word.text) for word in facts.words if left.end <= word.start < right.start and has_content(word.text)}
+    """Return the names, the values, and the stems of the content words between two items."""
+    words = {
+        stem(word.text) for word in facts.words if left.end <= word.start < right.start and is_content_word(word.text)
+    }
     return words | {item.key for item in _items(facts) if left.end <= item.start < right.start}
 
 
-def apart(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
-    """Numbers and dates that quotes have only together with other names than the sentence's."""
+def separated_values(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
+    """Find numbers and dates that occur in the quotes only with other names than those of the sentence."""
     names = _likely_names(stated, is_common)
     if not names:
         return
@@ -122,11 +125,14 @@ def apart(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool
         others = [_likely_names(each, is_common) - names for each, _ in holding]
         if holding and all(others) and not any(names & own for _, own in holding):
             shown_value, other = stated.text[start:end], sorted(others[0])[0].title()
-            yield Problem(ProblemKind.APART, f"{shown_value} stands in its quotes with {other}, not with its own names")
+            yield Problem(
+                ProblemKind.APART,
+                f"{shown_value} occurs with {other} in its quotes, not with its own names",
+            )
 
 
 def _likely_names(facts: Facts, is_common: Callable[[str], bool]) -> set[str]:
-    """The names of a text, with the words that begin its sentences and are not ordinary ones."""
+    """Return the names of a text, and the first words of its sentences, except ordinary words."""
     first = {word.text for word in facts.words if word.is_first and not is_ordinary(word.text, set(), is_common)}
     return first | {word.text for word in facts.names if word.text not in TITLES}
 

@@ -1,18 +1,18 @@
-"""A report as one HTML file with the look of a run's page: no script, no network, and links only within the page."""
+"""Writes a report as one HTML file that looks like a run's page: no script, no network, links only within the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memagent_graph.reports.bibliography import described, place_of
+from memagent_graph.reports.bibliography import quote_location, reference_text
 from memagent_graph.reports.evidence_matrix import CellState
 from memagent_graph.reports.export_safety import writable
 from memagent_graph.reports.report_data import ReportData, ReportSection, ReportSentence
 from memagent_graph.reports.report_words import (
     NOT_QUOTED,
     WHAT_QUOTED_MEANS,
-    cell_words,
-    contradiction_words,
+    cell_text,
+    contradiction_text,
     summary,
 )
 from memagent_graph.reports.sentence_problems import shown
@@ -22,7 +22,7 @@ _PACKAGE = "memagent_graph.reports"
 
 
 def html_page(report: ReportData) -> str:
-    """The page as text, to be written in UTF-8."""
+    """Return the page as text; write it in UTF-8."""
     style = resource("page.css") + resource("report_page.css", _PACKAGE)
     return filled(
         resource("report_page.html", _PACKAGE),
@@ -92,7 +92,7 @@ def _contradictions(report: ReportData) -> Iterator[str]:
         return
     yield "<section><h2>Answers that contradict each other</h2>"
     for each in report.contradictions:
-        title, lines = contradiction_words(report, each)
+        title, lines = contradiction_text(report, each)
         items = "".join(f"<li>{_text(line)}</li>" for line in lines)
         yield f'<div class="differing"><p>{_text(title)}</p><ul>{items}</ul></div>'
     yield "</section>"
@@ -107,7 +107,7 @@ def _matrix(report: ReportData) -> Iterator[str]:
         for question in range(len(matrix.questions)):
             cell = matrix.cell(number, question)
             kind = "" if cell.state is CellState.ANSWERED else ' class="empty"'
-            yield f"<td{kind}>{_text(cell_words(cell))}</td>"
+            yield f"<td{kind}>{_text(cell_text(cell))}</td>"
         yield "</tr>"
     yield "</tbody></table></div></section>"
 
@@ -118,7 +118,7 @@ def _references(report: ReportData) -> Iterator[str]:
     yield '<section><h2>Quotes</h2><ol class="references">'
     for each in report.references:
         name = _text(report.matrix.documents[each.document].name)
-        where = f'<span class="where">{name}, {_text(place_of(each))}</span>'
+        where = f'<span class="where">{name}, {_text(quote_location(each))}</span>'
         yield f'<li id="quote-{each.number}">[{each.number}] {where}<br><q>{_text(each.quote.text)}</q></li>'
     yield "</ol></section>"
 
@@ -126,5 +126,5 @@ def _references(report: ReportData) -> Iterator[str]:
 def _documents(report: ReportData) -> Iterator[str]:
     yield '<section><h2>Documents</h2><ol class="documents">'
     for number, document in enumerate(report.matrix.documents, 1):
-        yield f"<li>{number}. {_text(described(document))}</li>"
+        yield f"<li>{number}. {_text(reference_text(document))}</li>"
     yield "</ol></section>"

@@ -1,25 +1,25 @@
-"""A report as Markdown, in which text of documents and policy is text and nothing else."""
+"""Writes a report as Markdown; text of documents and policies is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memagent_graph.reports.bibliography import described, place_of
+from memagent_graph.reports.bibliography import quote_location, reference_text
 from memagent_graph.reports.export_safety import markdown_text
 from memagent_graph.reports.report_data import ReportData, ReportSection
 from memagent_graph.reports.report_words import (
     NOT_QUOTED,
     WHAT_QUOTED_MEANS,
-    cell_words,
-    contradiction_words,
-    sentence_words,
+    cell_text,
+    contradiction_text,
+    sentence_text,
     summary,
 )
 from memagent_graph.reports.sentence_problems import shown
 
 
 def markdown(report: ReportData) -> str:
-    """The whole report: sections, contradictions, matrix, quotes, documents, and what happened."""
+    """Return the whole report: sections, contradictions, matrix, quotes, documents, and events."""
     parts = [
         [f"# {markdown_text(report.question)}", "", summary(report)],
         *(list(_section(report, section)) for section in report.sections),
@@ -38,7 +38,7 @@ def _section(report: ReportData, section: ReportSection) -> Iterator[str]:
     for sentence in section.sentences:
         numbers = "".join(f"[{number}]" for number in report.numbers(sentence))
         mark = "" if sentence.is_quoted else f" **[{NOT_QUOTED}: {markdown_text(shown(sentence.problems))}]**"
-        yield f"- {markdown_text(sentence_words(report, sentence))} {numbers}{mark}".rstrip()
+        yield f"- {markdown_text(sentence_text(report, sentence))} {numbers}{mark}".rstrip()
     if not section.sentences:
         yield "(empty: no document gives an answer)"
 
@@ -48,7 +48,7 @@ def _contradictions(report: ReportData) -> Iterator[str]:
         yield "## Answers that contradict each other"
         yield ""
     for each in report.contradictions:
-        title, lines = contradiction_words(report, each)
+        title, lines = contradiction_text(report, each)
         yield f"- {markdown_text(title)}"
         yield from (f"  - {markdown_text(line)}" for line in lines)
 
@@ -62,9 +62,7 @@ def _matrix(report: ReportData) -> Iterator[str]:
     for number, document in enumerate(matrix.documents):
         cells = (matrix.cell(number, question) for question in range(len(matrix.questions)))
         yield (
-            f"| {markdown_text(document.name)} | "
-            + " | ".join(markdown_text(cell_words(each)) for each in cells)
-            + " |"
+            f"| {markdown_text(document.name)} | " + " | ".join(markdown_text(cell_text(each)) for each in cells) + " |"
         )
 
 
@@ -75,13 +73,15 @@ def _references(report: ReportData) -> Iterator[str]:
     yield ""
     for each in report.references:
         name = markdown_text(report.matrix.documents[each.document].name)
-        yield f"- [{each.number}] {name}, {markdown_text(place_of(each))}: “{markdown_text(each.quote.text)}”"
+        yield f"- [{each.number}] {name}, {markdown_text(quote_location(each))}: “{markdown_text(each.quote.text)}”"
 
 
 def _documents(report: ReportData) -> Iterator[str]:
     yield "## Documents"
     yield ""
-    yield from (f"{number}. {markdown_text(described(each))}" for number, each in enumerate(report.matrix.documents, 1))
+    yield from (
+        f"{number}. {markdown_text(reference_text(each))}" for number, each in enumerate(report.matrix.documents, 1)
+    )
 
 
 def _notes(report: ReportData) -> Iterator[str]:

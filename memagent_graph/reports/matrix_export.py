@@ -1,4 +1,4 @@
-"""The evidence matrix as a table: CSV for spreadsheets, Parquet for programs. A row is a document and a question."""
+"""Writes the evidence matrix as CSV or Parquet, with one row for each document and question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUOTE_GAP: Final = "\n---\n"
 
 
 def matrix_csv(report: ReportData) -> bytes:
-    """CSV in UTF-8 with a byte order mark, every value in quotation marks; what would be a formula is text."""
+    """Return CSV in UTF-8 with a byte order mark; every value is in quotation marks, and formulas are escaped."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     writer.writerow(_COLUMNS)
@@ -38,7 +38,7 @@ def _csv_value(value: Any) -> str:
 
 
 def matrix_parquet(report: ReportData) -> bytes:
-    """Parquet, with quotes and their places as lists; text is as the documents have it.
+    """Return Parquet, with quotes and their positions as lists; text is not escaped.
 
     Raises:
         MissingExtraError: pyarrow is not installed.

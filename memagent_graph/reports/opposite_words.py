@@ -1,4 +1,4 @@
-"""English words by which `sentence_checks` distinguishes a meaning from its opposite, and names from other words."""
+"""English word lists for `sentence_checks`: opposites, negations, and words that are not names."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ OPENERS: Final = _words(
     your my these those this that the a an one two also again only even later earlier
     """
 )
-"""Words that begin sentences, so that their capital does not make them names."""
+"""Words that often begin a sentence; with a capital, they are not names."""
 TITLES: Final = _words("mr mrs ms dr prof sir lady lord st")
 NEGATIONS: Final = _words("not no never none neither nor without cannot nobody nothing nowhere")
-"""Besides words that end in n't."""
+"""Words that end in n't are negations too."""
 SOFT_NEGATIONS: Final = _words(
     """
     unable free lack lacks lacked lacking absence absent fail fails failed failing failure refuse refuses refused
     exclude excludes excluded excluding prohibit prohibits prohibited forbid forbids forbidden
     """
 )
-"""Words that may say what a negation says: a negation may stand for them, and they for one."""
-LIMITS: Final = NEGATIONS | _words("unless except only until rarely seldom hardly barely almost nearly")
-"""Words without which a sentence says more, or the opposite."""
+"""Words that can have the meaning of a negation, so that one may replace the other."""
+QUALIFIERS: Final = NEGATIONS | _words("unless except only until rarely seldom hardly barely almost nearly")
+"""Words that restrict or negate a sentence; without them it claims more, or the opposite."""
 BETWEEN_WORDS: Final = _words(
     """
     the and for with from this that these those its their his her were was are been being has have had did does
@@ -41,7 +41,7 @@ BETWEEN_WORDS: Final = _words(
     how into onto upon about such also only just very own per you your our
     """
 )
-"""Words that say nothing about which things a negation, or two names, are connected with."""
+"""Words that are ignored when the words around a negation, or between two names, are compared."""
 OPPOSITES: Final = tuple(
     (_words(left), _words(right))
     for left, right in (
@@ -93,11 +93,11 @@ OPPOSITES: Final = tuple(
         ("employer", "employee"),
     )
 )  # fmt: skip
-"""Groups of words: a sentence with one of a group, whose quotes have only words of the other, says the opposite."""
+"""Pairs of word groups. A sentence with a word of one group contradicts quotes that only have words of the other."""
 OPPOSITE_PHRASES: Final = (
     (re.compile(r"\bat least\b|\bno (?:less|fewer) than\b|\bminimum\b", re.I),
      re.compile(r"\bat most\b|\bno more than\b|\bup to\b|\bmaximum\b", re.I)),
     (re.compile(r"\bmore than\b|\bover\b(?= \d)|\babove\b|\bgreater than\b|\bexceed", re.I),
      re.compile(r"\b(?:less|fewer) than\b|\bunder\b(?= \d)|\bbelow\b", re.I)),
 )  # fmt: skip
-"""The same for phrases."""
+"""Pairs of phrases, used like `OPPOSITES`."""

@@ -1,4 +1,4 @@
-"""What a report consists of, and how its references are numbered."""
+"""The data of a report, and the numbering of its references."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from memagent_graph.reports.sentence_problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class ReportSentence:
-    """A sentence of the report."""
+    """One sentence of the report."""
 
     text: str
     quotes: tuple[QuotePlace, ...]
-    """What it is bound to."""
+    """The quotes that it cites."""
     problems: tuple[Problem, ...] = ()
-    """What its quotes do not have; empty if it is quoted."""
+    """What the quotes do not support; empty if the sentence is quoted."""
     document: int | None = None
     """The document whose answer it is, in an extractive report."""
     chosen_by_code: bool = False
-    """Whether the code found its quotes, because those that the policy named do not have what it states."""
+    """Whether the code chose its quotes, because those that the policy cited do not support it."""
 
     @property
     def is_quoted(self) -> bool:
-        """Whether all that can be compared stands in its quotes, and these in their documents."""
+        """Whether everything that can be compared is in its quotes, and the quotes are in their documents."""
         return not self.problems
 
 
@@ -44,7 +44,7 @@ class ReportSection:
 
 @dataclass(frozen=True, slots=True)
 class ReportEvent:
-    """Something that happened and that a reader of the report should know."""
+    """Something that readers of the report should know."""
 
     kind: EventKind
     detail: str
@@ -52,7 +52,7 @@ class ReportEvent:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A quote that the report uses, under the number by which its sentences name it."""
+    """A quote that the report uses, with the number that its sentences cite."""
 
     number: int
     document: int
@@ -61,7 +61,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class ReportData:
-    """What a report over documents consists of: its matrix, its sections, and what was found wrong with them."""
+    """The data of a report over documents: matrix, sections, contradictions and events."""
 
     report_id: str
     mode: ReportMode
@@ -72,17 +72,18 @@ class ReportData:
     contradictions: tuple[Contradiction, ...] = ()
     events: tuple[ReportEvent, ...] = ()
     quotes_checked: int = 0
-    """Quotes of all cells, each of which was looked for in its document."""
+    """The number of quotes in all cells; each was looked up in its document."""
     quotes_found: int = 0
+    """The number of those that are in their document."""
 
     @property
     def question(self) -> str:
-        """What the report is about."""
+        """The question of the report."""
         return self.matrix.question
 
     @cached_property
     def references(self) -> tuple[Reference, ...]:
-        """The quotes that the sections use, numbered from 1 in the order of their first use."""
+        """The quotes that the sentences cite, numbered from 1 in the order of their first use."""
         numbers = self._numbers
         found: dict[int, Reference] = {}
         for place in (place for sentence in self.sentences for place in sentence.quotes):
@@ -98,22 +99,22 @@ class ReportData:
         return numbers
 
     def _key(self, place: QuotePlace) -> tuple[int, int, int]:
-        """Equal for the same passage in several cells."""
+        """Return a key that is the same for one passage in several cells."""
         quote = self.matrix.quote(place)
         return place.document, quote.start_char, quote.end_char
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
-        """The numbers of a sentence's references, in order."""
+        """Return the numbers of a sentence's references, in ascending order."""
         return sorted({self._numbers[self._key(place)] for place in sentence.quotes})
 
     @property
     def sentences(self) -> Iterator[ReportSentence]:
-        """Those of all sections."""
+        """The sentences of all sections."""
         return (sentence for section in self.sections for sentence in section.sentences)
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
-        """How many documents, cells, sentences and quotes there are of each kind."""
+        """Counts of documents, questions, cells by state, sentences, quotes and tokens."""
         cells = self.matrix.cells
         states = {state.value: sum(cell.state is state for cell in cells) for state in CellState}
         sentences = list(self.sentences)

@@ -1,4 +1,4 @@
-"""A report as files in a folder, each written whole or not at all."""
+"""Writes a report as files in a folder. Each file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "parquet": ("matrix.parquet", matrix_parquet),
     "bib": ("references.bib", lambda report: bibtex(report).encode("utf-8", "replace")),
 }
-"""The name of the file, and what makes its content, by format."""
+"""By format: the file name, and the function that returns the file's content."""
 
 
 def write_report(report: Report, folder: Path, formats: Iterable[str], *, force: bool = False) -> list[Path]:
-    """Write a report's files for their owner alone; `report.json` always, the bibliography only if it has an entry.
+    """Write the files of a report, readable only by their owner.
+
+    `report.json` is always written, and the bibliography only if it has an entry.
 
     Args:
         report: the report.
-        folder: created if it does not exist. Files of another report are not replaced.
-        formats: names in `FORMATS`.
-        force: replace files of another report, or others with these names, too.
+        folder: the folder; it is created if it does not exist.
+        formats: keys of `FORMATS`.
+        force: also replace files that do not belong to this report.
 
     Returns:
         The files that were written.
 
     Raises:
-        RunError: there is something else in the folder with one of these names, or it cannot be written.
+        RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
         MissingExtraError: a format needs a package that is not installed; nothing was written.
     """
     chosen = dict.fromkeys(("json", *formats))
@@ -72,7 +74,7 @@ def _require_own(report: Report, folder: Path, names: Iterable[str]) -> None:
         is_own = False
     if not is_own or any((folder / name).is_symlink() for name in there):
         raise RunError(
-            f"{there[0]} is already in {folder.name}, and not of this report",
+            f"{there[0]} already exists in {folder.name} and does not belong to this report",
             hint="Name another folder with --out, or replace it with --force.",
         )
 

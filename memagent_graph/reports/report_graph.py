@@ -1,8 +1,8 @@
-"""The LangGraph graph of a report: plan -> read_document, one for each -> write -> check.
+"""The LangGraph graph of a report: plan -> read_document (one task for each document) -> write -> check.
 
-Its state is saved after every step, and every read's at every chunk, in the reader's checkpoints. So a report that is
-killed continues where it was: documents that were read are not read again, and those in the middle of it continue at
-their chunk. All calls of the policy are in the run log, as runs whose ids begin with the report's.
+The reader's checkpoints keep the state of the report after every step, and the state of every read after every chunk.
+A report that was killed continues from there: finished documents are not read again, and unfinished ones continue at
+their chunk. The run log has all calls of the policy: a run for each document and question, and the report's own runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from memagent_graph.reports.evidence_matrix import (
 )
 from memagent_graph.reports.export_safety import without_folders
 from memagent_graph.reports.report_data import ReportEvent
-from memagent_graph.reports.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, are_understood
+from memagent_graph.reports.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, has_prompts_for
 from memagent_graph.reports.report_writing import ReportPlan, ReportWriting
 from memagent_graph.reports.source_text import SourceText
 from memagent_graph.results import ReadResult
@@ -53,49 +53,49 @@ from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
-"""Called with a document's name, a question, and each update of the memory of that read."""
+"""A function that is called with the document's name, the question, and each memory update of that read."""
 _LEAST_TOKENS: Final = 64
-"""With room for fewer tokens of quotes, a section is not worth writing."""
+"""The policy writes nothing if its prompt has room for fewer tokens of material than this."""
 _BEGINNING_BYTES: Final = 600
-"""How much of each document the policy is shown when it is asked for questions."""
+"""How much of each document the policy sees when it writes the questions."""
 
 
 class ReportState(TypedDict, total=False):
     """The state of a report: JSON values only."""
 
     questions: list[str]
-    """What every document is asked."""
+    """The questions that every document is read for."""
     cells: Annotated[dict[str, list[Any]], operator.or_]
-    """By the document's number, one for each question."""
+    """By document number: a cell for each question."""
     draft: dict[str, Any]
     events: Annotated[list[Any], operator.add]
     report: dict[str, Any]
 
 
 class _Sent(TypedDict):
-    """What the task of one document gets."""
+    """The input of the task that reads one document."""
 
     numbers: list[int]
-    """Its number; several if documents have the same text, which is read once."""
+    """The document's number; several numbers if documents have the same text, which is read once."""
     questions: list[str]
 
 
 @dataclass(frozen=True)
 class ReportWork:
-    """One report: what it is about, who reads, and what it may do.
+    """One report: its question, its documents, its reader and its options.
 
     Args:
-        report_id: its id, with which its runs' ids begin, and under which its state is saved.
-        agent: reads the documents.
-        question: what the report is about.
-        questions: what every document is asked; empty if the policy is to write the questions.
-        documents: the documents, in the store.
-        extractive: whether the sections are the cells' answers even if the policy could write them.
+        report_id: the report's id; its state is saved under this id, and the ids of its own runs begin with it.
+        agent: the reader.
+        question: the question of the report.
+        questions: the questions that every document is read for; if there are none, the policy writes them.
+        documents: the documents, which are in the store.
+        extractive: whether the sections are the cells' answers, even if the policy could write them.
         judge: whether the policy judges contradictions.
-        limits: of each read.
-        runs: what the ids of the documents' runs begin with. With the same beginning, a document that another report
-            has read with the same question is not read again.
-        on_update: called with every update.
+        limits: the limits of each read.
+        runs: the prefix of the ids of the documents' runs. Reports with the same prefix share these runs, so a document
+            is not read twice for the same question.
+        on_update: called with every memory update.
     """
 
     report_id: str
@@ -110,7 +110,7 @@ class ReportWork:
     on_update: OnUpdate | None = field(default=None, repr=False)
 
     def graph(self) -> StateGraph[Any, Any, Any, Any]:
-        """The graph, to be compiled with the reader's checkpointer."""
+        """Build the graph; the caller compiles it with the reader's checkpointer."""
         builder: Any = StateGraph(ReportState)
         builder.add_node("plan", self._plan)
         builder.add_node("read_document", self._read_document)
@@ -125,17 +125,17 @@ class ReportWork:
         return graph
 
     async def _plan(self, state: ReportState) -> ReportState:
-        """The questions: those given, the policy's, or the report's own question."""
+        """Choose the questions: those of the caller, those of the policy, or the report's own question."""
         if self.questions:
             return {"questions": list(self.questions), "events": []}
-        if reason := await self._unable(ReportPlan(), QUESTIONS):
-            detail = f"{reason}; every document is asked the report's question itself"
+        if reason := await self._why_unable(ReportPlan(), QUESTIONS):
+            detail = f"{reason}; every document is read for the report's question itself"
             return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
         beginnings = await asyncio.to_thread(self._beginnings)
         result = await self._run(ReportPlan(), beginnings, "documents", "plan")
         if result.answer:
             return {"questions": result.answer.splitlines(), "events": []}
-        detail = "the policy wrote no question; every document is asked the report's question itself"
+        detail = "the policy wrote no question; every document is read for the report's question itself"
         return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
 
     def _each_document(self, state: ReportState) -> list[Send]:
@@ -148,7 +148,7 @@ class ReportWork:
         ]
 
     async def _read_document(self, sent: _Sent) -> ReportState:
-        """One document, once for all questions; a document that cannot be read is a row of failed cells."""
+        """Read one document once for all questions; if it cannot be read, its row has failed cells."""
         document, questions = self.documents[sent["numbers"][0]], sent["questions"]
         if document.reference is None:
             return self._failed(sent, document.error or "")
@@ -158,10 +158,11 @@ class ReportWork:
             partial(self._read_one, document, asked, run_id) for asked, run_id in zip(different, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
-            # Another report of this process may read the same. The order is that of all, so no two wait for each other.
+            # Another report of this process may read the same document. All take the locks in the same order, so
+            # there is no deadlock.
             for run_id in sorted(run_ids):
                 await stack.enter_async_context(_lock_of(run_id))
-            outcomes = dict(zip(different, await _on_its_own(in_passes(reads, AT_ONCE)), strict=True))
+            outcomes = dict(zip(different, await _outside_this_graph(in_passes(reads, AT_ONCE)), strict=True))
         errors = [each for each in outcomes.values() if isinstance(each, Exception)]
         if others := [each for each in errors if not isinstance(each, DocumentError)]:
             raise others[0]
@@ -192,15 +193,14 @@ class ReportWork:
         return f"{self.runs}-{sha256(what).hexdigest()[:20]}"
 
     async def _read_one(self, document: ReportDocument, asked: str, run_id: str, pace: Reach) -> ReadResult:
-        tell = self.on_update
-        report = None if tell is None else partial(tell, document.name, asked)
-        assert document.reference is not None  # noqa: S101  `_read_document` has looked
-        return await result_of(self._parts(self.agent, document.reference, asked, run_id, pace), report)
+        on_update = None if self.on_update is None else partial(self.on_update, document.name, asked)
+        assert document.reference is not None  # noqa: S101  `_read_document` has checked it
+        return await result_of(self._parts(self.agent, document.reference, asked, run_id, pace), on_update)
 
     async def _parts(
         self, agent: MemAgent, reference: DocumentRef, question: str, run_id: str, pace: Reach | None = None
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """A run's updates and result; of a run that was begun before, those left."""
+        """Yield a run's updates and its result; an earlier run with this id is continued."""
         limits = self.limits if agent is self.agent else None
         if agent.keeps_checkpoints:
             try:
@@ -215,16 +215,16 @@ class ReportWork:
                 yield part
 
     async def _write(self, state: ReportState) -> ReportState:
-        """The draft: the policy's, or, if it has no prompts for that, the cells' answers."""
+        """Let the policy write the draft; if it has no prompts for that, the draft consists of the cells' answers."""
         matrix = self._matrix(state)
         events: list[Any] = []
         write, judge = not self.extractive, self.judge
         if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
             write = judge = False
-        if write and (reason := await self._unable(ReportWriting(), OUTLINE, SECTION)):
+        if write and (reason := await self._why_unable(ReportWriting(), OUTLINE, SECTION)):
             write = False
             events.append(_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
-        if judge and (reason := await self._unable(ReportWriting(), JUDGE)):
+        if judge and (reason := await self._why_unable(ReportWriting(), JUDGE)):
             judge = False
             events.append(_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
         if not write and not judge:
@@ -235,10 +235,10 @@ class ReportWork:
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
-        """The report: every quote and sentence compared with the documents."""
+        """Check every quote and sentence, and build the report."""
         matrix = self._matrix(state)
         quoted = dict.fromkeys(place.document for place, _ in matrix.quotes())
-        # One text at a time: all of them may be more than the memory holds.
+        # One text at a time, because all of them may not fit in memory.
         sources = ((number, self._source(matrix.documents[number])) for number in quoted)
         events = [from_json(each, ReportEvent) for each in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
@@ -252,7 +252,7 @@ class ReportWork:
         return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
 
     def _source(self, document: ReportDocument) -> SourceText:
-        assert document.reference is not None  # noqa: S101  only such documents have quotes
+        assert document.reference is not None  # noqa: S101  only documents in the store have quotes
         return SourceText.of(self.agent.store, document.reference)
 
     def _beginnings(self) -> str:
@@ -264,28 +264,30 @@ class ReportWork:
                 lines.append(f"{document.name}: {' '.join(start.split())}")
         return "\n".join(lines)
 
-    async def _unable(self, strategy: Strategy, *roles: Role) -> str:
-        """Why the policy cannot be asked in these roles; "" if it can."""
+    async def _why_unable(self, strategy: Strategy, *roles: Role) -> str:
+        """Return why the policy cannot take these roles; "" if it can."""
         context = await self.agent.aprepare()
         names = ", ".join(role.name for role in roles)
-        if not are_understood(roles, context.prompts, own_words_only=context.own_words_only):
+        if not has_prompts_for(roles, context.prompts, own_words_only=context.own_words_only):
             return f"the policy has no prompt for {names}"
         if _chunk_tokens(strategy, context) < _LEAST_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 
     async def _run(self, strategy: Strategy, text: str, name: str, place: str) -> ReadResult:
-        """A run over a text of the report's own, with the same policy, log and checkpoints."""
-        # A checkpointer that is open, not a file's path: what the copy opened itself nobody would close.
+        """Read a text of the report itself, with the same policy, log and checkpoints."""
+        # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
         tokens = _chunk_tokens(strategy, await self.agent.aprepare())
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, budget_changes={"chunk_tokens": tokens})
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
-        return await _on_its_own(result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}")))
+        return await _outside_this_graph(
+            result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}"))
+        )
 
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
-    """How many tokens of quotes, answers or documents a prompt of the report's own roles has room for."""
+    """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
     prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
     excess = excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
     return context.budget.chunk_tokens - max(0, excess)
@@ -295,12 +297,12 @@ _locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDicti
 
 
 def _lock_of(run_id: str) -> asyncio.Lock:
-    """The lock of a run, the same for all reports on this event loop."""
+    """Return the lock of a run, which all reports on this event loop share."""
     return _locks.get().setdefault(run_id, asyncio.Lock())
 
 
-async def _on_its_own(work: Coroutine[Any, Any, T]) -> T:
-    """Run work outside of the graph whose node this is; otherwise its graphs would be parts of that graph."""
+async def _outside_this_graph(work: Coroutine[Any, Any, T]) -> T:
+    """Run work in a new context, so that LangGraph does not treat its graphs as parts of the graph that is running."""
     return await asyncio.create_task(work, context=Context())
 
 

@@ -1,7 +1,7 @@
-"""The roles in which a policy helps with a report: questions, outline, sections, and whether answers contradict.
+"""The roles of the policy in a report: it writes questions, outline and sections, and judges contradictions.
 
-A policy that was trained on its own prompts has templates for them in its profile, or writes none of these: then the
-report's question is asked as it is, and the sections are the cells' answers.
+A policy that was trained on its own prompts needs templates for these roles in its profile. Without them, documents are
+read for the report's own question, and the sections are the cells' answers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _LONGEST_HEADING: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
 _QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
 _OWN_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
-"""References that a model makes up; the report's are made by code."""
+"""References that a model invents; those of the report are made by code."""
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
 def parse_questions(text: str, _: Prompts) -> Parsed | Trouble:
-    """The questions of a reply, one a line; of more than `MOST_QUESTIONS`, the first."""
+    """Parse questions, one on each line; at most `MOST_QUESTIONS` are kept."""
     lines = [_LIST_MARK.sub("", line).strip() for line in text.splitlines()]
     asked = list(dict.fromkeys(line for line in lines if line.endswith("?")))
     if not asked:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and no line of it is a question")
+        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
     return Parsed(text, asked[:MOST_QUESTIONS])
 
 
 def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
-    """Headings, one a line, with the numbers of questions behind them: from 1 in the reply, from 0 here."""
+    """Parse headings, one on each line, followed by question numbers; these count from 1 in the reply, from 0 here."""
     found: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
@@ -48,7 +48,7 @@ def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
 
 
 def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
-    """Sentences, one a line, and the numbers of the quotes that each names."""
+    """Parse sentences, one on each line, with the numbers of the quotes that each cites."""
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         written = _LIST_MARK.sub("", line).strip()
@@ -63,7 +63,7 @@ def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
 
 
 def parse_judgement(text: str, _: Prompts) -> Parsed | Trouble:
-    """CONTRADICT or COMPATIBLE, as a truth value."""
+    """Parse CONTRADICT as True, and COMPATIBLE as False."""
     word = next(iter(text.split()), "").strip(".,:*").upper()
     if word not in {"CONTRADICT", "COMPATIBLE"}:
         return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
@@ -112,13 +112,16 @@ JUDGE = Role(
 )
 
 
-def are_understood(roles: Sequence[Role], prompts: Prompts, *, own_words_only: bool) -> bool:
-    """Whether a policy has a prompt for each role: those of the package, or, if it understands no others, its own."""
+def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, own_words_only: bool) -> bool:
+    """Whether a policy has a prompt for each role.
+
+    With `own_words_only`, the policy understands only its own prompts, so those of the package do not count.
+    """
     return not own_words_only or all(prompts.has(role.name) for role in roles)
 
 
-def wording(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
-    """The prompts of the roles that a policy understands, as far as they differ from the package's."""
+def custom_templates(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
+    """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
     own = {role.name: prompts.template(role.name).text for role in roles if prompts.has(role.name)}
     others = {role.name: "" for role in roles if own_words_only and role.name not in own}

@@ -8,10 +8,11 @@ from memagent_graph.reports.evidence_matrix import Cell, CellState
 from memagent_graph.reports.report_data import ReportData, ReportSentence
 
 NOT_QUOTED = "not quoted"
-"""The mark of a sentence that no quotes support."""
+"""The mark of a sentence that its quotes do not support."""
 WHAT_QUOTED_MEANS = (
-    "A sentence is quoted if its numbers, units, dates, names and quotations stand in its quotes, and these stand in "
-    "their documents, character by character but for white space and Unicode variants. That does not make it true. "
+    "A sentence is quoted if its numbers, units, dates, names and quotations appear in its quotes, and the quotes "
+    "appear in their documents, character by character except for white space and Unicode variants. This does not make "
+    "it true. "
     f'Sentences marked "{NOT_QUOTED}" failed this check.'
 )
 _RULES = {
@@ -23,7 +24,7 @@ _RULES = {
 
 
 def summary(report: ReportData) -> str:
-    """What was read and found, in one sentence or two."""
+    """Summarize in a few sentences what was read and found."""
     total = report.totals
     explanation = (
         f"{_counted(total['documents'], 'document')} read with {_counted(total['questions'], 'question')}: "
@@ -40,8 +41,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def cell_words(cell: Cell) -> str:
-    """What a cell shows: its answer, or why there is none."""
+def cell_text(cell: Cell) -> str:
+    """Return the text of a cell: its answer, or why there is none."""
     if cell.state is CellState.ANSWERED:
         return cell.answer or ""
     if cell.state is CellState.FAILED:
@@ -49,15 +50,15 @@ def cell_words(cell: Cell) -> str:
     return "(empty)" if cell.state is CellState.EMPTY else f"(stopped: {cell.stop_reason})"
 
 
-def sentence_words(report: ReportData, sentence: ReportSentence) -> str:
-    """A sentence; an answer of a cell with the name of its document in front."""
+def sentence_text(report: ReportData, sentence: ReportSentence) -> str:
+    """Return a sentence; if it is a cell's answer, the document's name is put in front."""
     if sentence.document is None:
         return sentence.text
     return f"{report.matrix.documents[sentence.document].name}: {sentence.text}"
 
 
-def contradiction_words(report: ReportData, found: Contradiction) -> tuple[str, list[str]]:
-    """What documents differ in, and a line for each group of them that agrees."""
+def contradiction_text(report: ReportData, found: Contradiction) -> tuple[str, list[str]]:
+    """Return a title for a contradiction, and a line for each group of documents that agree."""
     judged = {None: "", True: "; judged a contradiction by the policy", False: "; judged compatible by the policy"}
     title = f"{report.matrix.questions[found.question]} ({_RULES[found.rule]}{judged[found.judgement]})"
     lines = []

@@ -1,7 +1,7 @@
-"""Two ways of reading whose documents are a report's own: its list of documents, and its matrix.
+"""The two strategies with which a policy plans and writes a report.
 
-`ReportPlan` reads the beginnings of the documents and writes the questions; `ReportWriting` reads the matrix and writes
-the sections. As strategies they are logged, counted, resumed and shown like every other run.
+`ReportPlan` reads the beginnings of the documents and writes the questions. `ReportWriting` reads the matrix and writes
+the sections. Because they are strategies, their runs are logged, counted, resumed and shown like all others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from memagent_graph.roles import Role
 
 @dataclass(frozen=True)
 class ReportPlan(Strategy):
-    """open_document -> ask_for_questions: one call, whose answer is the questions, one a line."""
+    """open_document -> ask_for_questions: one call; its answer is the questions, one on each line."""
 
     name: ClassVar[str] = "report_plan"
     roles: ClassVar[tuple[Role, ...]] = (QUESTIONS,)
@@ -53,7 +53,7 @@ class ReportPlan(Strategy):
     concludes: ClassVar[str] = "ask_for_questions"
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the step."""
+        """Add the node and its edges."""
         graph.add_node("ask_for_questions", _ask_for_questions)
         graph.add_edge(OPEN, "ask_for_questions")
         graph.add_edge("ask_for_questions", END)
@@ -82,17 +82,17 @@ def _ended(step: StepContext, answer: str, raw: str) -> Change:
 
 
 class WritingState(ReaderState):
-    """The headings, what was written of each section, and what was judged of each contradiction."""
+    """The headings, the sections written so far, and the judgements so far."""
 
     outline: NotRequired[list[tuple[str, list[int]]]]
     sections: NotRequired[Annotated[dict[str, Any], put]]
-    """By the number of the section."""
+    """By section number."""
     judged: NotRequired[Annotated[dict[str, Any], put]]
-    """By the number of the question."""
+    """By question number."""
 
 
 class WritingBranch(WritingState):
-    """The state of a branch: the section that it writes, or the question whose answers it judges."""
+    """The state of a branch, with the number of the section that it writes or the question that it judges."""
 
     branch: str
     number: int
@@ -102,13 +102,13 @@ class WritingBranch(WritingState):
 class ReportWriting(Strategy):
     """open_document -> outline -> write_section and judge, in parallel -> put_together.
 
-    A section that the policy does not write in the form that is asked for, however often, is extractive.
+    If the policy does not write a section in the required form, even when it is asked again, the section is extractive.
     """
 
     judge: bool = False
-    """Whether the policy judges what the rules list as contradictions."""
+    """Whether the policy judges the contradictions that the rules find."""
     write: bool = True
-    """Whether the policy writes the sections; otherwise they are the answers of the cells."""
+    """Whether the policy writes the sections; if not, they are the cells' answers."""
     name: ClassVar[str] = "report_writing"
     roles: ClassVar[tuple[Role, ...]] = (OUTLINE, SECTION, JUDGE)
     state: ClassVar[type] = WritingState
@@ -116,7 +116,7 @@ class ReportWriting(Strategy):
     concludes: ClassVar[str] = "put_together"
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the steps."""
+        """Add the nodes and their edges."""
         graph.add_node("outline", self._outline)
         graph.add_node("write_section", _write_section)
         graph.add_node("judge", _judge)
@@ -137,7 +137,7 @@ class ReportWriting(Strategy):
         return parts or "put_together"
 
     async def _outline(self, state: WritingState, step: StepContext) -> Change:
-        """Ask for the headings. A question that no heading names gets a section of its own."""
+        """Ask for the headings. A question that belongs to no heading gets its own section."""
         matrix, context = _matrix(state, step), step.context
         differing: dict[str, dict[str, bool]] = {str(each.question): {} for each in contradictions(matrix)}
         if not self.write:
@@ -152,7 +152,7 @@ class ReportWriting(Strategy):
         return {"outline": outline, "judged": differing}
 
     async def _put_together(self, state: WritingState, step: StepContext) -> Change:
-        """The draft as JSON is the run's answer."""
+        """Join the sections to a draft; its JSON is the run's answer."""
         written = state.get("sections") or {}
         sections = [from_json(written[key], DraftSection) for key in sorted(written, key=int)]
         judged = {
@@ -180,7 +180,7 @@ def _answers(matrix: EvidenceMatrix) -> Iterator[str]:
 
 
 def numbered_quotes(matrix: EvidenceMatrix) -> list[tuple[QuotePlace, SourceQuote]]:
-    """The quotes in the order in which the policy counts them, from 1."""
+    """Return the quotes in the order in which the prompt numbers them, from 1."""
     return list(matrix.quotes())
 
 
@@ -193,7 +193,7 @@ def _evidence(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]
 
 
 def _fitting(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[str, int]:
-    """The lines that fit in a number of tokens of the prompt, and how many are left out."""
+    """Return the lines that fit in `most` tokens of the prompt, and how many do not."""
     kept: list[str] = []
     tokens = left_out = 0
     for line in lines:

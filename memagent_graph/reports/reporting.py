@@ -1,4 +1,4 @@
-"""`report` and `areport`: from a question and documents to a report whose every sentence is bound to checked quotes."""
+"""`report` and `areport`: read documents for a question, and write a report in which sentences cite checked quotes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document
-from memagent_graph.errors import DocumentError, MemAgentError
+from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.graph import check_question, checked_questions
 from memagent_graph.reading.state import Limits
@@ -22,24 +22,24 @@ from memagent_graph.reports.document_metadata import metadata_of
 from memagent_graph.reports.evidence_matrix import ReportDocument
 from memagent_graph.reports.export_safety import without_folders
 from memagent_graph.reports.report_graph import OnUpdate, ReportState, ReportWork
-from memagent_graph.reports.report_roles import wording
+from memagent_graph.reports.report_roles import custom_templates
 from memagent_graph.storage.checkpoints import lease_of
 
 DOCUMENTS_AT_ONCE: Final = 8
-"""Documents that are read at the same time by default."""
+"""The default number of documents that are read at the same time."""
 _VERSION: Final = 1
-"""Of what a report's id stands for; it changes when older states cannot be continued."""
+"""A part of every report's id; it changes when reports of older versions cannot be continued."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSource:
-    """A document of a report with what is known about it, for its reference and BibTeX entry.
+    """A document of a report, with a name and metadata for its reference and BibTeX entry.
 
     Args:
-        document: anything that `Document.of` takes.
-        name: what the report calls it; by default the document's own name.
-        metadata: title, author (several are joined with " and "), year, journal, publisher, doi, url, ... It is added
-            to what the document itself has (see `document_metadata`).
+        document: anything that `Document.of` accepts.
+        name: its name in the report; by default the document's own name.
+        metadata: title, author (join several with " and "), year, journal, publisher, doi, url, ... These override the
+            metadata in the document itself (see `document_metadata`).
     """
 
     document: DocumentSource
@@ -60,32 +60,32 @@ async def areport(
     documents_at_once: int = DOCUMENTS_AT_ONCE,
     on_update: OnUpdate | None = None,
 ) -> Report:
-    """Read each document with the same questions, and write a report from the answers and their quotes alone.
+    """Read every document for the same questions, and write a report from the answers and their quotes alone.
 
-    The id follows from the documents' text, the questions and the settings. With checkpoints, the same call after a
-    kill or an error continues the report, and after its end gives it again, without a call of the policy. Documents
-    that another report has read with the same questions and settings are not read again.
+    By default, the report's id is a digest of the documents' text, the questions and the settings. With checkpoints,
+    the same call continues a report that was killed or failed. If the report is finished, the call returns it without
+    calling the policy. Documents that another report has read for the same questions and settings are not read again.
 
     Args:
-        agent: reads; the caller closes it.
-        question: what the report is about.
-        documents: anything that `Document.of` takes, or `ReportSource`s. One that cannot be read is a row of failed
-            cells. Live streams are refused.
-        questions: what every document is asked. Without any, the policy writes two to six; one that has no prompt for
-            that asks the report's question itself.
-        extractive: make the sections of the cells' answers; otherwise the policy writes them, if it has prompts for it.
-        judge: let the policy judge whether answers that differ contradict each other.
-        report_id: your own id; documents are read for it alone. A report with this id and other documents or settings
-            is refused.
-        limits: bounds for each read, that is for each question on each document.
+        agent: the reader; the caller closes it.
+        question: the question of the report.
+        documents: anything that `Document.of` accepts, or `ReportSource`s. A document that cannot be read gets a row of
+            failed cells. Live streams are not accepted.
+        questions: the questions that every document is read for. If there are none, the policy writes two to six. If
+            it has no prompt for this, every document is read for the report's own question.
+        extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
+        judge: let the policy judge whether differing answers contradict each other.
+        report_id: your own id. The report then shares no reads with reports of another id, and it cannot be continued
+            with other documents or settings.
+        limits: limits of each read; there is one read for each question and document.
         documents_at_once: how many documents are read at the same time.
-        on_update: called with a document's name, a question, and each update of that read's memory.
+        on_update: called with a document's name, a question, and each memory update of that read.
 
     Raises:
         MemAgentError, BudgetError: a question is empty or too long; nothing was read.
-        DocumentError: none of the documents can be read; this is the first one's error.
+        DocumentError: no document can be read; this is the error of the first one.
         PolicyError: a call failed. With checkpoints, the same call continues the report.
-        RunError: another process writes this report.
+        RunError: another process is writing this report, or `report_id` belongs to another report or a run.
     """
     context = await agent.aprepare()
     check_question(question, context)
@@ -98,17 +98,17 @@ async def areport(
         "policy": agent.policy.name,
         "settings": (await agent.agraph()).reader_context.settings,
     }
-    what = {
+    identity = {
         "version": _VERSION,
         "question": question,
         "questions": asked,
         "documents": [(each.name, each.reference and each.reference["key"]) for each in opened],
         "extractive": extractive,
         "judge": judge,
-        "wording": wording(context.prompts, own_words_only=context.own_words_only),
+        "wording": custom_templates(context.prompts, own_words_only=context.own_words_only),
         **reads,
     }
-    digest = _digest(what)
+    digest = _digest(identity)
     work = ReportWork(
         report_id=report_id or f"report-{digest[:20]}",
         agent=agent,
@@ -121,8 +121,8 @@ async def areport(
         runs=report_id or f"cell-{_digest(reads)[:8]}",
         on_update=on_update,
     )
-    # In a context of its own: called in a node or tool of another graph, it would otherwise be a part of that graph.
-    task = asyncio.create_task(_carried_out(work, digest, documents_at_once), context=Context())
+    # In a new context: in a node or tool of another graph, LangGraph would treat this graph as a part of that one.
+    task = asyncio.create_task(_run_report(work, digest, documents_at_once), context=Context())
     return Report.from_dict(await task)
 
 
@@ -139,7 +139,7 @@ def report(
     documents_at_once: int = DOCUMENTS_AT_ONCE,
     on_update: OnUpdate | None = None,
 ) -> Report:
-    """`areport` for synchronous code.
+    """Write a report, like `areport`, from synchronous code.
 
     >>> found = report(agent, "What do the contracts say about notice?", [Path("a.pdf"), Path("b.pdf")])
     ... # doctest: +SKIP
@@ -165,8 +165,8 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def _carried_out(work: ReportWork, digest: str, documents_at_once: int) -> dict[str, Any]:
-    """Begin the report, or continue one with this id."""
+async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> dict[str, Any]:
+    """Begin the report, or continue it if it exists; return its values."""
     saver = await work.agent.acheckpointer() if work.agent.keeps_checkpoints else None
     graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
     place: Any = {
@@ -194,25 +194,23 @@ def _require_same(metadata: Any, digest: str, report_id: str) -> None:
     Raises:
         RunMismatchError: the id belongs to another report, or to a run.
     """
-    from memagent_graph.errors import RunMismatchError  # noqa: PLC0415
-
     if (metadata or {}).get("report") != digest:
         raise RunMismatchError(
-            "there is a report, or a run, with this id and other documents, questions or settings",
-            hint="Choose another id, or leave it out: then it follows from documents, questions and settings.",
+            "this id already belongs to a run, or to a report with other documents, questions or settings",
+            hint="Choose another id, or give none: then it is computed from documents, questions and settings.",
             run_id=report_id,
         )
 
 
 async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource]) -> tuple[ReportDocument, ...]:
-    """The documents in the store, in order; equal names get a number.
+    """Add the documents to the store, in order; names that occur twice get a number.
 
     Raises:
         DocumentError: there are none, one is a live stream, or none can be read.
     """
     if not given:
         raise DocumentError("there are no documents", hint="Give at least one.")
-    replace = (await agent.aprepare()).replace_undecodable
+    replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     opened: list[ReportDocument] = []
     for each in given:
@@ -221,9 +219,10 @@ async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource
             document = Document.of(source.document)
             if document.is_live:
                 raise DocumentError(
-                    f"{document.name} is a live stream", hint="Collect its text first: a report quotes what stays."
+                    f"{document.name} is a live stream",
+                    hint="Collect its text first: the text of a report's documents must not change.",
                 )
-            reference = await agent.store.add_async(document, replace_undecodable=replace)
+            reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
             metadata = {
                 **await asyncio.to_thread(metadata_of, source.document, agent.store, reference),
                 **source.metadata,
@@ -246,9 +245,7 @@ def _name_of(source: DocumentSource) -> str:
 
 
 def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
-    """Documents with names that are not used twice: the second `a.txt` is `a.txt (2)`."""
-    from dataclasses import replace  # noqa: PLC0415
-
+    """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
     used: set[str] = set()
     found = []
     for document in documents:

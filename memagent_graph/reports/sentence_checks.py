@@ -1,8 +1,8 @@
-"""Whether what a sentence states stands in its quotes: numbers, dates, names, and some ways of turning a meaning.
+"""Checks a sentence against its quotes: numbers, dates, names, negations, opposites, order, and changed copies.
 
-A sentence that passes is "quoted": everything in it that can be compared without a model stands in its quotes. That is
-not the same as true, nor as following from them. Changed verbs and adjectives are not noticed, and the rules are for
-English. `python -m benchmarks.report_mutations` measures how often each kind of change is noticed.
+A sentence that passes is "quoted": everything in it that can be compared without a model is in its quotes. It need not
+be true, and it need not follow from the quotes. Changed verbs and adjectives in paraphrases are not detected, and the
+rules are for English. `python -m benchmarks.report_mutations` measures how often each kind of change is detected.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
-from memagent_graph.reports.copied_words import copy_changes, is_contained, limits_left_out
-from memagent_graph.reports.fact_places import apart, has_content, is_ordinary, same_value, swapped
+from memagent_graph.reports.copied_words import copy_changes, is_verbatim, omitted_qualifier
+from memagent_graph.reports.fact_places import is_content_word, is_ordinary, same_value, separated_values, swapped_facts
 from memagent_graph.reports.opposite_words import (
     NEGATIONS,
     OPPOSITE_PHRASES,
@@ -26,7 +26,7 @@ from memagent_graph.reports.sentence_problems import Problem, ProblemKind
 from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, stem
 
 _LEAST_SHARED: Final = 0.5
-"""The share of a sentence's content words that its quotes have at least."""
+"""The smallest share of a sentence's words and values that must be in its quotes."""
 
 
 def check_sentence(
@@ -36,23 +36,22 @@ def check_sentence(
     named: Iterable[str] = (),
     is_common: Callable[[str], bool] = lambda word: False,
 ) -> tuple[Problem, ...]:
-    """What a sentence states that its quotes do not; nothing if it is quoted.
+    """Return what the quotes of a sentence do not support; empty if the sentence is quoted.
 
     Args:
         sentence: the sentence.
-        quotes: passages of documents, unchanged.
-        named: the names of the documents that the quotes are from, which a sentence may have to say which document
-            states it; see `checked_report.names_in_sentences`.
-        is_common: whether a word in lower case is an ordinary word, so that it is no name where a sentence begins with
-            it: one that the documents have in lower case, for example.
+        quotes: passages of documents, word for word.
+        named: the names of the quoted documents, which the sentence may mention; see `checked_report.document_names`.
+        is_common: whether a word, in lower case, is an ordinary word and therefore not a name at the beginning of a
+            sentence; for example because the documents contain it in lower case.
     """
     if not quotes:
         return (Problem(ProblemKind.NO_QUOTE, "no quote supports it"),)
     stated, known = facts_of(_without_names(sentence, named)), [facts_of(quote) for quote in quotes]
-    if is_contained(stated, known):
-        limit = limits_left_out(stated, known)
-        detail = f"it is a part of its quote, which has {limit!r} beside it"
-        return (Problem(ProblemKind.CHANGED, detail),) if limit else ()
+    if is_verbatim(stated, known):
+        qualifier = omitted_qualifier(stated, known)
+        detail = f"it is only a part of its quote and omits {qualifier!r}"
+        return (Problem(ProblemKind.CHANGED, detail),) if qualifier else ()
     found = [
         *_quotations(stated, known),
         *_numbers(stated, known),
@@ -63,12 +62,12 @@ def check_sentence(
         *_opposites(stated, known),
     ]
     if not found:
-        found = [*_copied(stated, known), *swapped(stated, known), *apart(stated, known, is_common)]
+        found = [*_copied(stated, known), *swapped_facts(stated, known), *separated_values(stated, known, is_common)]
     return tuple(found) or tuple(_words(stated, known))
 
 
 def _without_names(sentence: str, named: Iterable[str]) -> str:
-    """A sentence with "it" for the names of documents."""
+    """Replace the names of documents in a sentence by "it"."""
     for name in sorted(filter(None, named), key=len, reverse=True):
         sentence = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "it", sentence)
     return sentence
@@ -100,11 +99,11 @@ def _numbers(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 
 
 _ORDINALS: Final = {1: "first", 2: "second"}
-"""Those that `stated_facts` takes for words."""
+"""Ordinals that `stated_facts` treats as words."""
 
 
 def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
-    """Whether a number of a quote has a unit, or is followed by no word that could be another one."""
+    """Whether a number in a quote has this unit, or is followed by no word that could be another unit."""
     if any(own == unit for _, own in number.readings):
         return True
     if any(own for _, own in number.readings):
@@ -121,7 +120,7 @@ def _dates(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 
 
 def _is_spread(date: Date, known: Sequence[Facts]) -> bool:
-    """Whether a quote has the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
+    """Whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
     for each in known:
         years = {int(number.value) for number in each.numbers if not number.unit and 1000 <= number.value < 3000}
         days = {int(number.value) for number in each.numbers if not number.unit and 1 <= number.value <= 31}
@@ -160,77 +159,79 @@ def _names(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], boo
 
 
 def _in_title_case(stated: Facts) -> bool:
-    """Whether most words have a capital, as in a title, so that a capital says nothing."""
+    """Whether most words have a capital, as in a title, so that a capital does not indicate a name."""
     long = [word for word in stated.words if len(word.text) > 3]
     return len(long) > 2 and sum(word.is_name or word.is_first for word in long) > 0.7 * len(long)
 
 
-# Denials and opposites
+# Negations and opposites
 
 _NEAR: Final = 4
 """A negation applies to this many content words on either side."""
 
 
 def _is_negation(word: Word, facts: Facts) -> bool:
-    if word.text == "no" and _NOT_DENYING.match(facts.text, word.end):
+    if word.text == "no" and _NO_IS_NOT_NEGATION.match(facts.text, word.end):
         return False
     return word.text in NEGATIONS or word.text.endswith("n't")
 
 
-_NOT_DENYING: Final = re.compile(r"\.?\s?\d| (?:longer|less|fewer|more|later|earlier|sooner)\b")
-"""After "no": the number of something, or a comparison."""
+_NO_IS_NOT_NEGATION: Final = re.compile(r"\.?\s?\d| (?:longer|less|fewer|more|later|earlier|sooner)\b")
+"""What follows a "no" that is not a negation: a number, as in "no. 5", or a comparative, as in "no longer"."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Denial:
+class _Negation:
     """A negation, and the stems of the content words near it that are not names."""
 
     word: str
     before: frozenset[str]
     after: frozenset[str]
-    denied: frozenset[str]
-    """The first two words after it."""
+    negated: frozenset[str]
+    """The first two content words after it."""
 
-    def is_that_of(self, other: _Denial) -> bool:
-        """Whether both may deny the same: "it is not sold", "its sale is not allowed"."""
+    def matches(self, other: _Negation) -> bool:
+        """Whether both may negate the same thing, as in "it is not sold" and "its sale is not allowed"."""
         if not self.after and not other.after:
             return bool(self.before & other.before)
         return bool(self.after & (other.after | other.before) or self.before & other.after)
 
 
-def _denials(facts: Facts, *, soft: bool = False) -> list[_Denial]:
-    """The negations of a text, or, with `soft`, the words that may say what a negation says."""
+def _negations_in(facts: Facts, *, soft: bool = False) -> list[_Negation]:
+    """Return the negations of a text or, with `soft`, the words that can have the meaning of a negation."""
     found = []
     for place, word in enumerate(facts.words):
         if word.text in SOFT_NEGATIONS if soft else _is_negation(word, facts):
-            before = [stem(other.text) for other in facts.words[:place] if _can_be_denied(other)][-_NEAR:]
-            after = [stem(other.text) for other in facts.words[place + 1 :] if _can_be_denied(other)][:_NEAR]
-            found.append(_Denial(word.text, frozenset(before), frozenset(after), frozenset(after[:2])))
+            before = [stem(other.text) for other in facts.words[:place] if _can_be_negated(other)][-_NEAR:]
+            after = [stem(other.text) for other in facts.words[place + 1 :] if _can_be_negated(other)][:_NEAR]
+            found.append(_Negation(word.text, frozenset(before), frozenset(after), frozenset(after[:2])))
     return found
 
 
-def _can_be_denied(word: Word) -> bool:
-    return not word.is_name and has_content(word.text)
+def _can_be_negated(word: Word) -> bool:
+    return not word.is_name and is_content_word(word.text)
 
 
 def _negations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
-    here, there = _denials(stated), [_denials(each) for each in known]
-    every = [denial for denials in there for denial in denials]
-    soft = [denial for each in known for denial in _denials(each, soft=True)]
-    for denial in here:
-        has_words = denial.after or denial.before
-        if not (every or soft) or (has_words and not any(denial.is_that_of(other) for other in (*every, *soft))):
-            yield Problem(ProblemKind.NEGATION, f"{denial.word!r} denies what its quotes do not deny")
+    here, there = _negations_in(stated), [_negations_in(each) for each in known]
+    every = [negation for negations in there for negation in negations]
+    soft = [negation for each in known for negation in _negations_in(each, soft=True)]
+    for negation in here:
+        has_words = negation.after or negation.before
+        if not (every or soft) or (has_words and not any(negation.matches(other) for other in (*every, *soft))):
+            yield Problem(ProblemKind.NEGATION, f"{negation.word!r} negates what its quotes do not negate")
     words = {stem(word.text) for word in stated.words}
-    near_here = frozenset[str]().union(*(each.after | each.before for each in (*here, *_denials(stated, soft=True))))
+    near_here = frozenset[str]().union(
+        *(each.after | each.before for each in (*here, *_negations_in(stated, soft=True)))
+    )
     affirmed = [
-        content_stems(each) - frozenset[str]().union(*(denial.denied for denial in denials))
-        for each, denials in zip(known, there, strict=True)
+        content_stems(each) - frozenset[str]().union(*(negation.negated for negation in negations))
+        for each, negations in zip(known, there, strict=True)
     ]
-    for denial in every:
-        denied = denial.denied
-        if denied and denied <= words and not near_here & denied and not any(denied <= each for each in affirmed):
-            yield Problem(ProblemKind.NEGATION, f"its quotes deny with {denial.word!r} what it affirms")
+    for negation in every:
+        negated = negation.negated
+        if negated and negated <= words and not near_here & negated and not any(negated <= each for each in affirmed):
+            yield Problem(ProblemKind.NEGATION, f"it affirms what its quotes negate with {negation.word!r}")
 
 
 def _opposites(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
@@ -262,16 +263,16 @@ def _copied(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
         if change.own and change.quoted:
             detail = f"it has {change.own!r} where its quote has {change.quoted!r}"
         elif change.own:
-            detail = f"{change.own!r} is not in the quote that it repeats"
+            detail = f"it adds {change.own!r} to the words of its quote"
         else:
-            detail = f"it repeats its quote without {change.quoted!r}"
+            detail = f"it repeats its quote but omits {change.quoted!r}"
         yield Problem(ProblemKind.CHANGED, detail)
 
 
 def _words(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     own = content_stems(stated)
     missing = own - frozenset().union(*(content_stems(each) for each in known))
-    # Its numbers and dates were found in the quotes, and count as words.
+    # Its numbers and dates are in the quotes, and count as words that were found.
     total = len(own) + len(stated.numbers) + len(stated.dates)
     if own and len(missing) > (1 - _LEAST_SHARED) * total:
         yield Problem(ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes")

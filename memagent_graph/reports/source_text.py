@@ -1,8 +1,8 @@
-"""A document's text as quotes are taken from it and found in it again: sentences, pages, exact matches.
+"""Extracts quotes from a document's text, and finds quotes in it: sentences, pages, exact matches.
 
-A quote counts as found if it is in the text character by character, after both were brought in the form of
-`stated_facts.one_form`: Unicode NFKC, one kind of quotation mark, apostrophe and dash, single spaces, and no invisible
-characters. Letter case, words, digits and all other punctuation must be the same.
+A quote is found if the text contains it character by character after `stated_facts.normalized` has normalized both:
+Unicode NFKC, one kind of quotation mark, apostrophe and dash, single spaces, no invisible characters. Letter case,
+words, digits and all other punctuation must be the same.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.provenance.places import section_at
-from memagent_graph.reports.stated_facts import one_form
+from memagent_graph.reports.stated_facts import normalized
 
 LONGEST_QUOTE: Final = 600
-"""Characters. A longer sentence is quoted in part, which `SourceQuote.is_whole` says."""
+"""In characters. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
 _END: Final = re.compile(
     r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # the end of a sentence
     r"|\n[^\S\n]*(?=\n)|\n(?=[^\S\n]*(?:[-*\u2022|#]|\d+[.)]\s|[A-Z][\w /-]{0,30}:[ \t]))"  # a list, a table, a field
@@ -29,36 +29,36 @@ _ABBREVIATION: Final = re.compile(
     r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec|approx|ca|Rev|Gen|Col|Vol|v)$"
 )
 _REACH: Final = 1500
-"""Characters on either side of a passage in which its sentence's ends are looked for."""
+"""How many characters on each side of a passage are searched for the ends of its sentence."""
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A document's text, and where its pages begin."""
+    """The text of a document, and the positions at which its pages begin."""
 
     text: str = field(repr=False)
     sections: Sequence[SourceMark] = ()
 
     @classmethod
     def of(cls, store: DocumentStore, document: DocumentRef) -> SourceText:
-        """The text that the store has.
+        """Load the text from the store.
 
         Raises:
-            DocumentError: it is no longer there.
+            DocumentError: the text is no longer in the store.
         """
         size = store.size(document)
         return cls(store.read_bytes(document, 0, size or 0).decode(errors="replace"), store.sections(document))
 
     def page(self, start: int) -> str | None:
-        """The page or source in which a character is."""
+        """Return the page or source of a character; None if the document has neither."""
         return section_at(self.sections, start)
 
     def sentence(self, start: int, end: int) -> tuple[int, int, bool]:
-        """The whole sentences, list items or table rows around a passage.
+        """Return the whole sentences, list items or table rows around a passage.
 
         Returns:
-            First character and end, without white space around them, and whether they are whole: those that are longer
-            than `LONGEST_QUOTE` are cut at a word near the passage.
+            The first character, the end, and whether they are whole. Surrounding white space is left out. If they are
+            longer than `LONGEST_QUOTE`, they are cut at word boundaries around the passage.
         """
         low, high = max(0, start - _REACH), min(len(self.text), end + _REACH)
         ends = [low] if low == 0 else []
@@ -77,18 +77,18 @@ class SourceText:
         begin, finish, whole = self.sentence(start, end)
         if (begin, finish) == (start, end):
             return whole
-        # Several sentences, each of which may be as long as it likes.
+        # Several sentences: only the first and the last matter, and these may be longer than a quote.
         first, last = self.sentence(start, start + 1), self.sentence(max(start, end - 1), end)
         return (first[0] == start or not first[2]) and (last[1] == end or not last[2])
 
     def find(self, quote: str, near: int = 0) -> tuple[int, int] | None:
-        """Where a quote is, as characters of the text: the place that is nearest to `near`; None if it is nowhere."""
-        wanted = one_form(quote)
+        """Return first character and end of the occurrence of a quote nearest to `near`; None if it does not occur."""
+        wanted = normalized(quote)
         if not wanted:
             return None
         if self.text[near : near + len(quote)] == quote:
             return near, near + len(quote)
-        form, places = self._formed
+        form, places = self._normalized_text
         best: tuple[int, int] | None = None
         at = form.find(wanted)
         while at >= 0:
@@ -118,8 +118,8 @@ class SourceText:
         return self._trimmed(start, end)
 
     @cached_property
-    def _formed(self) -> tuple[str, array[int]]:
-        """The text in the form in which quotes are compared, and the character of the text that each of its is from."""
+    def _normalized_text(self) -> tuple[str, array[int]]:
+        """Return the normalized text and, for each of its characters, its position in the original text."""
         pieces: list[str] = []
         places: array[int] = array("Q")
         for match in re.finditer(r"\S+", self.text):
@@ -131,7 +131,7 @@ class SourceText:
                 pieces.append(word)
                 places.extend(range(match.start(), match.end()))
                 continue
-            formed = one_form(word)
+            formed = normalized(word)
             if not formed and pieces:
                 pieces.pop()
                 places.pop()
@@ -145,8 +145,8 @@ class SourceText:
 
 
 def _spread(word: str, formed: str, start: int) -> list[int]:
-    """The character of a word that each character of its other form is from, as near as that can be known."""
+    """Return, for each character of a normalized word, its approximate position in the original text."""
     places: list[int] = []
     for index in range(len(word)):
-        places += [start + index] * max(0, len(one_form(word[: index + 1])) - len(places))
+        places += [start + index] * max(0, len(normalized(word[: index + 1])) - len(places))
     return (places + [start + len(word) - 1] * len(formed))[: len(formed)]

@@ -1,14 +1,13 @@
-"""What a text states that can be compared without a model: numbers with units, dates, names, codes, negations.
+"""Extracts facts that can be compared without a model: numbers with units, dates, names, codes, words.
 
-Everything here is about English text. It reads words, not meaning: `5 km` and `5 kilometres` are the same number, and
-so are `3 March 2021` and `2021-03-03`, but `half of them` is not a number.
+The rules are for English and do not understand meaning. `5 km` and `5 kilometres` are the same number, and
+`3 March 2021` and `2021-03-03` are the same date, but `half of them` is not a number.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -25,26 +24,27 @@ _SAME: Final = str.maketrans(
         **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff", None),
     }
 )
-"""Characters that are written in several ways: apostrophes, quotation marks, dashes; and those that are not seen."""
+"""Variants of apostrophes, quotation marks and dashes; invisible characters are removed."""
 
 
-def one_form(text: str) -> str:
-    """A text in the form in which texts are compared: NFKC, one kind of quotation mark, apostrophe and dash, and single
-    spaces between words. Letter case stays.
+def normalized(text: str) -> str:
+    """Normalize a text for comparisons: NFKC, one kind of quotation mark, apostrophe and dash, single spaces.
+
+    Letter case is preserved.
     """
     return " ".join(unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME).split())
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, with its unit in one form; "" where it has none."""
+    """A number and its unit, in a standard form; "" if it has no unit."""
 
     value: Decimal
     unit: str
     start: int
     end: int
     shared: tuple[Decimal, str] | None = None
-    """What it is if it shares magnitude and unit with the next number, as the first in "3 to 5 million euros"."""
+    """Its value and unit if it shares those of the next number, as 3 does in "3 to 5 million euros"."""
 
     @property
     def readings(self) -> tuple[tuple[Decimal, str], ...]:
@@ -53,13 +53,13 @@ class Number:
 
     @property
     def key(self) -> str:
-        """What it is compared by where only the value matters."""
+        """Its value as text, for comparisons without units."""
         return format(self.value.normalize(), "f")
 
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A date, or the part of it that is stated; None where a part is missing."""
+    """A date; parts that the text does not state are None."""
 
     year: int | None
     month: int | None
@@ -68,12 +68,12 @@ class Date:
     end: int
 
     def is_within(self, other: Date) -> bool:
-        """Whether the other one states all that this one does."""
+        """Whether the other date states every part that this one states."""
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
         return all(mine is None or mine == theirs for mine, theirs in pairs)
 
     def excludes(self, other: Date) -> bool:
-        """Whether both state a part, and not the same."""
+        """Whether a part that both state differs."""
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
         return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs)
 
@@ -86,38 +86,34 @@ class Word:
     start: int
     end: int
     is_name: bool
-    """Whether it is written as a proper name: with a capital where no sentence begins, or in capitals."""
+    """Whether it is written as a proper name: with a capital within a sentence, or in capitals."""
     is_first: bool
-    """Whether it begins with a capital because a sentence begins, or perhaps because it is a name."""
+    """Whether it has a capital at the beginning of a sentence, so that it may or may not be a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one text states. Places are characters of `text`."""
+    """The facts of one text. All positions are characters of `text`."""
 
     text: str
-    """The text in the form of `one_form`."""
+    """The normalized text."""
     numbers: tuple[Number, ...]
     dates: tuple[Date, ...]
     codes: tuple[str, ...]
-    """Versions, times, and words of letters and digits, as in 3.2.1, 14:30, Q3."""
+    """Versions, times, and words of letters and digits, such as 3.2.1, 14:30 and Q3."""
     words: tuple[Word, ...]
-    """Without those that belong to numbers and dates."""
+    """All words except those of numbers, dates and codes."""
 
     @property
     def names(self) -> tuple[Word, ...]:
-        """The words that are proper names for certain."""
+        """The words that are certainly proper names."""
         return tuple(word for word in self.words if word.is_name)
-
-    def word_at(self, place: int) -> int:
-        """How many words begin before a character."""
-        return bisect_left(self.words, place, key=lambda word: word.start)
 
 
 @lru_cache(maxsize=4096)
 def facts_of(text: str) -> Facts:
-    """The facts of a text, which may be a sentence or a quote of several."""
-    text = one_form(text)
+    """Extract the facts of a text of one or more sentences."""
+    text = normalized(text)
     taken: list[tuple[int, int]] = []
     dates = tuple(_dates(text, taken))
     codes = tuple(_codes(text, taken))
@@ -198,7 +194,7 @@ _SYMBOLS: Final = {
     "GHz": "gigahertz", "ml": "millilitre", "l": "litre", "ha": "hectare", "am": "am", "pm": "pm", "bar": "bar",
     "USD": "dollar", "EUR": "euro", "GBP": "pound", "CHF": "franc", "JPY": "yen",
 }  # fmt: skip
-"""Units that are written with these letters, and no others."""
+"""Symbols of units; letter case matters."""
 _UNITS: Final = {
     word: unit
     for unit, words in {
@@ -273,7 +269,7 @@ def _spelt(text: str, taken: list[tuple[int, int]]) -> Iterator[Number]:
 
 
 def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tuple[Decimal, str], int]:
-    """A number's value with a magnitude that follows it, its unit, and where both end."""
+    """Return the value with a following magnitude, the unit, and the end of both."""
     unit = currency
     for _ in range(3):
         match = _AFTER.match(text, end)
@@ -297,7 +293,7 @@ def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tupl
 
 
 def _with_shared_units(text: str, numbers: list[Number]) -> Iterator[Number]:
-    """The numbers in order; one before "to" or "and" may share the magnitude and unit of the next."""
+    """Yield the numbers in order; one before "to" or "and" may share the magnitude and unit of the next."""
     ordered = sorted(numbers, key=lambda number: number.start)
     for number, following in zip(ordered, [*ordered[1:], None], strict=False):
         if following is None or number.unit or not _JOINS.fullmatch(text[number.end : following.start]):
@@ -337,7 +333,7 @@ def _words(text: str, taken: list[tuple[int, int]]) -> Iterator[Word]:
 
 
 def stem(word: str) -> str:
-    """A word without the commonest endings, for comparing words of sentences that say the same."""
+    """Remove the most common endings of a word, so that its forms can be compared."""
     for ending, instead in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", "")):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word.removesuffix(ending) + instead
@@ -346,6 +342,6 @@ def stem(word: str) -> str:
 
 
 def content_stems(facts: Facts) -> frozenset[str]:
-    """The stems of the words that are not function words."""
+    """Return the stems of all words except function words."""
     words = [word.text for word in facts.words]
     return frozenset(map(stem, content_words(words))) if words else frozenset()

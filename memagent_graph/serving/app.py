@@ -28,7 +28,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.serving.addresses import AllowedNames
 from memagent_graph.serving.api_errors import ApiError, bad_request, not_found
 from memagent_graph.serving.chat_replies import RUN_ID_HEADER
-from memagent_graph.serving.completions import AFRESH_HEADER, READ_HEADER, ChatCompletions
+from memagent_graph.serving.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_graph.serving.guard import Guard
 from memagent_graph.serving.keys import Owner
 from memagent_graph.serving.ledger import Entry, Ledger
@@ -98,13 +98,12 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageS
     names = AllowedNames(settings.names, settings.origins)
     middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions)]
     if settings.origins:
-        told = [RUN_ID_HEADER, READ_HEADER]
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", AFRESH_HEADER],
-            expose_headers=told,
+            allow_headers=["authorization", "content-type", NEW_READ_HEADER],
+            expose_headers=[RUN_ID_HEADER, READ_HEADER],
         )
         middleware.insert(0, cors)
     app = Starlette(
@@ -237,8 +236,8 @@ async def _prepare(reader: MemAgent) -> None:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  what the handler is registered for
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    told = ApiError(error.status_code, error.detail, code=code, headers=error.headers)
-    return JSONResponse(told.body(), told.status, headers=told.headers)
+    refusal = ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+    return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
 
 
 def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
@@ -253,7 +252,7 @@ def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
             raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
         size += len(message.get("body", b""))
         if size > largest:
-            raise ApiError(413, f"the body may have {largest:,} bytes here", code="request_too_large", param="file")
+            raise ApiError(413, f"the body may have at most {largest:,} bytes", code="request_too_large", param="file")
         return message
 
     return received

@@ -35,7 +35,7 @@ class ReplyHead:
         return cls(run_id, model, int(time.time()))
 
     def completion(
-        self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], told: dict[str, Any]
+        self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], details: dict[str, Any]
     ) -> dict[str, Any]:
         """A whole reply."""
         return {
@@ -49,7 +49,7 @@ class ReplyHead:
                 }
             ],
             "usage": usage,
-            "memagent": told,
+            "memagent": details,
         }
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:
@@ -100,7 +100,7 @@ def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]
     }
 
 
-def told_of(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
+def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
     """The reply's data on the read, under "memagent"."""
     return {
         "run_id": result.run_id,

@@ -1,4 +1,4 @@
-"""A chat request, parsed as far as necessary; long texts stay in its body."""
+"""Parses a chat request, but only the necessary fields; long texts stay in its body."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def parse(body: memoryview) -> ChatRequest:
 
 
 def _require_few_values(body: memoryview) -> None:
-    """Refuse a large body of countless small values, each of which would take many times its bytes in memory.
+    """Refuse a large body with a huge number of small values, which would need many times their size in memory.
 
     In a normal request only text is long, so strings are skipped, and the rest is measured.
     """
@@ -160,7 +160,9 @@ def _require_few_values(body: memoryview) -> None:
         between += len(body) - position
         if between <= _SMALL_BYTES:
             return
-    raise ApiError(413, "the request has too many values beside its texts; send fewer messages", code="too_many_values")
+    raise ApiError(
+        413, "the request has too many values besides its texts; send fewer messages", code="too_many_values"
+    )
 
 
 def _message(fields: dict[str, Raw]) -> ChatMessage:

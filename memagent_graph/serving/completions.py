@@ -31,11 +31,11 @@ from memagent_graph.serving.chat_replies import (
     answer_text,
     finish_reason,
     note_of,
-    told_of,
+    read_details,
     usage_of,
 )
 from memagent_graph.serving.chat_requests import ChatRequest, FileContent, parse, require_readable
-from memagent_graph.serving.continued_requests import body_after, goes_on, messages_after
+from memagent_graph.serving.continued_requests import body_after, messages_after, needs_model_server
 from memagent_graph.serving.json_text import JsonText
 from memagent_graph.serving.keys import Owner
 from memagent_graph.serving.local_replies import (
@@ -54,7 +54,7 @@ from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.spool import Body, Spool, require_plain
 from memagent_graph.serving.uploads import Uploads, shown_name, stored
 
-AFRESH_HEADER: Final = "X-Memagent-New-Try"
+NEW_READ_HEADER: Final = "X-Memagent-New-Try"
 READ_HEADER: Final = "X-Memagent-Read"
 _SECONDS_BETWEEN_NOTES: Final = 0.2
 _SEND_SECONDS: Final = 60.0
@@ -66,8 +66,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Matter:
-    """A request that is read: the question, and what happens afterwards."""
+class LongRequest:
+    """A request that must be read: its question, its texts, and whether the model answers afterwards."""
 
     request: ChatRequest
     plan: Plan
@@ -75,16 +75,17 @@ class Matter:
     ask: Ask
     continues: bool
     """Whether the request is passed on to the model, with the findings."""
-    asked_words: str = ""
+    shortened_request: str = ""
+    """The replacement of the user's latest request if that was read itself."""
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """The request's body, which is needed until the request was passed on."""
+    """Keeps the request's body until the request has been passed on."""
 
 
 class ChatCompletions:
     """Answers chat requests.
 
     Args:
-        reader: what reads.
+        reader: the reader.
         manager: manages running reads.
         uploads: the files that requests may refer to.
         settings: bounds.
@@ -109,7 +110,7 @@ class ChatCompletions:
         )
 
     async def respond(self, request: Request, owner: Owner) -> Response:
-        """The reply to a request.
+        """Reply to a request.
 
         Raises:
             ApiError: it is refused.
@@ -126,32 +127,34 @@ class ChatCompletions:
             if body.is_large:
                 async with self._parsing:
                     chat = await asyncio.to_thread(parse, body.view())
-                    matter = await self._matter(chat, body, owner, context)
+                    long_request = await self._long_request(chat, body, owner, context)
             else:
                 chat = parse(body.view())
-                matter = await self._matter(chat, body, owner, context)
-            if matter is None:
+                long_request = await self._long_request(chat, body, owner, context)
+            if long_request is None:
                 self._metrics.ways.labels("passed").inc()
                 return await unless_gone(
                     request, self._passed(chat, bytes(body.view()), headers.get("accept"), context)
                 )
-            if matter.continues:
-                matter = replace(matter, held=stack.pop_all())
+            if long_request.continues:
+                long_request = replace(long_request, held=stack.pop_all())
         try:
-            self._metrics.ways.labels("read_and_passed" if matter.continues else "read").inc()
-            read, kind = await self._manager.start(matter.ask, afresh=headers.get(AFRESH_HEADER) in {"1", "true"})
+            self._metrics.ways.labels("read_and_passed" if long_request.continues else "read").inc()
+            read, kind = await self._manager.start(
+                long_request.ask, read_again=headers.get(NEW_READ_HEADER) in {"1", "true"}
+            )
             if chat.options.stream:
                 return EventSourceResponse(
-                    self._events(matter, read),
+                    self._events(long_request, read),
                     headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
                     ping=max(1, round(self._settings.heartbeat)),
                     send_timeout=_SEND_SECONDS,
                     sep="\n",
                 )
-            async with matter.held:
-                response = await unless_gone(request, self._whole(matter, read))
+            async with long_request.held:
+                response = await unless_gone(request, self._whole(long_request, read))
         except BaseException:
-            await matter.held.aclose()
+            await long_request.held.aclose()
             raise
         response.headers[RUN_ID_HEADER] = read.run_id
         response.headers[READ_HEADER] = kind
@@ -170,8 +173,10 @@ class ChatCompletions:
 
     # Long requests
 
-    async def _matter(self, chat: ChatRequest, body: Body, owner: Owner, context: ReaderContext) -> Matter | None:
-        """The parts of a request to read; None if it fits unchanged."""
+    async def _long_request(
+        self, chat: ChatRequest, body: Body, owner: Owner, context: ReaderContext
+    ) -> LongRequest | None:
+        """Determine what to read of a request; None if it fits unchanged."""
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
         reply = min(chat.options.max_completion_tokens or chat.options.max_tokens or budget.answer_tokens, window // 4)
@@ -189,7 +194,7 @@ class ChatCompletions:
             return None
         require_readable(chat)
         require_model(chat, self._reader.policy.name)
-        continues = goes_on(chat, plan)
+        continues = needs_model_server(chat, plan)
         if continues and self._server is None:
             require_possible(chat, self._reader.policy)
         files = await self._files(chat, owner)
@@ -198,7 +203,7 @@ class ChatCompletions:
         sampling = context.sampling
         options = chat.options
         bound = options.answer_tokens
-        return Matter(
+        return LongRequest(
             request=chat,
             plan=plan,
             sources=sources,
@@ -215,7 +220,7 @@ class ChatCompletions:
                 answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
             ),
             continues=continues,
-            asked_words=words,
+            shortened_request=words,
         )
 
     async def _stored(self, sources: Sequence[Source]) -> DocumentRef:
@@ -249,27 +254,33 @@ class ChatCompletions:
 
     # Replies
 
-    async def _whole(self, matter: Matter, read: Read) -> Response:
+    async def _whole(self, long_request: LongRequest, read: Read) -> Response:
         async with aclosing(self._manager.follow(read)) as parts:
             async for part in parts:
                 if isinstance(part, ReadResult):
-                    return await (self._continued(matter, part) if matter.continues else self._answered(matter, part))
+                    return await (
+                        self._continued(long_request, part)
+                        if long_request.continues
+                        else self._answered(long_request, part)
+                    )
         raise AssertionError("a read that is followed ends with its result")
 
-    async def _answered(self, matter: Matter, result: ReadResult) -> Response:
-        text = answer_text(result, matter.request.options.stops)
+    async def _answered(self, long_request: LongRequest, result: ReadResult) -> Response:
+        text = answer_text(result, long_request.request.options.stops)
         annotations = await asyncio.to_thread(annotations_of, result, text)
-        head = ReplyHead.of(result.run_id, matter.request.options.model)
+        head = ReplyHead.of(result.run_id, long_request.request.options.model)
         message = {"content": text, "annotations": annotations}
-        told = told_of(result, _names(matter))
-        return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), told))
+        details = read_details(result, _names(long_request))
+        return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
 
-    async def _continued(self, matter: Matter, result: ReadResult) -> Response:
-        messages = messages_after(matter.request, matter.plan, matter.sources, result, matter.asked_words)
-        body = body_after(matter.request, messages)
+    async def _continued(self, long_request: LongRequest, result: ReadResult) -> Response:
+        messages = messages_after(
+            long_request.request, long_request.plan, long_request.sources, result, long_request.shortened_request
+        )
+        body = body_after(long_request.request, messages)
         if self._server is None:
             context = await self._reader.aprepare()
-            response = await self._local(matter.request, messages_of(parse(memoryview(body))), context)
+            response = await self._local(long_request.request, messages_of(parse(memoryview(body))), context)
         else:
             response = await passed_on(self._server, "POST", "chat/completions", body)
         if response.status_code != 200:
@@ -279,51 +290,57 @@ class ChatCompletions:
         for choice in reply.get("choices", ()):
             choice["message"]["annotations"] = annotations
         reply["usage"] = usage_of(result.usage, reply.get("usage"))
-        reply["memagent"] = told_of(result, _names(matter))
+        reply["memagent"] = read_details(result, _names(long_request))
         return JSONResponse(reply)
 
-    async def _events(self, matter: Matter, read: Read) -> AsyncIterator[str]:
+    async def _events(self, long_request: LongRequest, read: Read) -> AsyncIterator[str]:
         """A streamed reply: progress as reasoning, then the answer."""
-        head = ReplyHead.of(read.run_id, matter.request.options.model)
-        names = ", ".join(_names(matter))
+        head = ReplyHead.of(read.run_id, long_request.request.options.model)
+        names = ", ".join(_names(long_request))
         try:
-            async with matter.held:
+            async with long_request.held:
                 yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
                 async with aclosing(self._manager.follow(read)) as parts:
                     memory, newest = "", 0.0
                     async for part in parts:
                         if isinstance(part, ReadResult):
-                            end = self._continued_events if matter.continues else self._answered_events
-                            async for event in end(matter, head, part):
+                            end = self._continued_events if long_request.continues else self._answered_events
+                            async for event in end(long_request, head, part):
                                 yield event
-                        elif _is_worth_telling(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
+                        elif _has_news(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
                             yield head.chunk({"reasoning_content": note_of(part, memory)})
                             memory = part.update.memory if part.update else memory
                             newest = time.monotonic()
         except Exception as error:  # noqa: BLE001  the status was sent, so the error goes into the stream
             yield error_event(error)
 
-    async def _answered_events(self, matter: Matter, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
-        text = answer_text(result, matter.request.options.stops)
+    async def _answered_events(
+        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+    ) -> AsyncIterator[str]:
+        text = answer_text(result, long_request.request.options.stops)
         yield head.chunk({"content": text})
         annotations = await asyncio.to_thread(annotations_of, result, text)
-        yield head.chunk({"annotations": annotations}, memagent=told_of(result, _names(matter)))
+        yield head.chunk({"annotations": annotations}, memagent=read_details(result, _names(long_request)))
         yield head.chunk({}, finish_reason(result))
-        if matter.request.options.wants_usage:
+        if long_request.request.options.wants_usage:
             yield head.usage_chunk(usage_of(result.usage))
         yield DONE
 
-    async def _continued_events(self, matter: Matter, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
+    async def _continued_events(
+        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+    ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(annotations_of, result, "")
-        yield head.chunk({"annotations": annotations}, memagent=told_of(result, _names(matter)))
-        messages = messages_after(matter.request, matter.plan, matter.sources, result, matter.asked_words)
-        body = body_after(matter.request, messages)
+        yield head.chunk({"annotations": annotations}, memagent=read_details(result, _names(long_request)))
+        messages = messages_after(
+            long_request.request, long_request.plan, long_request.sources, result, long_request.shortened_request
+        )
+        body = body_after(long_request.request, messages)
         if self._server is None:
             context = await self._reader.aprepare()
-            reply = await self._local(matter.request, messages_of(parse(memoryview(body))), context)
+            reply = await self._local(long_request.request, messages_of(parse(memoryview(body))), context)
             assert isinstance(reply, EventSourceResponse)  # noqa: S101  the request asks for a stream
             async for event in reply.body_iterator:
-                if (merged := self._merged(str(event), matter, head, result)) is not None:
+                if (merged := self._merged(str(event), long_request, head, result)) is not None:
                     yield merged
             return
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -332,10 +349,10 @@ class ChatCompletions:
                 yield (await relayed.read()).decode(errors="replace").replace("\n", " ")
                 return
             async for event in events_of(relayed):
-                if (merged := self._merged(event, matter, head, result)) is not None:
+                if (merged := self._merged(event, long_request, head, result)) is not None:
                     yield merged
 
-    def _merged(self, event: str, matter: Matter, head: ReplyHead, result: ReadResult) -> str | None:
+    def _merged(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
         """An event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
@@ -344,7 +361,7 @@ class ChatCompletions:
             return event
         values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
         if values.get("usage"):
-            if not values["choices"] and not matter.request.options.wants_usage:
+            if not values["choices"] and not long_request.request.options.wants_usage:
                 return None
             values["usage"] = usage_of(result.usage, values["usage"])
         return json.dumps(values, ensure_ascii=False)
@@ -374,11 +391,11 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _names(matter: Matter) -> list[str]:
-    return [source.name for source in matter.sources]
+def _names(long_request: LongRequest) -> list[str]:
+    return [source.name for source in long_request.sources]
 
 
-def _is_worth_telling(progress: Progress) -> bool:
+def _has_news(progress: Progress) -> bool:
     return progress.update is not None or not progress.state.has_ended
 
 

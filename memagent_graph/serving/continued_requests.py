@@ -1,4 +1,4 @@
-"""The request to the policy server after its long parts were read: short, and otherwise unchanged."""
+"""Builds the request to the policy server after its long parts were read: shorter, but otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _KEPT: Final = ("tools", "functions", "logprobs", "logit_bias", "presence_penalt
 """Fields that only the model server supports."""
 
 
-def goes_on(request: ChatRequest, plan: Plan) -> bool:
-    """Whether the model server answers, with the findings of the read; otherwise the read's answer is the reply.
+def needs_model_server(request: ChatRequest, plan: Plan) -> bool:
+    """Whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
-    It does if only it supports the request (tools, a format, log-probs), and if the read parts are not the document of
-    a question: tool results, and the older part of a conversation.
+    It must if only the model server supports the request (tools, a format, log-probs), or if the read parts are tool
+    results or the older part of a conversation.
     """
     asks = any(map(request.has, _KEPT)) or (request.has("response_format") and not _is_text_format(request))
     reads_results = any(request.messages[place.message].role in {"tool", "function"} for place in plan.places)
@@ -45,7 +45,7 @@ def findings(result: ReadResult) -> str:
 
 
 def messages_after(
-    request: ChatRequest, plan: Plan, sources: Sequence[Source], result: ReadResult, asked_words: str
+    request: ChatRequest, plan: Plan, sources: Sequence[Source], result: ReadResult, shortened_request: str
 ) -> list[dict[str, Any]]:
     """The messages with the findings instead of the parts that were read.
 
@@ -54,7 +54,7 @@ def messages_after(
         plan: its parts that were read.
         sources: the texts that were read, from `sources_of`.
         result: the read's.
-        asked_words: the replacement of the user's latest request if that was read itself.
+        shortened_request: the replacement of the user's latest request if that was read itself.
     """
     names = ", ".join(source.name for source in sources)
     found = (
@@ -77,11 +77,11 @@ def messages_after(
             continue
         texts = {}
         for place in places:
-            text = found if Place(number, place) == bearer else "[Too long to show; what was found in it stands apart.]"
+            text = found if Place(number, place) == bearer else "[Too long to show; the findings are given separately.]"
             if number == plan.asked and message.parts[place].kind == "text":
-                text = f"{text}\n\n{asked_words}"
-            elif is_system and (told := message.parts[place].text) is not None:
-                text = f"{told.head(_HEAD_BYTES)} [...]\n\n{text}"
+                text = f"{text}\n\n{shortened_request}"
+            elif is_system and (instructions := message.parts[place].text) is not None:
+                text = f"{instructions.head(_HEAD_BYTES)} [...]\n\n{text}"
             texts[place] = text
         messages.append({**message.fields, "content": _content(message, texts)})
     return messages

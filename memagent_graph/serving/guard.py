@@ -76,12 +76,12 @@ class Guard:
         except ClientDisconnect:
             status = status or 499
         except Exception as error:
-            told = api_error(error)
-            if told.code == "internal":
+            failure = api_error(error)
+            if failure.code == "internal":
                 log.exception("request to %s failed", in_one_line(scope["path"], 200))
             if status:
                 raise
-            await JSONResponse(told.body(), told.status, headers=told.headers)(scope, receive, sent)
+            await JSONResponse(failure.body(), failure.status, headers=failure.headers)(scope, receive, sent)
         finally:
             self._metrics.requests.labels(path, str(status)).inc()
 

@@ -24,7 +24,7 @@ async def run_server(serving: Serving, listener: socket.socket, sessions: PageSe
     """Answer clients.
 
     Args:
-        serving: what it works with.
+        serving: the resources of the server.
         listener: from `addresses.listen`.
         sessions: the browsers that may use the live page.
     """
@@ -35,7 +35,7 @@ async def run_server(serving: Serving, listener: socket.socket, sessions: PageSe
         server_header=False,
         limit_concurrency=serving.settings.max_connections,
         timeout_keep_alive=_IDLE_SECONDS,
-        # A stream that never comes to its end would keep the server from stopping.
+        # Without this, a stream that never ends would keep the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
         **PROTOCOL,
     )

@@ -58,7 +58,7 @@ class Entry:
     ended: float | None = None
     state: ReadState = ReadState.WAITING
     error: str | None = None
-    apart: bool = False
+    edited: bool = False
     """Whether a person changed it; the same request then gets another read."""
     pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By branch: the lines of memory that a person pinned."""
@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS reads (
 CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
 CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
 """
-_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart, pins"
+_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart AS edited, pins"
 _FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
@@ -137,7 +137,7 @@ class Ledger:
         page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
         return page, counted[0][0]
 
-    def set_apart(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
+    def mark_edited(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
         """Record that a person changed a read, and the pinned lines, if they are given."""
         self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
         if pins is not None:
@@ -159,7 +159,7 @@ class Ledger:
                 **{
                     **dict(row),
                     "state": ReadState(row["state"]),
-                    "apart": bool(row["apart"]),
+                    "edited": bool(row["edited"]),
                     "pins": json.loads(row["pins"]),
                 }
             )

@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response
 
 from memagent_graph.policy import Completion, FinishReason, Message, Policy, SamplingParams, strip_reasoning
-from memagent_graph.serving.api_errors import ApiError, api_error, bad_request, not_found
+from memagent_graph.serving.api_errors import api_error, bad_request, not_found
 from memagent_graph.serving.chat_replies import DONE, ReplyHead
 from memagent_graph.serving.chat_requests import ChatRequest
 
@@ -101,8 +101,7 @@ async def local_reply(
 
 def error_event(error: Exception) -> str:
     """An error inside a stream, in the API's form."""
-    told: ApiError = api_error(error)
-    return json.dumps(told.body())
+    return json.dumps(api_error(error).body())
 
 
 def _reason(completion: Completion) -> str:

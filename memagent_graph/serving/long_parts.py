@@ -63,7 +63,7 @@ Sizes = Sequence[Sequence[int]]
 
 
 def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """How many tokens each part has; files count as 0, because they are always read."""
+    """Return the tokens of each part; files count as 0, because they are always read."""
 
     def size(text: JsonText | None, kind: str) -> int:
         if text is None:
@@ -244,8 +244,10 @@ def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 def _largest_first(
     messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
 ) -> tuple[list[Place], int]:
-    """The fewest large parts without which the rest fits, and the remaining tokens; all large ones if that is not
-    enough.
+    """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
+
+    Returns:
+        the chosen parts, and the tokens of the rest.
     """
     large = [
         Place(number, place)

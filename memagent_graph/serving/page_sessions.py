@@ -1,4 +1,4 @@
-"""Access to the live page: browsers that signed in with the token of the start-up line, or a key, and have a cookie.
+"""Access to the live page: a browser signs in with the token of the start-up message, or a key, and gets a cookie.
 
 Other pages cannot use the cookie: it is sent only to this site, and because browsers treat all ports of a host as the
 same site, every change also needs a header that only this page sends.
@@ -41,27 +41,27 @@ class PageSessions:
         self._keys = keys
         self._sessions: OrderedDict[bytes, Owner] = OrderedDict()
         self.token: str | None = None if keys else secrets.token_urlsafe(24)
-        """The token in the start-up line; None if a key is needed."""
+        """The token in the start-up message; None if a key is needed."""
 
     def sign_in(self, shown: str, port: int) -> Response:
         """Sign a browser in.
 
         Args:
             shown: the token, or a key.
-            port: the server's, which the cookie's name has, as cookies are shared by all ports of a host.
+            port: the server's port. It is in the cookie's name, because all ports of a host share their cookies.
 
         Returns:
             a response that sets its cookie.
 
         Raises:
-            ApiError: 401; it is neither.
+            ApiError: 401; it is neither the token nor a key.
         """
         if self.token is None:
             owner = self._keys.owner(f"Bearer {shown}")
         else:
             owner = LOCAL if hmac.compare_digest(shown.encode(errors="replace"), self.token.encode()) else None
         if owner is None:
-            raise ApiError(401, "this is not the token of the start-up line, nor a key", code="invalid_page_token")
+            raise ApiError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
         session = secrets.token_urlsafe(32)
         self._sessions[_digest(session)] = owner
         while len(self._sessions) > _MOST_SESSIONS:
@@ -100,7 +100,7 @@ class PageSessions:
             return None
         owner = self._sessions.get(_digest(_session(scope)))
         if owner is None:
-            raise ApiError(401, "sign in with the token of the start-up line, or a key", code="not_signed_in")
+            raise ApiError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
         return owner
 
 

@@ -1,6 +1,4 @@
-"""Passes requests on to the policy server: the client's bytes unchanged, the server's own key, and the reply
-relayed.
-"""
+"""Passes requests on to the policy server: the client's body unchanged, with this server's key; relays the reply."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ class Ask:
 
     def digest(self, settings: str, model: str) -> str:
         """Identifies the request; `settings` is the fingerprint of the reader's settings."""
-        said = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
-        return hashlib.sha256(json.dumps([*said, settings, model], sort_keys=True).encode()).hexdigest()
+        values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
+        return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(eq=False)
@@ -159,15 +159,15 @@ class ReadManager:
         self._settings: str | None = None
         self._mean_seconds = _USUAL_SECONDS
         self._refused: deque[float] = deque()
-        """When clients were refused, within the time that they were told to wait: about one entry for each client."""
-        self._told_to_wait = 0.0
+        """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
+        self._retry_seconds = 0.0
 
-    async def start(self, ask: Ask, *, afresh: bool = False) -> tuple[Read, str]:
-        """Begin to read, or join an earlier read of the same request.
+    async def start(self, ask: Ask, *, read_again: bool = False) -> tuple[Read, str]:
+        """Start a read, or join an earlier read of the same request.
 
         Args:
             ask: what to read.
-            afresh: read again, even if the same was read before.
+            read_again: start a new read, even if the same request was read before.
 
         Returns:
             the read, and whether it was "started", "joined" while running, "resumed" where it had stopped, or
@@ -182,12 +182,12 @@ class ReadManager:
         request = ask.digest(self._settings, self._reader.policy.name)
         async with self._lock:
             running = [each for each in self._reads.values() if each.request == request]
-            if running and not afresh:
+            if running and not read_again:
                 self._metrics.reads.labels("joined").inc()
                 return running[-1], "joined"
             self._require_room(ask.owner)
             known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
-            last = next((entry for entry in known if not entry.apart), None) if not afresh else None
+            last = next((entry for entry in known if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
                 read, kind = Read(last.run_id, ask, request, last.began), "resumed"
                 if last.state is ReadState.FINISHED:
@@ -196,7 +196,7 @@ class ReadManager:
                 read, kind = Read(f"{request[:24]}-{len(known)}", ask, request), "started"
                 entry = Entry(read.run_id, ask.owner.name, request, ask.question, ask.document["name"], read.began)
                 await asyncio.to_thread(self._ledger.begin, entry)
-            self._set_out(read, kind)
+            self._launch(read, kind)
         return read, kind
 
     async def resume(self, ask: Ask, entry: Entry) -> Read:
@@ -213,12 +213,12 @@ class ReadManager:
             if (known := self._reads.get(entry.run_id)) is not None:
                 return known
             self._require_room(ask.owner)
-            request = "" if entry.apart else entry.request
+            request = "" if entry.edited else entry.request
             read = Read(entry.run_id, ask, request, entry.began, pins=entry.pins)
-            self._set_out(read, "resumed")
+            self._launch(read, "resumed")
         return read
 
-    def _set_out(self, read: Read, kind: str) -> None:
+    def _launch(self, read: Read, kind: str) -> None:
         self._metrics.reads.labels(kind).inc()
         self._reads[read.run_id] = read
         read.task = asyncio.create_task(self._drive(read, kind))
@@ -290,15 +290,15 @@ class ReadManager:
             raise self._busy(f"{bounds.per_key} reads of this key are running or waiting, and it may have no more")
 
     def _busy(self, message: str) -> Exception:
-        """A refusal that spreads those who wait outside over the time that their reads will take."""
+        """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
         self._metrics.reads.labels("refused").inc()
         now = time.monotonic()
         self._refused.append(now)
-        while self._refused[0] < now - self._told_to_wait:
+        while self._refused[0] < now - self._retry_seconds:
             self._refused.popleft()
         rounds = (len(self._reads) + len(self._refused)) / self.bounds.reads
-        # Half of the time until the last of them is done, as some of the others may not come back.
-        seconds = self._told_to_wait = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
+        # Half of the time until the last of them is done, because some clients may not try again.
+        seconds = self._retry_seconds = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
 
     async def _drive(self, read: Read, kind: str) -> None:

@@ -71,7 +71,9 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise MemAgentError(f"the settings file {path} cannot be read: {error}", hint="It is TOML.") from error
+        raise MemAgentError(
+            f"the settings file {path} cannot be read: {error}", hint="The file must be TOML."
+        ) from error
     found = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(found.keys() - set(known)):
         raise MemAgentError(

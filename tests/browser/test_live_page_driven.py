@@ -55,7 +55,7 @@ def server(policy: Policy, tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def page(browser: Any, server: Served) -> Iterator[Any]:
-    """The page, signed in by the link of the start-up line."""
+    """The page, signed in by the link of the start-up message."""
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(f"{server.url}/#token={server.sessions.token}")
@@ -116,7 +116,7 @@ def complaints(browser: Any) -> list[str]:
 
 def test_drop_ask_watch_answer_and_look_at_the_source(page: Any) -> None:
     started(page)
-    assert state(page).startswith("reads")
+    assert state(page).startswith("reading")
     steps = len(page.find_elements(By.CSS_SELECTOR, "#steps > li"))
     until(page, "document.querySelectorAll('#steps > li').length > arguments[0]", steps)
     until(page, "!document.getElementById('answer-box').hidden")
@@ -168,7 +168,7 @@ def test_ask_now_answers_from_the_memory_as_it_stands(page: Any) -> None:
     page.find_element(By.ID, "ask-now").click()
     page.find_element(By.CSS_SELECTOR, "#now button.primary").click()
     assert until(page, "document.querySelector('#answers li')?.textContent").endswith("4711")
-    assert state(page).startswith("reads")
+    assert state(page).startswith("reading")
     page.find_element(By.ID, "stop").click()
     wait_for_state(page, "cancelled")
 

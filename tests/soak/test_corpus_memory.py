@@ -25,7 +25,9 @@ def peak(documents: int) -> float:
 def test_memory_is_flat_with_the_number_of_documents(
     size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    few, many = peak(200), peak(size(400, 100_000))
+    few = peak(200)
+    one_part, many = peak(size(300, 10_000)), peak(size(400, 100_000))
     record_property("MB at 200 documents", round(few))
+    record_property("MB with one full part", round(one_part))
     record_property("MB at the most", round(many))
     assert many - few <= 60

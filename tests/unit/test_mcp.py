@@ -35,7 +35,7 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.serving.addresses import is_local, listen
 from memagent_mcp import make_server
 from memagent_mcp.client_roots import local_path, overlap
-from memagent_mcp.tools import tightest, undisturbed
+from memagent_mcp.tools import shielded, tightest
 from memagent_mcp.transports import allowed_names
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
@@ -405,7 +405,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
         asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
         good, bad = (await session.call_tool("read_document", asked)).structuredContent["answers"]
     assert good["answer"] == "4711"
-    assert "OperationalError: database or disk is full. Check the free disk space" in bad["error"]
+    assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
 async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
@@ -631,7 +631,7 @@ async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
             closed = True
 
     with anyio.move_on_after(0.05) as scope:
-        await undisturbed(work())
+        await shielded(work())
     assert scope.cancelled_caught
     assert closed
 
@@ -768,7 +768,7 @@ class TestStructuredAnswersAndPages:
             [answer] = again.structuredContent["answers"]
             assert (answer["value"], answer["stop_reason"]) == (None, "invalid_answer")
             assert answer["events"]["invalid_answer"] == 3
-            assert "It does not have the form that was asked for" in said(again)
+            assert "The answer does not match response_format" in said(again)
 
     async def test_a_schema_that_cannot_be_used_is_refused(self, folder) -> None:
         async with in_process(folder, script=self.script) as session:

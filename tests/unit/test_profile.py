@@ -15,6 +15,7 @@ from memagent_graph.errors import ProfileError, TokenizerError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile, save_profile
 from memagent_graph.prompts import load_prompts
+from memagent_graph.settings import ReaderSettings
 
 LEFT_OUT = ("model.safetensors", "CARD.md")
 
@@ -40,6 +41,18 @@ async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy
         assert context.boundary == own.boundary == "sentence"
         assert context.rules.invented is own.on_invented is UpdateRule.KEEP_PREVIOUS
         assert context.tokenizer.fingerprint == load_tokenizer("embedded").fingerprint
+
+
+def test_it_may_name_the_strategy_that_suits_the_policy(tmp_path: Path) -> None:
+    folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "own", ignore=shutil.ignore_patterns(*LEFT_OUT))
+    assert ReaderSettings(model=str(folder)).decided().strategy is None
+    save_profile(replace(require_profile(folder), strategy="retrieval:chunks=3"), folder)
+    decided = ReaderSettings(model=str(folder)).decided()
+    assert decided.strategy == "retrieval:chunks=3"
+    assert "It reads with retrieval:chunks=3; --strategy names another way" in decided.policy_told
+    assert ReaderSettings.from_log(decided.for_log(), "r") == decided
+    assert ReaderSettings(model=str(folder), strategy="overwrite").decided().strategy == "overwrite"
+    assert ReaderSettings(base_url="http://127.0.0.1:9/v1", profile=str(folder)).decided().strategy == decided.strategy
 
 
 async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The live page: documents, questions, and the memory while it is built; people can change it.
+"""The live page: people upload documents, ask questions, watch the memory grow, and can edit it.
 
 page_routes   the page's routes
-live_reads    a person's actions on a read: ask, pause, edit, pin, judge
-live_events   the states of a key's reads, and one of them chunk by chunk, as a stream of events
-page_values   the data for the page, as JSON values
+live_reads    the actions of a person on a read: ask, pause, edit, pin, judge
+live_events   a stream of events: the states of a key's reads, and the updates of one read
+page_values   the data for the page as JSON values
 index.html, live.css, live.js   the page itself; there is no build step
 """
 

@@ -1,15 +1,15 @@
-// The live page. All texts become text nodes and nothing else: no markup is ever parsed here.
+// The live page. All texts are shown as text nodes; markup in them is never parsed.
 const $ = (id) => document.getElementById(id);
-const SOON = 250;               // milliseconds after the last key before a search begins
-const PAGE = 50;
-const MOST_STEPS = 200;
-const KEPT = 160;               // at most so many characters of unchanged memory beside a change
+const SOON = 250;               // milliseconds from the last key press to the search
+const PAGE = 50;                // reads that are loaded at once
+const MOST_STEPS = 200;         // steps that are shown
+const KEPT = 160;               // maximum characters of unchanged memory shown beside a change
 const VIEWS = ["sign-in", "home", "read", "compare", "document"];
 const WORKS = new Set(["running", "waiting"]);
 const TRUNK = "";
 const state = { files: [], reads: new Map(), total: 0, picked: [], read: null, source: null, query: "", editing: null };
 
-// ---- small tools
+// ---- helpers
 
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -26,29 +26,29 @@ const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1
 const shortened = (text, most) => text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 const percent = (share) => share === null ? "" : `${Math.floor(share * 100)} %`;
 
-function tell(message) {
+function showNotice(message) {
   $("notice").textContent = message;
   $("notice").hidden = !message;
 }
-/** Ask the server. Failures are told in its own words, and thrown. */
+/** Send a request to the server and return its JSON. Throws an Error with the server's message. */
 async function ask(method, path, body) {
   const headers = { "X-Memagent-Page": "1" };
   if (body !== undefined && !(body instanceof FormData)) headers["Content-Type"] = "application/json";
   const sent = body === undefined || body instanceof FormData ? body : JSON.stringify(body);
   const reply = await fetch(path, { method, headers, body: sent });
   if (reply.ok) return reply.status === 204 ? null : reply.json();
-  const said = await reply.json().catch(() => null);
-  const error = new Error(said?.error?.message || `The server answered ${reply.status}.`);
+  const failure = await reply.json().catch(() => null);
+  const error = new Error(failure?.error?.message || `The server answered ${reply.status}.`);
   if (reply.status === 401 && path !== "/page/session") show("sign-in");
   throw error;
 }
-/** Do what a button is for; what goes wrong is told. */
+/** Run an action of the page; show its error, if there is one. */
 async function doing(work) {
   try {
-    tell("");
+    showNotice("");
     return await work();
   } catch (error) {
-    tell(error.message);
+    showNotice(error.message);
     return undefined;
   }
 }
@@ -78,7 +78,7 @@ async function route() {
     try { return decodeURIComponent(part); } catch { return part; }
   });
   if (what === "main") return;
-  tell("");
+  showNotice("");
   document.title = "memagent";
   state.read = null;
   if (what === "read" && rest[0]) openRead(rest[0]);
@@ -102,7 +102,7 @@ async function begin() {
   await route();
 }
 
-// ---- events of the server
+// ---- events from the server
 
 function follow(run) {
   state.source?.close();
@@ -114,7 +114,7 @@ function follow(run) {
   on("snapshot", (value) => takeSnapshot(value));
   on("update", (value) => takeUpdate(value));
   on("state", (value) => takeState(value));
-  on("gone", (message) => tell(message));
+  on("gone", (message) => showNotice(message));
   source.addEventListener("error", () => {
     if (source.readyState === EventSource.CLOSED && source === state.source) setTimeout(() => begin(), 3000);
   });
@@ -129,7 +129,7 @@ async function openHome() {
 }
 async function addFiles(files) {
   for (const file of files) {
-    const entry = { name: file.name, note: "is being sent", id: null };
+    const entry = { name: file.name, note: "uploading", id: null };
     state.files.push(entry);
     drawFiles();
     const form = new FormData();
@@ -148,21 +148,21 @@ async function addFiles(files) {
 function drawFiles() {
   $("files").replaceChildren(...state.files.map((file, index) => el("li", {},
     el("span", {}, file.name), el("span", { class: file.bad ? "bad" : "hint" }, file.note),
-    el("button", { type: "button", class: "quiet", "aria-label": `Leave out ${file.name}`, onclick: () => {
+    el("button", { type: "button", class: "quiet", "aria-label": `Remove ${file.name}`, onclick: () => {
       state.files.splice(index, 1);
       drawFiles();
       $("choose").focus();
-    } }, "Leave out"))));
+    } }, "Remove"))));
 }
 async function beginReads() {
   const questions = $("questions").value.split("\n").map((line) => line.trim()).filter((line) => line);
   const files = state.files.filter((file) => file.id).map((file) => file.id);
-  if (state.files.some((file) => !file.id && !file.bad)) throw new Error("A document is still being sent.");
+  if (state.files.some((file) => !file.id && !file.bad)) throw new Error("A document is still being uploaded.");
   if (!files.length) throw new Error("Choose a document, drop one, or paste a text.");
-  $("ask-status").textContent = "The reads begin.";
+  $("ask-status").textContent = "Starting.";
   $("begin").disabled = true;
   try {
-    const { reads } = await ask("POST", "/page/reads", { files, questions, afresh: $("afresh").checked });
+    const { reads } = await ask("POST", "/page/reads", { files, questions, read_again: $("read_again").checked });
     state.files = [];
     drawFiles();
     $("questions").value = "";
@@ -292,8 +292,8 @@ function drawState() {
   const share = value.state === "finished" ? 1 : progress ?? value.progress;
   if (share === null || share === undefined) $("read-progress").removeAttribute("value");
   else $("read-progress").value = share;
-  const said = { waiting: "waits for other reads", running: "reads" }[value.state] || value.state;
-  $("read-state").textContent = [said, share ? percent(share) : "", value.error || ""].filter((each) => each).join(" · ");
+  const label = { waiting: "waiting for other reads", running: "reading" }[value.state] || value.state;
+  $("read-state").textContent = [label, share ? percent(share) : "", value.error || ""].filter((each) => each).join(" · ");
   const had = document.activeElement;
   $("pause").hidden = $("stop").hidden = !atWork();
   $("continue").hidden = atWork() || value.state === "finished";
@@ -379,7 +379,7 @@ async function askNow(question) {
   $("answers").prepend(el("li", {}, el("p", { class: "hint" }, `${question} · ${after ? `after ${after.name}` : "before the first chunk"}`), answer || "no answer"));
 }
 
-// ---- two runs, and a document
+// ---- comparison of two runs, and a passage of a document
 
 async function openComparison(a, b) {
   show("compare");
@@ -405,7 +405,7 @@ async function openDocument(id, start, end) {
   mark.scrollIntoView();
 }
 
-// ---- what a person does
+// ---- clicks and keys
 
 function listen() {
   window.addEventListener("hashchange", () => location.hash.startsWith("#token=") ? begin() : route());

@@ -1,7 +1,7 @@
-"""The states of a key's reads, and one of them chunk by chunk: a stream of events at the pace of its client.
+"""The stream of events for the live page: the states of a key's reads, and every update of the read that is shown.
 
-The stream checks for changes a few times per second, so that neither a fast policy nor many reads can flood a page, and
-a browser needs one connection for all of them.
+The stream checks for changes a few times per second, so neither a fast policy nor many reads can flood a page. A
+browser needs only one connection for all reads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from memagent_graph.serving.live.page_values import read_value, update_value
 from memagent_graph.serving.reads import Read, ReadManager
 from memagent_graph.trace import MemoryUpdate
 
-_SECONDS_BETWEEN_LOOKS: Final = 0.2
+_SECONDS_BETWEEN_CHECKS: Final = 0.2
 _NEWEST_UPDATES: Final = 40
-"""How many of a read's earlier updates are sent to the page; its run page has all."""
+"""How many of a read's newest updates are sent when the page opens it; its run page has all."""
 
 
 class Watch:
-    """What was sent to one page about the read that it shows."""
+    """Keeps track of what was sent to a page about the read that it shows."""
 
     def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
         self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
@@ -37,7 +37,7 @@ class Watch:
         self._state = ""
 
     async def events(self) -> AsyncIterator[dict[str, str]]:
-        """The changes since the last call.
+        """Yield the changes since the last call.
 
         Raises:
             ApiError: 404; there is no such read.
@@ -56,7 +56,7 @@ class Watch:
                 self._sent += 1
                 if update.step not in self._by_step:
                     yield _event("update", self._shown(update))
-        state = json.dumps([entry.apart, entry.pins, read_value(entry, read)["state"]])
+        state = json.dumps([entry.edited, entry.pins, read_value(entry, read)["state"]])
         if state != self._state:
             self._state = state
             value = {**read_value(entry, read), "pins": entry.pins, **await self._end()}
@@ -72,23 +72,23 @@ class Watch:
 
     def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
         shown = []
-        # The newest of each branch, at any place: its memory can be edited.
+        # The newest update of each branch is always sent, because its memory can be edited.
         newest = {update.branch: place for place, update in enumerate(updates)}
         for place, update in enumerate(updates):
             if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
                 shown.append(self._shown(update))
             else:
-                self._take(update)
+                self._record(update)
         return {"updates": shown, "earlier": len(updates) - len(shown)}
 
     def _shown(self, update: MemoryUpdate) -> dict[str, Any]:
         sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
         before = self._memories.get(update.branch)
         value = update_value(update, "\n".join(filter(None, sources)) if before is None else before)
-        self._take(update)
+        self._record(update)
         return value
 
-    def _take(self, update: MemoryUpdate) -> None:
+    def _record(self, update: MemoryUpdate) -> None:
         self._memories[update.branch] = self._by_step[update.step] = update.memory
 
     async def _end(self) -> dict[str, Any]:
@@ -109,10 +109,10 @@ class Watch:
 async def events(
     reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
 ) -> AsyncIterator[dict[str, str]]:
-    """Changes of a key's reads, and every update of one of them.
+    """Yield changes of a key's reads, and every update of the read that the page shows.
 
-    Events: "reads", a list of those that changed; for the shown one "snapshot", "update" and "state"; "gone", if there
-    is no such read.
+    Events: "reads" has a list of the reads that changed. The read with `run_id` has "snapshot", "update" and "state",
+    or "gone" if it does not exist.
     """
     known: dict[str, Any] = {}
     watch = Watch(reads, manager, owner, run_id) if run_id else None
@@ -138,7 +138,7 @@ async def events(
             except ApiError as error:
                 yield _event("gone", error.message)
                 watch = None
-        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+        await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
 
 
 def _event(name: str, value: Any) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""A person's actions on reads: ask, pause, edit a memory, pin a line, ask before the end, judge an answer.
+"""The actions of a person on reads: ask, pause, edit a memory, pin a line, ask before the end, judge an answer.
 
-A read that a person changed is separated: it no longer answers the request that started it.
+A read that a person changed is marked as edited. It no longer answers the request that started it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memagent_graph.trace import MemoryUpdate
 _ASKS_KEPT: Final = 1024
 _FILES_KEPT: Final = 1024
 _PINNED_SHARE: Final = 2
-"""Pinned lines may take this fraction (one part in N) of a memory."""
+"""The divisor of the memory budget: pinned lines may take one half."""
 
 
 class LiveReads:
@@ -47,7 +47,7 @@ class LiveReads:
         self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
-        """By run: how often its past may have changed in this process; a page that shows it must reload it."""
+        """By run id: how often its updates may have been replaced in this process; pages must then reload the read."""
 
     # Documents and questions
 
@@ -72,7 +72,9 @@ class LiveReads:
             await asyncio.to_thread(self._serving.uploads.delete, owner, file.id)
             raise
 
-    async def ask(self, owner: Owner, files: Sequence[str], questions: Sequence[str], *, afresh: bool) -> list[Read]:
+    async def ask(
+        self, owner: Owner, files: Sequence[str], questions: Sequence[str], *, read_again: bool
+    ) -> list[Read]:
         """Read files, in order and as one document, for each of several questions.
 
         Raises:
@@ -93,7 +95,7 @@ class LiveReads:
         reads = []
         for question in asked:
             wanted = Ask(owner=owner, document=document, question=question, sampling=context.sampling)
-            read, _ = await self._manager.start(wanted, afresh=afresh)
+            read, _ = await self._manager.start(wanted, read_again=read_again)
             self._remember(read)
             reads.append(read)
         return reads
@@ -103,7 +105,7 @@ class LiveReads:
         sources = [Source(each["name"], partial(stored_pieces, store, each), each) for each in references]
         return await asyncio.to_thread(store.add, document_of(sources))
 
-    # What is there
+    # Queries
 
     async def entry(self, owner: Owner, run_id: str) -> Entry:
         """A read of a key.
@@ -117,7 +119,7 @@ class LiveReads:
         return entry
 
     async def view(self, owner: Owner, run_id: str) -> RunView:
-        """The present state of a read, for viewing. Raises like `entry`; also for one that has not begun."""
+        """Return the current state of a read. Raises like `entry`, and also if the read has not begun."""
         await self.entry(owner, run_id)
         try:
             return await asyncio.to_thread(view_of_run, self._log, run_id, self._reader.store)
@@ -125,10 +127,10 @@ class LiveReads:
             raise not_found("the read has not begun") from error
 
     async def updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
-        """The memories of a read that count, in order. Raises like `view`.
+        """Return the valid memory updates of a read, in order. Raises like `view`.
 
-        The log may be a chunk ahead of the checkpoints if a read was paused or killed between the two. That chunk is
-        read again, so its memory is left out unless the read is running.
+        If a read was paused or killed at the wrong moment, the log is one chunk ahead of the checkpoints. This chunk is
+        read again, so its update is left out unless the read is running.
         """
         view = await self.view(owner, run_id)
         updates = list(view.updates)
@@ -148,10 +150,10 @@ class LiveReads:
             raise ApiError(501, "the page needs the log of runs", code="no_run_log")
         return self._reader.run_log
 
-    # Pausing, and continuing
+    # Pause and resume
 
     async def pause(self, owner: Owner, run_id: str, state: ReadState = ReadState.PAUSED) -> None:
-        """Pause a read, or stop it; its present chunk is read again when it continues."""
+        """Pause or stop a read. The chunk that was being read is read again when the read continues."""
         entry = await self.entry(owner, run_id)
         read = self._manager.find(owner, run_id)
         if read is not None:
@@ -186,10 +188,10 @@ class LiveReads:
         sampling = (await self._reader.aprepare()).sampling
         return Ask(owner=owner, document=record.document, question=entry.question, sampling=sampling)
 
-    # A person's hand
+    # Changes by a person
 
     async def edit(self, owner: Owner, run_id: str, chunk: int, branch: str, before: str, text: str) -> None:
-        """Replace a branch's memory by a text, and withdraw everything that is based on it.
+        """Replace a branch's memory with a text, and discard everything that is based on it.
 
         Args:
             owner: the person.
@@ -205,15 +207,15 @@ class LiveReads:
         async with self._changing:
             entry = await self.entry(owner, run_id)
             if self._manager.find(owner, run_id) is not None:
-                raise ApiError(409, "the read is at work; pause it first", code="read_at_work")
+                raise ApiError(409, "the read is running; pause it first", code="read_running")
             updates = await self.updates(owner, run_id)
             newest = next((each for each in reversed(updates) if each.branch == branch), None)
             if newest is None or newest.chunk_index != chunk or newest.memory != before:
                 self.edits[run_id] += 1
-                raise ApiError(409, "the memory has changed meanwhile; look at it again", code="memory_changed")
+                raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
             lines = text.splitlines()
             pins = {name: [pin for pin in held if name != branch or pin in lines] for name, held in entry.pins.items()}
-            await asyncio.to_thread(self._ledger.set_apart, run_id, pins)
+            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
             try:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
@@ -222,7 +224,7 @@ class LiveReads:
             self.edits[run_id] += 1
 
     async def pin(self, owner: Owner, run_id: str, branch: str, line: str, *, pinned: bool) -> None:
-        """Pin or unpin a line of a branch's memory. It takes effect at the next memory that is written.
+        """Pin or unpin a line of a branch's memory. This takes effect at the next memory update.
 
         Raises:
             ApiError: 400; pinned lines would take more than half of a memory.
@@ -236,25 +238,25 @@ class LiveReads:
             if not line.strip() or len(line.splitlines()) != 1:
                 raise bad_request("only a line of memory can be pinned", "line")
             if pinned and context.tokenizer.count(everything) > context.budget.memory_tokens // _PINNED_SHARE:
-                raise bad_request("pinned lines may take half of a memory, and these would take more", "line")
+                raise bad_request("pinned lines may take at most half of a memory", "line")
             if (read := self._manager.find(owner, run_id)) is not None:
                 read.pins, read.request = pins, ""
-            await asyncio.to_thread(self._ledger.set_apart, run_id, pins)
+            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
 
     async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
-        """Ask from the present memory; the read continues as if nothing had been asked."""
+        """Answer a question from the current memory; the read itself is not affected."""
         entry = await self.entry(owner, run_id)
         reader = await self._manager.reader_for(await self._ask_of(owner, entry))
         try:
-            said = await reader.aanswer_so_far(run_id, question)
+            answer = await reader.aanswer_so_far(run_id, question)
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
-        if said.usage is not None:
-            self._serving.metrics.count(said.usage)
-        return said
+        if answer.usage is not None:
+            self._serving.metrics.count(answer.usage)
+        return answer
 
     async def judge(self, owner: Owner, run_id: str, *, up: bool, note: str | None) -> None:
-        """Give a read a thumb up or down, with the key's name as source."""
+        """Record a thumb up or down for a read, with the key's name as the source."""
         await self.entry(owner, run_id)
         try:
             await asyncio.to_thread(

@@ -38,24 +38,24 @@ _POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
-_SEEN_BY_ITSELF: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
-"""For run pages, which have their own policy."""
+_RUN_PAGE_HEADERS: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
+"""Headers for run pages, which contain their own content security policy."""
 
 T = TypeVar("T")
 
 
 class SignIn(msgspec.Struct, forbid_unknown_fields=True):
-    """Sign in with the token of the start-up line, or with a key."""
+    """Sign in with the token of the start-up message, or with a key."""
 
     token: str
 
 
 class NewReads(msgspec.Struct, forbid_unknown_fields=True):
-    """Read files for each of several questions."""
+    """Read files for one or more questions; each question is a read of its own."""
 
     files: list[str]
     questions: list[str]
-    afresh: bool = False
+    read_again: bool = False
 
 
 class Edit(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class Pin(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AskNow(msgspec.Struct, forbid_unknown_fields=True):
-    """Ask from the present memory; by default the read's own question."""
+    """Ask from the current memory; by default, the read's own question."""
 
     question: str | None = None
 
@@ -103,7 +103,7 @@ class LivePage:
         self._streams: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
-        """For `make_app`."""
+        """Return the routes, for `make_app`."""
         one = f"{PAGE}/reads/{{id}}"
         return [
             Route("/", self._page),
@@ -162,7 +162,7 @@ class LivePage:
         asked = await _body(self._serving, request, NewReads)
         if len(asked.questions) > _MOST_QUESTIONS or len(asked.files) > _MOST_FILES:
             raise bad_request(f"at most {_MOST_QUESTIONS} questions and {_MOST_FILES} files at once", "questions")
-        begun = await self._live.ask(owner_of(request), asked.files, asked.questions, afresh=asked.afresh)
+        begun = await self._live.ask(owner_of(request), asked.files, asked.questions, read_again=asked.read_again)
         return _json({"reads": [read.run_id for read in begun]})
 
     async def _listed(self, request: Request) -> Response:
@@ -201,8 +201,8 @@ class LivePage:
         return _done()
 
     async def _answer(self, request: Request) -> Response:
-        said = await self._live.answer(*_place(request), (await _body(self._serving, request, AskNow)).question)
-        return _json({"answer": said.answer, "memory": said.memory})
+        answer = await self._live.answer(*_place(request), (await _body(self._serving, request, AskNow)).question)
+        return _json({"answer": answer.answer, "memory": answer.memory})
 
     async def _thumbs(self, request: Request) -> Response:
         asked = await _body(self._serving, request, Thumb)
@@ -223,7 +223,7 @@ class LivePage:
         owner, run_id = _place(request)
         view = await self._live.view(owner, run_id)
         shown = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
-        return Response(shown.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_SEEN_BY_ITSELF)
+        return Response(shown.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
 
     async def _compare(self, request: Request) -> Response:
         owner, query = owner_of(request), request.query_params
@@ -233,7 +233,7 @@ class LivePage:
     async def _stream(self, request: Request) -> Response:
         owner = owner_of(request)
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
-            raise too_busy("too many pages of this key are open; close some", 5)
+            raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
         parts = events(self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run"))
         return _Stream(
@@ -247,7 +247,7 @@ class LivePage:
 
 
 class _Stream(EventSourceResponse):
-    """Events, and what to do when they have ended, also before the first one."""
+    """A stream of events that calls a function when it ends, even if it ends before the first event."""
 
     def __init__(self, parts: AsyncIterator[dict[str, str]], ended: Callable[[], None], **options: Any) -> None:
         super().__init__(parts, **options)
@@ -265,7 +265,7 @@ def _place(request: Request) -> tuple[Owner, str]:
 
 
 async def _body(serving: Serving, request: Request, kind: type[T]) -> T:
-    """The content of a small request.
+    """Parse the body of a small request.
 
     Raises:
         ApiError: it is too long, does not arrive, or has another form.
@@ -275,11 +275,11 @@ async def _body(serving: Serving, request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(await whole.body(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the request cannot be understood: {error}", code="invalid_json") from error
+        raise bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
 def _json(value: Any) -> Response:
-    """A value as ASCII JSON, which also preserves half surrogate pairs."""
+    """Return a value as ASCII JSON, which can also carry half surrogate pairs."""
     return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
 
 
@@ -287,8 +287,8 @@ def _done() -> Response:
     return Response(status_code=204)
 
 
-def _number(said: str | None, otherwise: int) -> int:
-    return int(said) if said is not None and said.isdecimal() and len(said) <= 15 else otherwise
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
 
 
 def _file(name: str) -> Response:

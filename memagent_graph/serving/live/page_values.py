@@ -23,7 +23,7 @@ _MOST_QUOTES: Final = 4
 
 
 def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
-    """A read in the list; one that has not ended and is in no process was interrupted."""
+    """Return a read for the list. A read that has not ended and is not running here was interrupted."""
     state = read.state if read is not None else entry.state
     return {
         "id": entry.run_id,
@@ -33,14 +33,14 @@ def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
         "ended": entry.ended,
         "state": state.value if read is not None or state.has_ended else "interrupted",
         "error": entry.error if read is None else None,
-        "edited": entry.apart,
+        "edited": entry.edited,
         "chunks": read.chunks if read else None,
         "progress": read.update.progress if read and read.update else None,
     }
 
 
 def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
-    """A memory update, with its changes to the memory that it started from."""
+    """Return a memory update, with the differences from the previous memory."""
     name = "merge" if update.chunk_index is None else f"chunk {update.chunk_index}"
     return {
         "chunk": update.chunk_index,
@@ -59,12 +59,12 @@ def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
 
 
 def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """A difference: each part with its kind: equal, insert or delete."""
+    """Return a difference as parts with their kind: equal, insert or delete."""
     return [(change.op.value, change.text) for change in changes]
 
 
 def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
-    """The lines of the newest memory, each with its origin and quotes."""
+    """Return the lines of the newest memory, each with its origin and quotes."""
     return [
         {
             "line": line.line,
@@ -80,28 +80,28 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def comparison_value(comparison: RunComparison) -> dict[str, Any]:
-    """A comparison of two runs."""
+    """Return a comparison of two runs."""
     return {
         "a": comparison.a.view.run_id,
         "b": comparison.b.view.run_id,
-        "facts": [[name, *map(_said, (a, b)), same] for name, a, b, same in compared_facts(comparison)],
+        "facts": [[name, *map(_or_none, (a, b)), same] for name, a, b, same in compared_facts(comparison)],
         "parting": parting_told(comparison),
         "diff": diff_value(comparison.memory_diff),
     }
 
 
-def _said(value: str | None) -> str:
+def _or_none(value: str | None) -> str:
     return "none" if value is None else value
 
 
 def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:
-    """A passage of a run's document, with some thousand characters on each side.
+    """Return a passage of a run's document with up to 6,000 bytes of text on each side.
 
     Args:
         view: the run; its updates have the byte positions of characters.
         store: the store with the document's text.
         start: the passage's first character.
-        end: the one after its last.
+        end: the character after its last one.
 
     Raises:
         ApiError: 404; the run has not read that far.

@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused_with_a_remedy(books: list[Path], tmp_path: Pa
         for arguments, code, words in (
             ([tmp_path / "missing.txt"], 3, "does not exist"),
             ([*books, "--metadata", tmp_path / "known.json"], 3, "c.txt, which is not one of the documents"),
-            ([*books, "--out", tmp_path / "out"], 6, "not of this report"),
+            ([*books, "--out", tmp_path / "out"], 6, "does not belong to this report"),
             ([*books, "--report-id", "x", "--max-chunks", "1"], 5, "0 of 2 cells"),
         ):
             done = memagent("report", "Keys?", *arguments, *options)

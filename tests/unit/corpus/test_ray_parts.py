@@ -25,6 +25,7 @@ from memagent_ray.document_actors import Outcome
 from memagent_ray.known_rows import KnownRows
 from memagent_ray.ray_cluster import ray_module, require_reachable
 from memagent_ray.ray_datasets import ActorPool
+from memagent_ray.ray_engine import RayEngine
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
@@ -58,6 +59,18 @@ def test_work_and_outcomes_can_be_sent_to_another_machine() -> None:
     failure = CorpusError("the disk is full", hint="Make room.")
     outcome = pickle.loads(pickle.dumps(Outcome(3, failure=failure)))
     assert outcome.number == 3 and str(outcome.failure) == str(failure)
+
+
+@pytest.mark.parametrize("location", [None, "a.txt", "s3://bucket/a.txt"])
+def test_a_block_that_ray_makes_again_looks_for_checkpoints_of_the_lost_actor(location: str | None) -> None:
+    work = Work(CorpusDocument(name="a", text=None if location else "b", location=location), ("When?",), begun=False)
+    engine, left = RayEngine(ActorPlan(settings=ReaderSettings(), questions=("When?",)), ActorPool()), [work]
+
+    async def next_work() -> Work | None:
+        return left.pop() if left else None
+
+    (handed_out,) = asyncio.run(engine._next_window(next_work))
+    assert handed_out.begun and handed_out.document.name == "a"
 
 
 def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:

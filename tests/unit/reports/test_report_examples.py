@@ -82,6 +82,6 @@ def test_case_files(tmp_path: Path) -> None:
         out = run(server, tmp_path, "case_files", "harbor", "When did the van arrive?")
     assert "CONTRADICTION (dates): When did the van arrive?" in out
     assert '"The van arrived at 22:40 on 3 May 2021." (characters 126-165)' in out
-    assert "cook.txt does not say: When did the van arrive?" in out
-    assert "2 of 2 quotes stand in the files" in out
+    assert "cook.txt has no answer to: When did the van arrive?" in out
+    assert "2 of 2 quotes are in the files" in out
     assert (folder / "case.html").exists()

@@ -299,12 +299,12 @@ def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: P
     assert stat.S_IMODE(written[0].stat().st_mode) == 0o600
     assert write_report(report, tmp_path / "out", ("md",))
     changed = Report.from_dict({**other.to_dict(), "report_id": "report-2"})
-    with pytest.raises(RunError, match="not of this report"):
+    with pytest.raises(RunError, match="does not belong to this report"):
         write_report(changed, tmp_path / "out", ("md",))
     assert write_report(changed, tmp_path / "out", ("md",), force=True)
     (tmp_path / "else").mkdir()
     (tmp_path / "else/report.md").symlink_to(tmp_path / "out/report.md")
-    with pytest.raises(RunError, match="already in else"):
+    with pytest.raises(RunError, match="already exists in else"):
         write_report(report, tmp_path / "else", ("md",))
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):

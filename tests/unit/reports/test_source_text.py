@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.reports.checked_report import quote_flaw
+from memagent_graph.reports.checked_report import quote_problem
 from memagent_graph.reports.evidence_matrix import SourceQuote
 from memagent_graph.reports.sentence_problems import ProblemKind
 from memagent_graph.reports.source_text import LONGEST_QUOTE, SourceText
-from memagent_graph.reports.stated_facts import one_form
+from memagent_graph.reports.stated_facts import normalized
 
 TEXT = """Title of it
 
@@ -81,7 +81,7 @@ def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
     at = TEXT.index(whole)
 
     def flaw(text: str, start: int = at) -> ProblemKind | None:
-        found = quote_flaw(SourceQuote(text, start, start + len(text), None), source, "it")
+        found = quote_problem(SourceQuote(text, start, start + len(text), None), source, "it")
         return found.kind if found else None
 
     assert flaw(whole) is None
@@ -100,7 +100,7 @@ def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject
     begin, finish, _ = source.sentence(start, end)
     assert 0 <= begin <= finish <= len(text)
     quote = text[begin:finish]
-    if one_form(quote):  # else it is nothing but space and invisible characters
+    if normalized(quote):  # else it is nothing but space and invisible characters
         assert source.find(quote, begin) == (begin, finish)
 
 

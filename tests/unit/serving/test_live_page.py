@@ -57,9 +57,9 @@ class Browser:
             "/page/files", files={"file": (name, data if isinstance(data, bytes) else data.encode())}
         )
 
-    def begin(self, *questions: str, document: str = LONG, afresh: bool = False) -> list[str]:
+    def begin(self, *questions: str, document: str = LONG, read_again: bool = False) -> list[str]:
         file = self.upload("annals.txt", document).json()["id"]
-        reply = self.post("reads", files=[file], questions=list(questions or (QUESTION,)), afresh=afresh)
+        reply = self.post("reads", files=[file], questions=list(questions or (QUESTION,)), read_again=read_again)
         assert reply.status_code == 200, reply.text
         return reply.json()["reads"]
 
@@ -384,10 +384,10 @@ def test_the_ledger_finds_nothing_of_other_owners(tmp_path: Path) -> None:
     ledger.begin(Entry("b", "bob", "r", "100% _?", "d", 1.0))
     assert [entry.run_id for entry in ledger.search("alice", "0% _", newest=9)[0]] == ["a"]
     assert ledger.search("alice", "%x", newest=9) == ([], 0)
-    ledger.set_apart("a", {"": ["line"]})
+    ledger.mark_edited("a", {"": ["line"]})
     ledger.mark("a", ReadState.PAUSED)
     entry = ledger.get("alice", "a")
-    assert (entry.apart, entry.pins, entry.state.has_ended) == (True, {"": ["line"]}, True)
+    assert (entry.edited, entry.pins, entry.state.has_ended) == (True, {"": ["line"]}, True)
     ledger.close()
 
 
