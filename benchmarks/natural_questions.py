@@ -1,4 +1,4 @@
-"""Twenty natural questions, on texts that any machine with this package has: a policy's answers, one by one.
+"""Thirty natural questions, on texts that any machine with this package has: a policy's answers, one by one.
 
     python -m benchmarks.natural_questions --model smollm2
 
@@ -22,15 +22,18 @@ from memagent_graph.settings import ReaderSettings
 HERE = Path(__file__).parent
 REFERENCE_TOPICS = ("assert", "del", "global", "identifiers", "integers", "lambda", "nonlocal", "pass", "truth", "with")
 """In characters: about as long as the other texts together; the whole reference is what `memagent demo` reads."""
+STATEMENT_TOPICS = ("break", "continue", "raise", "return", "try", "while")
 
 
 def texts() -> dict[str, str]:
     """The texts by name."""
     manual = importlib.metadata.metadata("openai").get_payload()  # type: ignore[attr-defined]
+    topics = pydoc_data.topics.topics
     return {
         "the Apache licence": (HERE.parent / "LICENSE").read_text("utf-8"),
         "the manual of the openai package": str(manual),
-        "the language reference": "\n\n".join(pydoc_data.topics.topics[name] for name in REFERENCE_TOPICS),
+        "the language reference": "\n\n".join(topics[name] for name in REFERENCE_TOPICS),
+        "the statements": "\n\n".join(topics[name] for name in STATEMENT_TOPICS),
     }
 
 
@@ -44,9 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model")
     parser.add_argument("--base-url")
-    parser.add_argument("--strategy", default="overwrite")
+    parser.add_argument("--strategy", help="the policy's own, or overwrite, if left out")
     arguments = parser.parse_args()
-    settings = ReaderSettings(model=arguments.model, base_url=arguments.base_url, strategy=arguments.strategy)
+    settings = ReaderSettings(model=arguments.model, base_url=arguments.base_url, strategy=arguments.strategy).decided()
     asked: list[dict[str, Any]] = tomllib.loads((HERE / "natural_questions.toml").read_text("utf-8"))["texts"]
     known, total, correct = texts(), 0, 0
     with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:
