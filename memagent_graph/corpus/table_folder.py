@@ -474,6 +474,7 @@ def _write_rows(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn], 
             writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
             failed += sum(row["error"] is not None for row in batch)
+    arrow.default_memory_pool().release_unused()  # or it keeps what the largest part needed
     return count, failed
 
 
