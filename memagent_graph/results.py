@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import DocumentError
 from memagent_graph.events import ReadEvent, StopReason
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Span, Trace
 
 if TYPE_CHECKING:
     from memagent_graph.provenance.evidence import Evidence
@@ -83,12 +84,26 @@ class ReadResult:
         """The text that supports each line of the final memory: chunk, character span, quote, page and section.
 
         Computed on request from the words that line and chunk have in common; empty if the document's text
-        is no longer stored.
+        is no longer stored. If an excerpt was shown instead of chunks, it supports the answer.
         """
-        from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415  importing this needs no evidence
+        from memagent_graph.provenance.evidence import (  # noqa: PLC0415  importing this needs no evidence
+            excerpt_evidence,
+            provenance_of,
+        )
 
         view = self.view()
+        if not self.chunks_read:
+            return excerpt_evidence(view.trace, self.answer or "", self._span_text, view.places)
         return provenance_of(view.trace, view.chunk_text, view.places).evidence
+
+    def _span_text(self, span: Span) -> str | None:
+        from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
+
+        try:
+            store = DocumentStore(self.store_root) if self.store_root else None
+            return store.read(self.document, span.start_byte, span.end_byte) if store else None
+        except (DocumentError, OSError):
+            return None
 
     def view(self) -> RunView:
         """The result in the form that timelines use; see `memagent_graph.timeline`."""

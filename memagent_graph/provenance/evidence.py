@@ -27,7 +27,7 @@ from memagent_graph.provenance.overlap import (
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.provenance.word_diff import WORD
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Span, Trace, Writes
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
@@ -57,7 +57,7 @@ class Evidence:
     branch: str
     """The branch that read the chunk; "" is the trunk."""
     update: int
-    """The index in `Trace.updates` of the update that read the chunk."""
+    """The index in `Trace.updates` of the update that read the chunk; -1 if it is evidence of an excerpt."""
     page: int | None = None
     """The page on which the quote begins, counted from 1; None if the document has no pages."""
     link: str | None = None
@@ -191,6 +191,53 @@ def provenance_of(
             )
         )
     return Provenance(tuple(origins), tuple(found), lost)
+
+
+def excerpt_evidence(
+    trace: Trace, answer: str, span_text: Callable[[Span], str | None], sections: Sequence[SourceMark] | Places = ()
+) -> tuple[Evidence, ...]:
+    """Find what the policy used of an excerpt, in a run that showed one instead of reading chunks.
+
+    Args:
+        trace: the run.
+        answer: its answer.
+        span_text: the document's text in a span; None if it is not known.
+        sections: as for `provenance_of`.
+
+    Returns:
+        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory.
+    """
+    places = sections if isinstance(sections, Places) else Places(sections)
+    reading = next((step for step in reversed(trace.steps) if step.reads), None)
+    if reading is None:
+        return ()
+    texts = {
+        number: WordedText(text) for number, span in enumerate(reading.reads) if (text := span_text(span)) is not None
+    }
+    found: list[Evidence] = []
+    for line_index, line in enumerate(memory_lines(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
+        words = WordedText(line)
+        chosen = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
+        for quote in chosen:
+            span = reading.reads[quote.source]
+            start = span.start_char + quote.start
+            found.append(
+                Evidence(
+                    line=line,
+                    line_index=line_index,
+                    chunk_index=span.index,
+                    start_char=start,
+                    end_char=span.start_char + quote.end,
+                    quote=texts[quote.source].text[quote.start : quote.end],
+                    section=places.section(start),
+                    coverage=share_held(words, chosen),
+                    branch=reading.branch,
+                    update=-1,
+                    page=places.page(start),
+                    link=places.link(start),
+                )
+            )
+    return tuple(found)
 
 
 def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:

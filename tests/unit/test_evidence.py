@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scripts import document_with, part
 from support.traces import answered, fan_out, spans, step
 from support.traces import line as line_of
 
+from memagent_graph import LocalPolicy, MemAgent, ScriptedPolicy
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support
@@ -243,3 +245,29 @@ def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
     merged = step("m", "Ilse built it\nPer Lindqvist is the keeper", "l", "r", role="merge")
     result = provenance_of(Trace((left, right, merged)), lambda _: "nothing")
     assert [line.edited for line in result.lines] == [False, True]
+
+
+# Excerpts
+
+EXCERPT = document_with({0.2: "The key of harbor is 4711, as all know.", 0.8: "The key of castle is 12."}, words=900)
+
+
+def test_an_answer_from_an_excerpt_has_its_quotes_at_their_places(make_reader) -> None:
+    def from_the_text(prompt: str) -> str:
+        return "\\boxed{The key of harbor is 4711}" if "harbor is 4711" in part(prompt, "text") else "\\boxed{?}"
+
+    reader = make_reader(ScriptedPolicy(from_the_text), strategy="retrieval:chunks=2:chunk_tokens=40")
+    (found,) = reader.read(EXCERPT, "What is the key of harbor?").evidence
+    assert found.quote == EXCERPT[found.start_char : found.end_char] == "The key of harbor is 4711"
+    assert (found.line, found.update, found.coverage) == ("The key of harbor is 4711", -1, 1.0)
+    unknown = reader.read(EXCERPT, "What is the colour of zebras?")
+    assert (unknown.answer, unknown.evidence) == ("?", ())
+
+
+def test_a_memory_from_an_excerpt_in_two_places_has_its_quotes(tmp_path) -> None:
+    text = document_with({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=900)
+    with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
+        result = reader.read(text, "What is the access code of the quiet falcon?")
+    assert result.answer == "48213"
+    assert "48213" in " ".join(each.quote for each in result.evidence)
+    assert all(text[each.start_char : each.end_char] == each.quote for each in result.evidence)
