@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import DocumentError
 from memagent_graph.events import ReadEvent, StopReason
-from memagent_graph.trace import MemoryUpdate, Span, Trace
+from memagent_graph.trace import MemoryUpdate, Trace
 
 if TYPE_CHECKING:
     from memagent_graph.provenance.evidence import Evidence
@@ -86,29 +85,12 @@ class ReadResult:
         Computed on request from the words that line and chunk have in common; empty if the document's text
         is no longer stored. If an excerpt was shown instead of chunks, it supports the answer.
         """
-        from memagent_graph.provenance.evidence import (  # noqa: PLC0415  importing this needs no evidence
-            excerpt_evidence,
-            provenance_of,
-        )
-
-        view = self.view()
-        if not self.chunks_read:
-            return excerpt_evidence(view.trace, self.answer or "", self._span_text, view.places)
-        return provenance_of(view.trace, view.chunk_text, view.places).evidence
-
-    def _span_text(self, span: Span) -> str | None:
-        from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-
-        try:
-            store = DocumentStore(self.store_root) if self.store_root else None
-            return store.read(self.document, span.start_byte, span.end_byte) if store else None
-        except (DocumentError, OSError):
-            return None
+        return self.view().provenance.evidence
 
     def view(self) -> RunView:
         """The result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import chunk_reader, headings_of, sections_of  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import chunk_reader, headings_of, sections_of, span_reader  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
 
         store = DocumentStore(self.store_root) if self.store_root else None
@@ -125,6 +107,7 @@ class ReadResult:
             sections=sections_of(store, self.document) if store else (),
             headings=headings_of(store, self.document) if store else (),
             chunk_text=chunk_reader(store, self.document, self.trace) if store else lambda _: None,
+            span_text=span_reader(store, self.document) if store else lambda _: None,
         )
 
     def _repr_html_(self) -> str:

@@ -52,7 +52,7 @@ class TraceStep:
     """The role, such as "update" or "answer"."""
     slot: int
     """Its place among the steps of that role and branch (a chunk's number); runs are compared by it. Below 0, what
-    the step reads was read before, and it belongs to no chunk."""
+    the step reads belongs to no chunk: it was read before, or it is an excerpt."""
     writes: Writes
     text: str | None
     """Its result: the memory after it, the answer completion, or the decision; None if it was redacted."""
@@ -68,7 +68,7 @@ class TraceStep:
 
     @property
     def chunk_index(self) -> int | None:
-        """The first chunk that it read; None if it read none, or only what had been read before."""
+        """The first chunk that it read; None if it read none, or what belongs to no chunk."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
 
@@ -132,6 +132,13 @@ class Trace:
     def tokens_shown(self) -> int:
         """Tokens of the document that any of the steps was shown; each part counts once."""
         return sum(span.tokens for span in {span for step in self.steps for span in step.reads})
+
+    @property
+    def excerpt(self) -> TraceStep | None:
+        """The newest step that was shown an excerpt, if the run reads no chunks; otherwise None."""
+        if any(update.chunk_index is not None for update in self.updates):
+            return None
+        return next((step for step in reversed(self.steps) if step.reads), None)
 
     @property
     def final_memory(self) -> str:

@@ -53,8 +53,8 @@ class RunReport(ToolResult):
 
 
 def run_text(timeline: Timeline) -> str:
-    """Return the run as text: document, question, answer, changes of the memory, their sources, and lost lines."""
-    parts = [_head(timeline), _changes(timeline), _memory(timeline), _lost(timeline)]
+    """Return the run as text: question, answer and quotes, changes of the memory and their sources, lost lines."""
+    parts = [_head(timeline), _changes(timeline), _excerpt(timeline), _memory(timeline), _lost(timeline)]
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
 
 
@@ -66,10 +66,10 @@ def _head(timeline: Timeline) -> Iterator[str]:
     yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
     yield f"Ended: {view.stop_reason or 'not yet; it is running or was interrupted'}"
     yield f"Model: {shortened(view.model)}"
-    yield (
-        f"Read: {totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}, {totals.changes:,} changed the memory; "
-        f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"
-    )
+    read = f"Read: {totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}, {totals.changes:,} changed the memory"
+    if timeline.excerpt is not None:
+        read = f"Shown: {view.trace.tokens_shown:,} tokens of the document"
+    yield (f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s")
     if totals.events:
         yield "Events: " + ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())
 
@@ -95,7 +95,18 @@ def _step(step: Step) -> str:
     return "; ".join([text, *(event.kind.value for event in update.events)])
 
 
+def _excerpt(timeline: Timeline) -> Iterator[str]:
+    if timeline.excerpt is None:
+        return
+    yield "What supports the answer:"
+    yield from (f"- {Quote.of(quote, timeline.view).as_text()}" for quote in timeline.excerpt[:MOST_QUOTES])
+    if not timeline.excerpt:
+        yield f"({timeline.unquoted})"
+
+
 def _memory(timeline: Timeline) -> Iterator[str]:
+    if timeline.excerpt is not None and not timeline.memory:
+        return
     yield "Final memory, with the source of each line:"
     quoted = 0
     for index, line in enumerate(timeline.provenance.lines):

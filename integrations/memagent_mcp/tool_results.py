@@ -266,10 +266,8 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:
 
 
 def _around(evidence: Evidence, view: RunView) -> str:
-    update = view.updates[evidence.update]
-    text = view.chunk_text(update) or ""
-    start, end = evidence.start_char - update.start_char, evidence.end_char - update.start_char
-    return shortened(text[max(0, start - _CONTEXT) : end + _CONTEXT], _LONGEST_QUOTE + 2 * _CONTEXT)
+    before, after = view.quote_context(evidence, _CONTEXT)
+    return shortened(before + evidence.quote + after, _LONGEST_QUOTE + 2 * _CONTEXT)
 
 
 def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:

@@ -94,9 +94,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 
 def _print_view_as_json(view: RunView) -> None:
-    from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415
-
-    found = provenance_of(view.trace, view.chunk_text, view.places)
+    found = view.provenance
     plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
     listed: dict[str, Sequence[Any]] = {"lines": found.lines, "evidence": found.evidence, "lost": found.lost}
     listed |= {"rewards": view.rewards, "updates": view.updates}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
+from typing import Any
 
 from memagent_graph.documents.sources import SourceMark
 from memagent_graph.events import EventKind
@@ -156,22 +157,18 @@ def provenance_of(
         chosen = _quotes(line, words, trace, chunk_text, chunks)
         coverage = share_held(words, chosen)
         for candidate in chosen:
-            update, chunk = updates[candidate.source], candidate.chunk
-            start = update.start_char + candidate.start
+            update = updates[candidate.source]
             found.append(
-                Evidence(
+                _evidence(
+                    candidate,
+                    update.start_char,
+                    places,
                     line=line.text,
                     line_index=line_index,
                     chunk_index=update.chunk_index or 0,
-                    start_char=start,
-                    end_char=update.start_char + candidate.end,
-                    quote=chunk.text[candidate.start : candidate.end],
-                    section=places.section(start),
                     coverage=coverage,
                     branch=update.branch,
                     update=candidate.source,
-                    page=places.page(start),
-                    link=places.link(start),
                 )
             )
         first = updates[line.first]
@@ -199,7 +196,7 @@ def excerpt_evidence(
     """Find what the policy used of an excerpt, in a run that showed one instead of reading chunks.
 
     Args:
-        trace: the run.
+        trace: the run; of others, there is no evidence.
         answer: its answer.
         span_text: the document's text in a span; None if it is not known.
         sections: as for `provenance_of`.
@@ -208,7 +205,7 @@ def excerpt_evidence(
         Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory.
     """
     places = sections if isinstance(sections, Places) else Places(sections)
-    reading = next((step for step in reversed(trace.steps) if step.reads), None)
+    reading = trace.excerpt
     if reading is None:
         return ()
     texts = {
@@ -220,24 +217,34 @@ def excerpt_evidence(
         chosen = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
         for quote in chosen:
             span = reading.reads[quote.source]
-            start = span.start_char + quote.start
             found.append(
-                Evidence(
+                _evidence(
+                    quote,
+                    span.start_char,
+                    places,
                     line=line,
                     line_index=line_index,
                     chunk_index=span.index,
-                    start_char=start,
-                    end_char=span.start_char + quote.end,
-                    quote=texts[quote.source].text[quote.start : quote.end],
-                    section=places.section(start),
                     coverage=share_held(words, chosen),
                     branch=reading.branch,
                     update=-1,
-                    page=places.page(start),
-                    link=places.link(start),
                 )
             )
     return tuple(found)
+
+
+def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
+    """Evidence with the place of a quote from a text that begins at the document's character `text_start`."""
+    start = text_start + quote.start
+    return Evidence(
+        start_char=start,
+        end_char=text_start + quote.end,
+        quote=quote.chunk.text[quote.start : quote.end],
+        section=places.section(start),
+        page=places.page(start),
+        link=places.link(start),
+        **values,
+    )
 
 
 def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:

@@ -141,8 +141,8 @@ class Excerpt(Strategy):
         if call.reply_tokens < role.tokens(step.context.budget):
             role = replace(role, bound=call.reply_tokens)
         if call.asks_once:
-            return answered(await step.ask(role, chunk=text, reads=spans, slot=0), "", step)
-        memory = await step.ask(role, memory="", chunk=text, reads=spans, slot=0)
+            return answered(await step.ask(role, chunk=text, reads=spans, slot=-1), "", step)
+        memory = await step.ask(role, memory="", chunk=text, reads=spans, slot=-1)
         return await answer_from(memory.text, step)
 
 

@@ -14,7 +14,6 @@ from memagent_graph.provenance.evidence import (
     LostLine,
     Provenance,
     Support,
-    provenance_of,
     support,
 )
 from memagent_graph.provenance.places import section_at
@@ -90,10 +89,26 @@ class Timeline:
     """After their sources, and otherwise those of a branch together."""
     places: tuple[int, ...]
     """By the index of an update in the trace: the index of its step in `steps`."""
-    provenance: Provenance
     support: tuple[Support, ...]
     """The parts of the final memory's lines whose words the answer repeats."""
     totals: Totals
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the final memory's lines come from."""
+        return self.view.provenance
+
+    @property
+    def excerpt(self) -> tuple[Evidence, ...] | None:
+        """What supports the answer, if an excerpt was shown instead of chunks; otherwise None."""
+        return None if self.view.trace.excerpt is None else self.provenance.evidence
+
+    @property
+    def unquoted(self) -> str:
+        """Why an answer from an excerpt has no quotes."""
+        step = self.view.trace.excerpt
+        is_stored = step is None or any(self.view.span_text(span) is not None for span in step.reads)
+        return "no verbatim quote" if is_stored else "the document's text is no longer stored"
 
     @property
     def memory(self) -> str:
@@ -159,13 +174,6 @@ class Timeline:
         pieces.append((line[end:], False))
         return [piece for piece in pieces if piece[0]]
 
-    def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
-        """The text around a quote in its chunk, `characters` on each side; empty if the text is no longer stored."""
-        update = self.view.updates[quote.update]
-        text = self.view.chunk_text(update) or ""
-        start, end = quote.start_char - update.start_char, quote.end_char - update.start_char
-        return text[max(0, start - characters) : start], text[end : end + characters]
-
 
 def dull_words(steps: Sequence[Step]) -> str:
     """The words for steps that did not change the memory: unchanged, or kept by a decision."""
@@ -217,13 +225,11 @@ def build_timeline(view: RunView) -> Timeline:
                 section=section_at(view.sections, update.start_char) if reads else None,
             )
         )
-    provenance = provenance_of(trace, view.chunk_text, view.places)
     return Timeline(
         view=view,
         steps=tuple(steps),
         places=tuple(places),
-        provenance=provenance,
-        support=support(view.answer or "", [line.line for line in provenance.lines]),
+        support=support(view.answer or "", [line.line for line in view.provenance.lines]),
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),

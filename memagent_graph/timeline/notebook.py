@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from memagent_graph.plain_text import plain
+from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.timeline.model import Timeline
 
 _COLUMNS = 240
@@ -21,11 +22,14 @@ def render_notebook(timeline: Timeline) -> str:
     """A fragment for `_repr_html_`: question, answer, memory with its sources, where it changed, and the cost."""
     view, totals = timeline.view, timeline.totals
     answer = "no answer" if view.answer is None else view.answer
+    read = f"{totals.chunks:,} chunks, {totals.changes:,} changed memory"
+    if timeline.excerpt is not None:
+        read = f"{view.trace.tokens_shown:,} tokens shown"
     strategy = "" if view.strategy == "overwrite" else f" · {_text(view.strategy)}"
     cost = (
-        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {totals.chunks:,} chunks, "
-        f"{totals.changes:,} changed memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · "
-        f"{totals.seconds:.1f} s · run {_text(view.run_id)}"
+        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {read} · "
+        f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · {totals.seconds:.1f} s · "
+        f"run {_text(view.run_id)}"
     )
     return (
         '<div style="max-width:60em;line-height:1.5;font-variant-numeric:tabular-nums">'
@@ -66,6 +70,10 @@ def _lane(timeline: Timeline, branch: str, height: int, *, named: bool) -> str:
 
 
 def _memory(timeline: Timeline) -> str:
+    if timeline.excerpt is not None:
+        return "".join(
+            f'<div style="{_RULE};padding:.3em 0;{_MUTED}">{_quoted(each)}</div>' for each in timeline.excerpt
+        )
     lines = timeline.provenance.lines
     if not lines:
         return ""
@@ -85,11 +93,16 @@ def _row(timeline: Timeline, index: int) -> str:
     origin = f"{'edited by a person at' if line.edited else 'from'} {_text(timeline.step(line.update).name)}"
     quotes = timeline.quotes(index)
     if quotes:
-        quote = " ".join(quotes[0].quote.split())
-        shown = quote if len(quote) <= _LONGEST_QUOTE else quote[: _LONGEST_QUOTE - 1] + "…"
-        where = quotes[0].place or timeline.step(quotes[0].update).name
-        origin += f" · “{_text(shown)}” ({_text(where)})"
+        origin += f" · {_quoted(quotes[0], timeline.step(quotes[0].update).name)}"
     return f'<div style="{_RULE};padding:.3em 0">{text}<div style="{_MUTED}">{origin}</div></div>'
+
+
+def _quoted(quote: Evidence, where: str = "") -> str:
+    """A quote with its place, or `where` if that is not known."""
+    words = " ".join(quote.quote.split())
+    shown = words if len(words) <= _LONGEST_QUOTE else words[: _LONGEST_QUOTE - 1] + "…"
+    place = quote.place or where or f"characters {quote.start_char:,}-{quote.end_char:,}"
+    return f"“{_text(shown)}” ({_text(place)})"
 
 
 def _text(text: str) -> str:

@@ -103,12 +103,14 @@
     if (data.rawAnswer) {
       $("answer-notes").append(el("details", {}, el("summary", {}, "The whole completion"), el("p", {}, data.rawAnswer)));
     }
+    if (data.excerpt) drawExcerpt();
     const totals = data.totals, branches = data.branches.filter((branch) => branch).length;
     const events = Object.entries(totals.events).map(([kind, count]) => `${kind} ${count}`).join(", ");
     const facts = [
       ["Document", data.document], ["Model", data.model], ["Strategy", data.strategy],
-      ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
-        branches ? `, on ${plural(branches, "branch", "branches")}` : ""}`],
+      data.excerpt ? ["Shown", `${plural(data.shown, "token")} of the document`]
+        : ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
+          branches ? `, on ${plural(branches, "branch", "branches")}` : ""}`],
       ["Tokens", `${number(totals.promptTokens)} in, ${number(totals.completionTokens)} out`],
       ["Time", duration(totals.seconds)],
       ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
@@ -117,6 +119,14 @@
     for (const [name, value] of facts) {
       if (value) $("facts").append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
     }
+  }
+  /** An excerpt was shown instead of chunks: its passages support the answer, and there may be no timeline at all. */
+  function drawExcerpt() {
+    $("excerpt").append(el("h2", {}, "What supports the answer"),
+      ...data.excerpt.map((quote) => quotation(quote)),
+      data.excerpt.length ? "" : el("p", { class: "hint" }, data.unquoted));
+    $("excerpt").hidden = false;
+    document.querySelector("main").hidden = $("bar").hidden = !steps.length;
   }
   function eventNode(event) {
     const rule = event.rule ? `, ${event.rule}` : "";
@@ -276,13 +286,14 @@
     findIn(node);
   }
   function passage({ line, quote }) {
-    const node = el("blockquote", {
-      class: "passage", onmouseenter: () => { markLine(line); hover(line); }, onmouseleave: () => hover(-1),
-    },
-    el("span", { class: "where" }, `${span(quote.span)}${quote.section ? `, ${quote.section}` : ""} `, inDocument(quote)),
-    quote.before ? `…${quote.before}` : "", el("mark", {}, quote.text), quote.after ? `${quote.after}…` : "");
+    const node = quotation(quote, { onmouseenter: () => { markLine(line); hover(line); }, onmouseleave: () => hover(-1) });
     quote.node = node;
     return node;
+  }
+  function quotation(quote, attributes) {
+    return el("blockquote", { class: "passage", ...attributes },
+      el("span", { class: "where" }, `${span(quote.span)}${quote.section ? `, ${quote.section}` : ""} `, inDocument(quote)),
+      quote.before ? `…${quote.before}` : "", el("mark", {}, quote.text), quote.after ? `${quote.after}…` : "");
   }
   /** A link to the passage where a server shows the document, or to its page in the PDF file. */
   function inDocument(quote) {

@@ -101,6 +101,9 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             }
             for index, line in enumerate(timeline.provenance.lines)
         ],
+        "excerpt": None if timeline.excerpt is None else [_quote(timeline, each) for each in timeline.excerpt],
+        "unquoted": timeline.unquoted,
+        "shown": view.trace.tokens_shown,
         "lost": [
             {"text": line.line, "at": timeline.places[line.update], "gone": timeline.places[line.gone_update]}
             for line in timeline.longest_held(_MOST_LOST_LINES)
@@ -179,12 +182,12 @@ def _utf16_units(text: str) -> int:
 
 
 def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
-    before, after = timeline.quote_context(quote, _CONTEXT_CHARACTERS)
+    before, after = timeline.view.quote_context(quote, _CONTEXT_CHARACTERS)
     text = quote.quote
     if len(text) > _LONGEST_QUOTE:
         text = f"{text[: _LONGEST_QUOTE // 2]} … {text[-_LONGEST_QUOTE // 2 :]}"
     return {
-        "at": timeline.places[quote.update],
+        **({"at": timeline.places[quote.update]} if quote.update >= 0 else {}),
         "span": (quote.start_char, quote.end_char),
         "section": quote.place,
         "page": quote.page,

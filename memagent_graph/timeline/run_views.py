@@ -11,7 +11,7 @@ from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Span, Trace
 
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
@@ -38,6 +38,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         sections=sections_of(store, record.document),
         headings=headings_of(store, record.document),
         chunk_text=chunk_reader(store, record.document, trace),
+        span_text=span_reader(store, record.document),
     )
 
 
@@ -55,14 +56,24 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
     """Returns the text that an update read, without passages looked up for it; None if it read none,
     or several that do not follow each other (the text between them was not read), or the store has lost it.
     """
+    text = span_reader(store, document)
 
     def read(update: MemoryUpdate) -> str | None:
         reads = trace.by_id[update.step].reads if update.step in trace.by_id else ()
         reads = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
         if update.chunk_index is None or any(a.end_byte != b.start_byte for a, b in pairwise(reads)):
             return None
+        return text(update)
+
+    return read
+
+
+def span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
+    """Returns the text of a part of the document; None if the store has lost it."""
+
+    def read(part: Span | MemoryUpdate) -> str | None:
         try:
-            return store.read(document, update.start_byte, update.end_byte)
+            return store.read(document, part.start_byte, part.end_byte)
         except (DocumentError, OSError):
             return None
 

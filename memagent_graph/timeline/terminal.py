@@ -19,6 +19,7 @@ from memagent_graph.plain_text import plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
+from memagent_graph.trace import TraceStep
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -46,7 +47,8 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         _header(timeline),
         Text(),
         _answer(timeline),
-        *_titled("Where memory changed", [DensityStrip(timeline), *_steps(timeline)]),
+        *_titled("Where memory changed", [DensityStrip(timeline), *_steps(timeline)] if timeline.steps else []),
+        *_titled("What supports the answer", _excerpt(timeline)),
         *_titled("Final memory, and where it comes from", _memory_lines(timeline)),
         *_titled("Lost on the way", _lost(timeline)),
     )
@@ -116,6 +118,7 @@ def _header(timeline: Timeline) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    excerpt = view.trace.excerpt
     branches = len(timeline.lanes) - ("" in timeline.lanes)
     on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
     rows = [
@@ -124,7 +127,8 @@ def _header(timeline: Timeline) -> RenderableType:
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}"),
+        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
+        ("shown", "" if excerpt is None else _shown(excerpt)),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
@@ -213,7 +217,17 @@ def _events(events: Iterable[ReadEvent]) -> list[Text]:
     return lines
 
 
+def _excerpt(timeline: Timeline) -> list[RenderableType]:
+    """What supports the answer, if an excerpt was shown instead of chunks."""
+    if timeline.excerpt is None:
+        return []
+    quotes = [_quote(timeline, each) for each in timeline.excerpt]
+    return [Padding(each, (0, 0, 0, 2)) for each in quotes] or [Text(timeline.unquoted, style="dim")]
+
+
 def _memory_lines(timeline: Timeline) -> list[RenderableType]:
+    if timeline.excerpt is not None and not timeline.memory:
+        return []
     parts: list[RenderableType] = []
     for index, line in enumerate(timeline.provenance.lines):
         parts.append(_supported(timeline, index))
@@ -233,8 +247,8 @@ def _quote(timeline: Timeline, quote: Evidence) -> Text:
     text = Text("“", style="cyan")
     text.append(" ".join(plain(quote.quote).split()))
     text.append("”")
-    name = plain(timeline.step(quote.update).name)
-    text.append(f"  {name}, characters {quote.start_char:,}-{quote.end_char:,}", "dim")
+    name = "" if quote.update < 0 else f"{plain(timeline.step(quote.update).name)}, "
+    text.append(f"  {name}characters {quote.start_char:,}-{quote.end_char:,}", "dim")
     if quote.place is not None:
         text.append(", ", "dim")
         text.append(plain(quote.place), Style(dim=True, link=quote.link))
@@ -299,6 +313,11 @@ def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
     elif tail:
         tail = " " + tail.partition(" ")[2]
     return f"{head}…{tail}"
+
+
+def _shown(excerpt: TraceStep) -> str:
+    count, tokens = len(excerpt.reads), sum(span.tokens for span in excerpt.reads)
+    return f"{count:,} passage{'' if count == 1 else 's'} of {tokens:,} tokens in total"
 
 
 def _period(began: float | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from memagent_graph.documents import DocumentRef, SourceMark
 from memagent_graph.events import ReadEvent
+from memagent_graph.provenance.evidence import Evidence, Provenance, excerpt_evidence, provenance_of
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log import Reward
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Span, Trace
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class RunView:
     """Where its headings and numbered clauses begin."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
     """The text that an update read; None if it is no longer stored."""
+    span_text: Callable[[Span], str | None] = field(default=lambda _: None, repr=False)
+    """The text of a chunk, or of a passage of an excerpt; None if it is no longer stored."""
 
     @property
     def places(self) -> Places:
@@ -52,3 +56,25 @@ class RunView:
     def answer_events(self) -> tuple[ReadEvent, ...]:
         """What happened at the answer."""
         return self.trace.answers[-1].events if self.trace.answers else ()
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """Where the final memory comes from; if an excerpt was shown instead of chunks, quotes for the answer."""
+        if self.trace.excerpt is not None:
+            return Provenance(evidence=excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places))
+        return provenance_of(self.trace, self.chunk_text, self.places)
+
+    def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
+        """The text around a quote in its chunk, `characters` on each side; empty if the text is no longer stored."""
+        first, text = self._text_with(quote)
+        start, end = quote.start_char - first, quote.end_char - first
+        return text[max(0, start - characters) : start], text[end : end + characters]
+
+    def _text_with(self, quote: Evidence) -> tuple[int, str]:
+        """The text that a quote was found in, after the document's character at which it begins."""
+        if quote.update >= 0:
+            update = self.updates[quote.update]
+            return update.start_char, self.chunk_text(update) or ""
+        reads = self.trace.excerpt.reads if self.trace.excerpt else ()
+        span = next(each for each in reads if each.start_char <= quote.start_char < each.end_char)
+        return span.start_char, self.span_text(span) or ""

@@ -6,9 +6,12 @@ Texts of documents, policies and people are sent unchanged; the page shows them 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentStore
+from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, word_diff
 from memagent_graph.serving.api_errors import not_found
 from memagent_graph.serving.ledger import Entry
@@ -64,18 +67,27 @@ def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
 
 
 def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the lines of the newest memory, each with its origin and quotes."""
+    """Return the lines of the newest memory, or of an answer from an excerpt, each with its origin and quotes."""
+    if timeline.excerpt is not None:
+        return [
+            {"line": line, "from": "an excerpt", "edited": False, "quotes": _quotes(list(quotes))}
+            for line, quotes in groupby(timeline.excerpt, key=attrgetter("line"))
+        ]
     return [
         {
             "line": line.line,
             "from": timeline.step(line.update).name,
             "edited": line.edited,
-            "quotes": [
-                {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.place}
-                for each in timeline.quotes(index)[:_MOST_QUOTES]
-            ],
+            "quotes": _quotes(timeline.quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
+    ]
+
+
+def _quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
+    return [
+        {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.place}
+        for each in evidence[:_MOST_QUOTES]
     ]
 
 
@@ -98,7 +110,7 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
     """Return a passage of a run's document with up to 6,000 bytes of text on each side.
 
     Args:
-        view: the run; its updates have the byte positions of characters.
+        view: the run; the spans that it read have the byte positions of characters.
         store: the store with the document's text.
         start: the passage's first character.
         end: the character after its last one.
@@ -107,15 +119,13 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
         ApiError: 404; the run has not read that far.
         DocumentError: the text is no longer stored.
     """
-    update = next(
-        (each for each in view.updates if each.chunk_index is not None and each.start_char <= start < each.end_char),
-        None,
-    )
-    text = None if update is None else view.chunk_text(update)
-    if update is None or text is None:
+    spans = {span for step in view.trace.steps for span in step.reads}
+    span = next((each for each in spans if each.start_char <= start < each.end_char), None)
+    text = None if span is None else view.span_text(span)
+    if span is None or text is None:
         raise not_found("the run has not read this passage, or its text is no longer stored")
-    first = update.start_byte + len(text[: start - update.start_char].encode())
-    last = first + len(text[start - update.start_char : end - update.start_char].encode())
+    first = span.start_byte + len(text[: start - span.start_char].encode())
+    last = first + len(text[start - span.start_char : end - span.start_char].encode())
     size = store.size(view.document) or last
     began, ended = max(0, first - _AROUND_BYTES), min(size, last + _AROUND_BYTES)
     before, passage, after = (

@@ -1,0 +1,116 @@
+"""Runs that showed an excerpt instead of reading chunks: wherever a run is looked at, its quotes support the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.shared.memory import create_connected_server_and_client_session
+from rich.console import Console
+from support.scripts import document_with, part
+
+from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
+from memagent_graph.cli.show import view_of
+from memagent_graph.serving.api_errors import ApiError
+from memagent_graph.serving.live.page_values import passage_value, sources_value
+from memagent_graph.timeline import RunView, build_timeline, render_notebook, render_page, render_timeline
+from memagent_mcp import make_server
+
+TEXT = document_with({0.2: "The key of harbor is 4711, as all know.", 0.8: "The key of castle is 12."}, words=900)
+QUOTE = "The key of harbor is 4711"
+QUESTION = "What is the key of harbor?"
+STRATEGY = "retrieval:chunks=2:chunk_tokens=40"
+
+
+def answers_from_the_text(prompt: str) -> str:
+    return "\\boxed{" + (QUOTE if "harbor is 4711" in part(prompt, "text") else "?") + "}"
+
+
+@pytest.fixture
+def view(make_reader: Any, tmp_path: Path) -> RunView:
+    """A logged run that asked about an excerpt."""
+    log = RunLog(tmp_path / "runs.sqlite")
+    reader = make_reader(ScriptedPolicy(answers_from_the_text), strategy=STRATEGY, run_log=log)
+    return view_of(log, reader.read(TEXT, QUESTION).run_id, str(tmp_path / "documents"))
+
+
+def printed(view: RunView) -> str:
+    text = StringIO()
+    Console(file=text, width=300).print(render_timeline(build_timeline(view)))
+    return text.getvalue()
+
+
+def test_the_terminal_has_the_quotes_and_no_empty_memory(view: RunView) -> None:
+    text, start = printed(view), TEXT.index(QUOTE)
+    assert f"What supports the answer\n  “{QUOTE}”  characters {start:,}-{start + len(QUOTE):,}" in text
+    assert re.search(r"shown +2 passages of \d+ tokens in total", text)
+    for words in ("memory", "0 chunks"):
+        assert words not in text
+
+
+def test_an_excerpt_whose_text_is_gone_is_not_said_to_be_without_quotes(view: RunView, tmp_path: Path) -> None:
+    gone = view_of(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
+    assert "the document's text is no longer stored" in printed(gone)
+    assert "no verbatim quote" not in printed(gone)
+
+
+def test_the_page_and_the_notebook_have_the_quotes(view: RunView) -> None:
+    timeline = build_timeline(view)
+    page = render_page(timeline)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    (quote,) = data["excerpt"]
+    start, end = quote["span"]
+    assert quote["text"] == TEXT[start:end] == QUOTE
+    assert TEXT[start - len(quote["before"]) : end + len(quote["after"])] == quote["before"] + QUOTE + quote["after"]
+    assert data["shown"] == view.trace.tokens_shown > 0
+    assert f"“{QUOTE}”" in render_notebook(timeline)
+    assert "0 chunks" not in render_notebook(timeline)
+
+
+def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_path: Path) -> None:
+    (line,) = sources_value(build_timeline(view))
+    (quote,) = line["quotes"]
+    assert line["line"] == quote["text"] == QUOTE
+    store = DocumentStore(tmp_path / "documents")
+    shown = passage_value(view, store, quote["start"], quote["end"])
+    assert shown["before"] + shown["passage"] + shown["after"] == TEXT
+    with pytest.raises(ApiError, match="has not read this passage"):
+        passage_value(view, store, 0, 1)
+
+
+def test_a_memory_written_from_an_excerpt_has_its_quotes_beside_it(tmp_path: Path) -> None:
+    text = document_with({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=900)
+    with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
+        result = reader.read(text, "What is the access code of the quiet falcon?")
+    assert result.updates[-1].chunk_index is None
+    shown = printed(result.view())
+    assert re.search(r"What supports the answer\n  “.*48213”", shown)
+    assert "Where memory changed" in shown
+
+
+@asynccontextmanager
+async def client(reader: MemAgent) -> AsyncIterator[Any]:
+    async with reader, create_connected_server_and_client_session(make_server(reader)) as session:
+        yield session
+
+
+async def test_mcp_answers_from_an_excerpt_with_quotes_in_their_context(make_reader: Any, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    reader = make_reader(ScriptedPolicy(answers_from_the_text), strategy=STRATEGY, run_log=log)
+    async with client(reader) as session:
+        read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
+        assert not read.isError, read.content
+        (answer,) = read.structuredContent["answers"]
+        (quote,) = answer["evidence"]
+        assert quote["quote"] == QUOTE
+        assert len(QUOTE) < len(quote["context"]) and quote["context"] in " ".join(TEXT.split())
+        shown = await session.call_tool("show_run", {"run_id": answer["run_id"]})
+        assert not shown.isError, shown.content
+        assert QUOTE in shown.structuredContent["evidence"][0]["quote"]
+        assert f'"{QUOTE}"' in shown.content[0].text
