@@ -393,10 +393,10 @@ class StepNode(Runnable[Any, Change]):
 
 def _with_accounts(change: Change, step: StepContext, seconds: float) -> Change:
     """The change, with the step's calls and their cost."""
+    if step.cost["turns"] or step.cost["document_tokens"]:
+        change = {**change, "usage": {**step.cost, "seconds": seconds}}
     if not step.records and not step.chunks:
         return change
-    if step.cost["turns"]:
-        change = {**change, "usage": {**step.cost, "seconds": seconds}}
     for record in step.records:
         if record["text"] is not None and record["text"] == change.get("memory"):
             record["text"] = None

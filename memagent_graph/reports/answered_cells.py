@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memagent_graph.events import StopReason
+from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import quotes as shared_passages
-from memagent_graph.reports.evidence_matrix import Cell, CellState, SourceQuote, gives_no_answer
+from memagent_graph.reports.evidence_matrix import Cell, CellState, SourceQuote
 from memagent_graph.reports.source_text import SourceText
 from memagent_graph.reports.stated_facts import Facts, content_stems, facts_of, stem
 from memagent_graph.results import ReadResult

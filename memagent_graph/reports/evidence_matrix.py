@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,17 +13,6 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.events import StopReason
 
 T = TypeVar("T")
-
-_NO_ANSWER: Final = re.compile(
-    r"""(?:unknown|none|n/?a|nothing(?:\ (?:found|relevant|yet))?|no\ answer|unanswerable
-    |no\ (?:relevant\ )?information(?:\ found|\ given|\ available)?
-    |not\ (?:stated|mentioned|given|specified|available|found|known|applicable|provided|answered)
-    |i\ (?:do\ not|don't)\ know|(?:it\ )?cannot\ be\ (?:determined|answered)
-    |(?:the\ |this\ )?(?:document|text|memory|section)s?\ (?:does|do)\ not
-     \ (?:say|state|mention|give|contain|hold|specify|answer|provide)[^.]*
-    )[.!]?""",
-    re.IGNORECASE | re.VERBOSE,
-)
 
 
 class CellState(StrEnum):
@@ -127,11 +115,6 @@ class QuotePlace:
     document: int
     question: int
     index: int
-
-
-def gives_no_answer(answer: str | None) -> bool:
-    """Whether an answer is empty, or is a phrase such as "not stated"."""
-    return not (answer or "").strip() or _NO_ANSWER.fullmatch(" ".join((answer or "").split())) is not None
 
 
 def to_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Strategies of one call: which parts of a document it shows, and how much fits in its window.
+"""Strategies that ask about an excerpt: which parts of a document they show, and how much fits in the window.
 
 A policy that follows instructions is asked in one role, "question". One that was trained on its own two prompts
 understands no others: it can only write a memory from a section, and answer from a memory. So a text is treated like a
@@ -17,17 +17,18 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, NotRequired, TypeVar
 
 from langgraph.graph import END
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
+from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, span_of
-from memagent_graph.reading.steps import answer_from, answered
+from memagent_graph.reading.steps import answered
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, shipped
 from memagent_graph.trace import Writes
@@ -63,8 +64,17 @@ class DoesNotFitError(BudgetError):
         self.needed, self.window, self.document_tokens = needed, window, document_tokens
 
 
+class ExcerptState(ReaderState):
+    """The state that these strategies add."""
+
+    excerpts: NotRequired[list[list[ChunkSpan]]]
+    """The excerpts to show, one after the other, until there is an answer."""
+    shown: NotRequired[int]
+    """How many of them were shown."""
+
+
 class Call:
-    """The one call of a step: the text it shows, and its share of the window. Blocks while it reads text."""
+    """One call of a step: the text it shows, and its share of the window. Blocks while it reads text."""
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.state["question"]
@@ -72,7 +82,7 @@ class Call:
         self.role = QUESTION if self.asks_once else UPDATE
         self.window = self.context.window or self.context.budget.context_window
         self.reply_tokens = self.role.tokens(self.context.budget)
-        """The maximum length of the reply; a strategy may lower it before the call."""
+        """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room = self.window - self.needs("")
         """How many tokens of text fit."""
@@ -94,6 +104,12 @@ class Call:
         texts = [self.context.store.read(self.document, *run) for run in runs]
         return self.separator.join(each.strip() for each in texts) if len(texts) > 1 else "".join(texts)
 
+    def role_for(self, text: str) -> Role:
+        """The role, with a shorter reply if the text leaves less of the window."""
+        left = self.window - self.needs(text) + self.reply_tokens
+        bound = min(self.reply_tokens, left)
+        return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
+
     def most_that_fits(self, choose: Callable[[int], list[ChunkSpan]]) -> list[ChunkSpan]:
         """The choice of `choose` for the largest number of tokens with which the call fits in the window.
 
@@ -109,41 +125,55 @@ class Call:
 
 
 class Excerpt(Strategy):
-    """open_document -> show_excerpt: one question on a text that the strategy chooses."""
+    """open_document -> choose_excerpts -> show_excerpt -> ...: the question on parts of the text, until one answers."""
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
+    state: ClassVar[type] = ExcerptState
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the one step."""
+        """Add the two steps."""
+        graph.add_node("choose_excerpts", self._choose_excerpts)
         graph.add_node("show_excerpt", self._show_excerpt)
-        graph.add_edge(OPEN, "show_excerpt")
-        graph.add_edge("show_excerpt", END)
+        graph.add_edge(OPEN, "choose_excerpts")
+        graph.add_edge("choose_excerpts", "show_excerpt")
+        graph.add_conditional_edges("show_excerpt", unless_answered, ["show_excerpt", END])
 
     @abstractmethod
-    async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
-        """The shown spans, in order, and the whole document's tokens.
+    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
+        """The excerpts to show, at least one, the best first, each with its spans in order; the document's tokens.
 
         Raises:
             BudgetError: it does not fit in the window.
         """
 
-    async def _show_excerpt(self, state: ReaderState, step: StepContext) -> Change:
-        call = Call(step)
+    async def _choose_excerpts(self, state: ExcerptState, step: StepContext) -> Change:
         try:
-            spans, tokens = await self.choose(call)
+            excerpts, tokens = await self.choose(Call(step))
         except DoesNotFitError:
             if recording := step.context.meter.recording:  # the run ends here: resuming would change nothing
                 recording.end(state["run_id"], DOES_NOT_FIT, None)
             raise
-        text = call.text(spans)
         step.count_document(tokens)
-        role = call.role
-        if call.reply_tokens < role.tokens(step.context.budget):
-            role = replace(role, bound=call.reply_tokens)
-        if call.asks_once:
-            return answered(await step.ask(role, chunk=text, reads=spans, slot=-1), "", step)
-        memory = await step.ask(role, memory="", chunk=text, reads=spans, slot=-1)
-        return await answer_from(memory.text, step)
+        return {"excerpts": excerpts, "shown": 0}
+
+    async def _show_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
+        call, shown = Call(step), state.get("shown") or 0
+        excerpts = state.get("excerpts") or []
+        spans, is_last = excerpts[shown], shown + 1 == len(excerpts)
+        text = call.text(spans)
+        memory = ""
+        reply = await step.ask(call.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1 - shown)
+        if not call.asks_once:
+            memory = reply.text
+            reply = await step.ask(ANSWER, memory=memory, slot=shown)
+        if not is_last and gives_no_answer(reply.value) and step.limit() is None:
+            return {"shown": shown + 1}
+        return answered(reply, memory, step)
+
+
+def unless_answered(state: ReaderState) -> str:
+    """The route after an excerpt: to the next one, or to the end."""
+    return END if state.get("stop_reason") else "show_excerpt"
 
 
 def words_around(context: ReaderContext) -> int:

@@ -21,7 +21,7 @@ class FullContext(Excerpt):
 
     name: ClassVar[str] = "full_context"
 
-    async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
+    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
         """The whole document.
 
         Raises:
@@ -30,7 +30,7 @@ class FullContext(Excerpt):
         return await asyncio.to_thread(_choose, call, self.least_answer_tokens)
 
 
-def _choose(call: Call, least: int) -> tuple[list[ChunkSpan], int]:
+def _choose(call: Call, least: int) -> tuple[list[list[ChunkSpan]], int]:
     ends = DocumentEnds(call.chunker, 0)
     may_give = max(0, call.reply_tokens - least) if least else 0
     needed = call.window - call.room + ends.tokens
@@ -38,5 +38,4 @@ def _choose(call: Call, least: int) -> tuple[list[ChunkSpan], int]:
         needed = call.needs(call.text([ends.whole()]))
     if needed - may_give > call.window:
         raise DoesNotFitError(needed - may_give, call.window, ends.tokens)
-    call.reply_tokens -= max(0, needed - call.window)
-    return [ends.whole()], ends.tokens
+    return [[ends.whole()]], ends.tokens

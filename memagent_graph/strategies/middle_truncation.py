@@ -16,12 +16,12 @@ class MiddleTruncation(Excerpt):
 
     name: ClassVar[str] = "middle_truncation"
 
-    async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
+    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
         """Its beginning and end, or all of it if it fits."""
         return await asyncio.to_thread(_choose, call)
 
 
-def _choose(call: Call) -> tuple[list[ChunkSpan], int]:
+def _choose(call: Call) -> tuple[list[list[ChunkSpan]], int]:
     ends = DocumentEnds(call.chunker, call.room)
 
     def cut(tokens: int) -> list[ChunkSpan]:
@@ -29,4 +29,4 @@ def _choose(call: Call) -> tuple[list[ChunkSpan], int]:
             return [ends.whole()]
         return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
 
-    return call.most_that_fits(cut), ends.tokens
+    return [call.most_that_fits(cut)], ends.tokens

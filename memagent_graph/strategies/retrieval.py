@@ -1,10 +1,11 @@
-"""One call with the chunks that are most similar to the question, in the document's order."""
+"""The question on the chunks that are most similar to it, in the document's order."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import ClassVar, Final
 
@@ -24,10 +25,14 @@ was shown for 13 of 30 questions on documents of 16,000 tokens with near misses;
 
 @dataclass(frozen=True)
 class Retrieval(Excerpt):
-    """Retrieval-augmented generation without a second model: chunks that end with a sentence, BM25, one call.
+    """Retrieval-augmented generation without a second model: chunks that end with a sentence, BM25, mostly one call.
+
+    With several tries, the next best chunks are shown if the answer is that the text does not say, in English. So a
+    small policy can be shown few chunks at a time. A later try costs a call, and may mislead if the document does not
+    say.
 
     Raises:
-        StrategyError: a number below 0.
+        StrategyError: a number is too small.
         MissingExtraError: it needs the extra "recall", which is a part of "eval".
     """
 
@@ -35,6 +40,8 @@ class Retrieval(Excerpt):
     """How many are shown; 0 means as many as fit."""
     chunk_tokens: int = 0
     """How long they are; 0 means 256, or an eighth of the space if that is less."""
+    tries: int = 1
+    """How often chunks are shown, at most, each time others."""
     embeddings: Embeddings | None = field(default=None, compare=False)
     """Ranks chunks by cosine similarity instead of BM25."""
 
@@ -42,6 +49,7 @@ class Retrieval(Excerpt):
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "chunks", "chunk_tokens")
+        self.require_at_least(1, "tries")
         self.retriever  # noqa: B018  a missing library should be reported before the first document is read
 
     @property
@@ -49,8 +57,11 @@ class Retrieval(Excerpt):
         """The ranker of the chunks."""
         return WordRetriever() if self.embeddings is None else VectorRetriever(self.embeddings)
 
-    async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
-        """As many of the best chunks as fit; if the best one does not fit, its beginning."""
+    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
+        """As many of the best chunks as fit; if the best one does not fit, its beginning. Then the same with others.
+
+        Later excerpts have chunks that match the question only.
+        """
         context, spans = call.context, list[ChunkSpan]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, call.room // _FEWEST_CHUNKS))
         chunker = Chunker(context.store, call.document, context.tokenizer, chunk_tokens, "sentence")
@@ -63,9 +74,20 @@ class Retrieval(Excerpt):
         ranking = await ranked(self.retriever, texts(), call.question)
         matching = set(ranking)
         ranking += [number for number in range(len(spans)) if number not in matching]
-        best = [spans[number] for number in ranking[: self.chunks or None]]
-        shown = await asyncio.to_thread(call.most_that_fits, lambda tokens: _best_within(tokens, best, call))
-        return shown, sum(span["tokens"] for span in spans)
+        left = [spans[number] for number in ranking]
+        excerpts = await asyncio.to_thread(self._excerpts, left, len(matching), call)
+        return excerpts, sum(span["tokens"] for span in spans)
+
+    def _excerpts(self, left: list[ChunkSpan], matching: int, call: Call) -> list[list[ChunkSpan]]:
+        """Excerpts of chunks, the best first, of which that many match."""
+        excerpts: list[list[ChunkSpan]] = []
+        while len(excerpts) < self.tries and (not excerpts or matching > 0):
+            best = left[: self.chunks or None]
+            excerpts.append(call.most_that_fits(partial(_best_within, best=best, call=call)))
+            starts = {span["start_byte"] for span in excerpts[-1]}
+            left = [span for span in left if span["start_byte"] not in starts]
+            matching -= len(starts)
+        return excerpts
 
 
 def _best_within(tokens: int, best: Sequence[ChunkSpan], call: Call) -> list[ChunkSpan]:

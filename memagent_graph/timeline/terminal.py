@@ -19,7 +19,7 @@ from memagent_graph.plain_text import plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
-from memagent_graph.trace import TraceStep
+from memagent_graph.trace import Trace
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -128,7 +128,7 @@ def _header(timeline: Timeline) -> RenderableType:
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
         ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
-        ("shown", "" if excerpt is None else _shown(excerpt)),
+        ("shown", "" if excerpt is None else _shown(view.trace)),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
@@ -315,9 +315,9 @@ def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
     return f"{head}…{tail}"
 
 
-def _shown(excerpt: TraceStep) -> str:
-    count, tokens = len(excerpt.reads), sum(span.tokens for span in excerpt.reads)
-    return f"{count:,} passage{'' if count == 1 else 's'} of {tokens:,} tokens in total"
+def _shown(trace: Trace) -> str:
+    count = len({span for step in trace.steps for span in step.reads})
+    return f"{count:,} passage{'' if count == 1 else 's'} of {trace.tokens_shown:,} tokens in total"
 
 
 def _period(began: float | None) -> str:

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason
+from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 
@@ -26,28 +27,6 @@ LONGEST_QUOTE = 400
 
 NOT_HELD = "The document does not say."
 _NOT_WRITTEN = "The document was read to its end, but no answer was written."
-
-_NO_ANSWERS = frozenset(
-    {
-        "unknown",
-        "not found",
-        "no answer",
-        "no information",
-        "n/a",
-        "not mentioned",
-        "not stated",
-        "not specified",
-        "not given",
-        "unanswerable",
-        "cannot be determined",
-        "the document does not say",
-        "the memory does not hold the answer",
-        "the memory does not say",
-    }
-)
-"""What policies write if the document has no answer, ignoring case and final full stops."""
-_NO_ANSWERS_UNLESS_QUOTED = frozenset({"none", "nothing"})
-"""The same, but these can also be answers; then there is evidence."""
 
 
 class EvidenceSpan(TypedDict):
@@ -104,7 +83,9 @@ def reading_of(result: ReadResult, *, goes_on: bool = False, namespaces: Sequenc
     """A result as plain data. Finding the evidence reads chunks from the store."""
     last = result.updates[-1] if result.updates else None
     is_structured = result.response_format is not None
-    says_none = not is_structured and says_nothing(result.answer or "", quoted=bool(result.evidence))
+    says_none = (
+        bool(result.answer) and not is_structured and gives_no_answer(result.answer, quoted=bool(result.evidence))
+    )
     reading = Reading(
         question=result.question,
         run_id=result.run_id,
@@ -142,15 +123,6 @@ def failed_reading(
         goes_on=goes_on,
         namespaces=list(namespaces),
     )
-
-
-def says_nothing(answer: str, *, quoted: bool = False) -> bool:
-    """Whether an answer is one of the known phrases for "the document does not say".
-
-    Some of them can be answers, if a passage was `quoted` as evidence.
-    """
-    phrase = answer.strip().rstrip(".!").strip().casefold()
-    return phrase in _NO_ANSWERS or (phrase in _NO_ANSWERS_UNLESS_QUOTED and not quoted)
 
 
 def content_for_model(readings: Sequence[Reading]) -> str:
