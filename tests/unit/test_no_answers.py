@@ -1,0 +1,36 @@
+"""Which answers say that there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from memagent_graph.no_answers import gives_no_answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None, "", "  ", "not stated", "Not stated.", "NOT  FOUND!", "n/a", "N/A", "unknown", "No answer.",
+        "unanswerable", "It is not mentioned.", "not in memory", "no relevant information found", "I don't know.",
+        "cannot be determined",
+        "The document does not say.", "the memory does not hold the answer", "The text does not mention a lighthouse.",
+        "none", "Nothing.",
+    ],
+)  # fmt: skip
+def test_these_say_that_there_is_no_answer(answer: str | None) -> None:
+    assert gives_no_answer(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["4711", "no", "Not before noon.", "The unknown soldier", "None of the members came.",
+     "The text does not say. It was 12.",
+     "nothing but the truth", "It is not known whether he lived, but his sister did."],
+)  # fmt: skip
+def test_these_are_answers(answer: str) -> None:
+    assert not gives_no_answer(answer)
+
+
+def test_none_is_an_answer_if_the_document_has_a_quote_for_it() -> None:
+    assert not gives_no_answer("None.", quoted=True)
+    assert gives_no_answer("not stated", quoted=True)
