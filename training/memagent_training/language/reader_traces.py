@@ -110,7 +110,8 @@ class TraceMaker:
         """Turns of the role "question", each on the same excerpt of about the given number of characters.
 
         Retrieval shows passages that share words with a question, whether they answer it or not. So some
-        questions are about sentences around the excerpt, and many facts have a near miss in it.
+        questions are about sentences around the excerpt, and many facts have a near miss in it. At most half as many
+        questions as have an answer have none: from more of them, a policy learns to give up.
         """
         facts = EnglishFacts(rng, held_out=self.held_out)
         around = self.prose.stretch(rng, characters + 2 * _AROUND)
@@ -137,7 +138,9 @@ class TraceMaker:
             reply = f"\\boxed{{{answer}}}"
             turn = Turn("question", _asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
             found.setdefault(question, turn)
-        return list(found.values())
+        answered = [turn for turn in found.values() if turn.writes]
+        unanswered = [turn for turn in found.values() if not turn.writes]
+        return answered + unanswered[: max(1, len(answered) // 2)]
 
     def _planted(
         self, rng: random.Random, facts: EnglishFacts, kinds: int | None = None
