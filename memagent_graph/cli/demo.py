@@ -18,6 +18,8 @@ from memagent_graph.cli.output import print_json
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
     from memagent_graph.evaluation.demo_document import DemoDocument
+    from memagent_graph.reader import MemAgent
+    from memagent_graph.reading.state import ReaderContext
     from memagent_graph.results import ReadResult
     from memagent_graph.trace import MemoryUpdate
 
@@ -75,7 +77,6 @@ class Demo:
                 loaded = settings.make_reader(store=folder, run_log=False)
             async with loaded as reader:
                 context = await reader.aprepare()
-                chunk_tokens = context.budget.chunk_tokens
                 document = compose(
                     context.tokenizer,
                     tokens=self.tokens,
@@ -88,8 +89,7 @@ class Demo:
                     console.out.print(
                         f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
                         f"language reference, with {len(document.questions)} facts planted and "
-                        f"{document.foreign_facts} foreign ones, read by {reader.policy.name} {chunk_tokens} tokens "
-                        "at a time."
+                        f"{document.foreign_facts} foreign ones, {_way_of_reading(reader, context)}."
                     )
                 begin = time.monotonic()
                 results = await console.follow_questions(
@@ -105,6 +105,15 @@ class Demo:
 
         with failures_told(console), TemporaryDirectory() as folder:
             asyncio.run(run(Path(folder)))
+
+
+def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
+    """How the document is read, for the sentence about it."""
+    from memagent_graph.strategies.excerpts import Excerpt  # noqa: PLC0415
+
+    if isinstance(reader.strategy, Excerpt):
+        return f"of which {context.policy.name} is shown parts ({reader.strategy.name})"
+    return f"read by {context.policy.name} {context.budget.chunk_tokens} tokens at a time"
 
 
 def is_right(answer: str | None, expected: str) -> bool:
@@ -145,10 +154,14 @@ def _print(
         table.add_row("planted", f"{escape(each.statement)} [dim](at {each.depth:.0%})[/]")
         verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
-        table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
+        if result.chunks_read:
+            table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
+        else:
+            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {result.usage.turns} turns")
         for source in result.evidence[:2] if result.memory != nothing else ():
             quote = " ".join(source.quote.split())
-            table.add_row("source", f"{escape(quote)} [dim](chunk {source.chunk_index})[/]")
+            place = f"chunk {source.chunk_index}" if result.chunks_read else f"character {source.start_char:,}"
+            table.add_row("source", f"{escape(quote)} [dim]({place})[/]")
         console.out.print()
         console.out.print(table)
     prompt, completion, turns = (

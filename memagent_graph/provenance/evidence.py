@@ -36,6 +36,8 @@ _FEWEST_CONTAINED = 3
 _SHORTEST_SENTENCE = 40
 _SUPPORTED = 0.5
 _SENTENCE_END = re.compile(r"(?:[.!?][\"'”’)\]]*\s+(?=[^\sa-z])|[。！？][」』”’）]*)")
+_PART_END = re.compile(_SENTENCE_END.pattern + r"|\n\s*\n")
+_LONGEST_SENTENCE = 500
 _ABBREVIATION = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.?$")
 
 
@@ -202,7 +204,8 @@ def excerpt_evidence(
         sections: as for `provenance_of`.
 
     Returns:
-        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory.
+        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory; whole
+        sentences of the document, because an answer alone may be a word.
     """
     places = sections if isinstance(sections, Places) else Places(sections)
     reading = trace.excerpt
@@ -211,15 +214,17 @@ def excerpt_evidence(
     texts = {
         number: WordedText(text) for number, span in enumerate(reading.reads) if (text := span_text(span)) is not None
     }
-    found: list[Evidence] = []
+    found: dict[tuple[int, int, int], Evidence] = {}
     for line_index, line in enumerate(memory_lines(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
         words = WordedText(line)
         chosen = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
         for quote in chosen:
-            span = reading.reads[quote.source]
-            found.append(
+            span, text = reading.reads[quote.source], quote.chunk.text
+            start, end = _sentence_around(text, quote.start, quote.end)
+            found.setdefault(
+                (line_index, span.start_char + start, span.start_char + end),
                 _evidence(
-                    quote,
+                    replace(quote, start=start, end=end),
                     span.start_char,
                     places,
                     line=line,
@@ -228,9 +233,20 @@ def excerpt_evidence(
                     coverage=share_held(words, chosen),
                     branch=reading.branch,
                     update=-1,
-                )
+                ),
             )
-    return tuple(found)
+    return tuple(found.values())
+
+
+def _sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """Where the sentence begins and ends in which a quote lies; the quote's own ends if it is very long."""
+    ends = [match.end() for match in _PART_END.finditer(text)]
+    first = max((each for each in ends if each <= start), default=0)
+    last = min((each for each in ends if each >= end), default=len(text))
+    sentence = text[first:last]
+    if len(sentence) > max(_LONGEST_SENTENCE, end - start):
+        return start, end
+    return first + len(sentence) - len(sentence.lstrip()), last - len(sentence) + len(sentence.rstrip())
 
 
 def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:

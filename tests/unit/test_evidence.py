@@ -249,7 +249,9 @@ def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
 
 # Excerpts
 
-EXCERPT = document_with({0.2: "The key of harbor is 4711, as all know.", 0.8: "The key of castle is 12."}, words=900)
+EXCERPT = document_with(
+    {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=900
+)
 
 
 def test_an_answer_from_an_excerpt_has_its_quotes_at_their_places(make_reader) -> None:
@@ -258,10 +260,18 @@ def test_an_answer_from_an_excerpt_has_its_quotes_at_their_places(make_reader) -
 
     reader = make_reader(ScriptedPolicy(from_the_text), strategy="retrieval:chunks=2:chunk_tokens=40")
     (found,) = reader.read(EXCERPT, "What is the key of harbor?").evidence
-    assert found.quote == EXCERPT[found.start_char : found.end_char] == "The key of harbor is 4711"
+    assert found.quote == EXCERPT[found.start_char : found.end_char] == "The key of harbor is 4711, as all know."
     assert (found.line, found.update, found.coverage) == ("The key of harbor is 4711", -1, 1.0)
     unknown = reader.read(EXCERPT, "What is the colour of zebras?")
     assert (unknown.answer, unknown.evidence) == ("?", ())
+
+
+def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:
+    text = "It was dark. The key of harbor is 4711, as all know.\n\nnext part. No, 4711 was not meant. The end."
+    reader = make_reader(ScriptedPolicy(lambda _: "\\boxed{4711}"), strategy="retrieval:chunks=1")
+    found = reader.read(text, "What is the key of harbor?").evidence
+    assert [each.quote for each in found] == ["The key of harbor is 4711, as all know."]
+    assert text[found[0].start_char : found[0].end_char] == found[0].quote
 
 
 def test_a_memory_from_an_excerpt_in_two_places_has_its_quotes(tmp_path) -> None:
