@@ -98,21 +98,6 @@ def test_an_empty_memory_is_answered_with_not_stated(turns: list[Turn]) -> None:
     assert all(turn.reply == f"\\boxed{{{NOT_STATED}}}" for turn in empty)
 
 
-def test_questions_on_an_excerpt_are_answered_from_it_or_with_not_stated(tmp_path: Path) -> None:
-    path = tmp_path / "train.txt"
-    path.write_text(PROSE * 40, encoding="utf-8")
-    maker = TraceMaker(Prose(path))
-    turns = [turn for seed in range(60) for turn in maker.turns_on_excerpt(random.Random(seed), 250, 12)]
-    answers = [last_boxed(turn.reply) or "" for turn in turns]
-    for turn, answer in zip(turns, answers, strict=True):
-        assert turn.role == "question"
-        assert turn.writes == (answer != NOT_STATED)
-        words = answer.replace(",", " ").split()  # a fact may have been planted in the middle of a sentence
-        assert answer == NOT_STATED or all(word.strip(".") in turn.fields["chunk"] for word in words), turn
-    assert 0.25 < answers.count(NOT_STATED) / len(answers) < 0.75
-    assert len({turn.question for turn in turns}) > len(turns) / 2
-
-
 def test_equal_seeds_give_equal_turns(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(PROSE * 40, encoding="utf-8")
     maker = TraceMaker(Prose(tmp_path / "train.txt"))
