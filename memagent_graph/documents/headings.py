@@ -3,7 +3,8 @@
 Found are Markdown headings (HTML and DOCX files are stored as Markdown), and in any text lines that begin with a
 number of a clause, such as `4.2 Termination`, `Article IV` or `§ 12 Notices`. Numbers also stand before quantities and
 in lists. So a number must follow from the one before it (4.2 after 4.1 or 4), and a single number needs a short line
-that no list goes on from. Rules like these are wrong now and then; then evidence names the section before.
+that no list and no sentence continues to; one that ends with a full stop has to be in title case. Rules like these are
+wrong now and then; then evidence names the section before.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ MOST_HEADINGS: Final = 100_000
 LONGEST_LABEL: Final = 120
 _LONGEST_TITLE: Final = 80
 _MOST_WORDS: Final = 12
+_SMALL_WORDS: Final = re.compile(r"an?|and|as|at|by|for|from|in|not|of|on|or|the|this|to|under|with")
+"""Words that a title has in lower case though the others begin with capitals."""
 _LARGEST_STEP: Final = 4
 """How many clauses in a row may be missed before a number no longer counts as the next one."""
+_SHORTEST_WRAPPED: Final = 50
+"""How long a line of a wrapped paragraph is at least."""
 _BLOCK: Final = 1 << 20
 _MARKDOWN_TYPES: Final = frozenset({MARKDOWN, HTML, DOCX})
 _NAMED: Final = r"(?:Article|Section|Clause|Chapter|Part|Annex|Appendix|Schedule|Exhibit)"
@@ -115,7 +120,9 @@ class _Reader:
         if line["named"] is not None:
             return _cut(f"{name} {short}".strip()) if short is not None else None
         number = _parts(name)
-        is_item = len(number) == 1 and (self._is_item(line, block, number, whole=short == title) or short is None)
+        is_item = len(number) == 1 and (
+            _is_in_sentence(line, block) or self._is_item(line, block, number, whole=short == title) or short is None
+        )
         begins = bool(title) and (title[0].isalpha() or title[0] in "\"“'(")
         if is_item or not begins or not _follows(self._number, number):
             return None
@@ -143,6 +150,13 @@ class _Reader:
         before = (self._before + block[max(0, line.start() - 4) : line.start()]).replace("\r", "")
         after = block[line.end() : line.end() + 4].replace("\r", "")
         return before.endswith("\n\n") and after[:2] in {"\n\n", "\n", ""}
+
+
+def _is_in_sentence(line: re.Match[str], block: str) -> bool:
+    """Whether a line goes on with a sentence of the line before, as in "under section / 7. This does not"."""
+    end = line.start() - 1
+    before = block[block.rfind("\n", 0, max(end, 0)) + 1 : max(end, 0)].strip()
+    return len(before) >= _SHORTEST_WRAPPED and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()
 
 
 def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -180,7 +194,15 @@ def _short_title(title: str) -> str | None:
     if end is not None:
         short = title[: end.start()]
         return short if len(short.split()) <= _MOST_WORDS // 2 else None
+    if title.endswith(".") and _is_in_title_case(title):
+        return title[:-1]
     return title if len(title) <= _LONGEST_TITLE and not title.endswith((".", ";", ",")) else None
+
+
+def _is_in_title_case(title: str) -> bool:
+    """Whether a few words all begin with capital letters or digits, small words apart."""
+    words = title.split()
+    return len(words) <= _MOST_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
 
 
 def _plain(text: str) -> str:

@@ -148,6 +148,20 @@ class TestHeadings:
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
 
+    def test_are_not_in_the_middle_of_a_sentence(self) -> None:
+        text = (
+            "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
+            "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
+        )
+        assert [mark.label for mark in headings([text], "text/plain")] == [
+            "4. Conveying Copies",
+            "5. Conveying Sources",
+        ]
+        wrapped = text.replace(
+            "7. This requirement changes section 4.", "7.  This requirement changes that to\nthe same."
+        )
+        assert len(headings([wrapped], "text/plain")) == 2
+
     def test_of_markdown_leave_out_code(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
