@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import TrainerCallback
 
 from memagent_training.data.rollouts import RolloutGroup
@@ -164,6 +165,9 @@ def main() -> None:
             "weights": training.weights(),
         }
     torch.save(found, output / f"{os.environ.get('RANK', '0')}.pt")
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()  # a process that ends with the group's threads running may abort
 
 
 if __name__ == "__main__":
