@@ -12,7 +12,8 @@ _SAYS_NONE: Final = re.compile(
      |in\ (?:the\ )?memory)
     |i\ (?:do\ not|don't)\ know|(?:it\ )?cannot\ be\ (?:determined|answered)
     |(?:the\ |this\ )?(?:document|text|memory|section)s?\ (?:does|do|did)\ not
-     \ (?:say|state|mention|give|contain|hold|specify|answer|provide|know)[^.]*
+     \ (?:say|state|mention|give|contain|hold|specify|answer|provide|know)
+     (?:(?!\b(?:but|however|though|although|only|except)\b)[^.,;:])*
     )[.!]*""",
     re.IGNORECASE | re.VERBOSE,
 )

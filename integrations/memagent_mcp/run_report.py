@@ -69,7 +69,7 @@ def _head(timeline: Timeline) -> Iterator[str]:
     read = f"Read: {totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}, {totals.changes:,} changed the memory"
     if timeline.excerpt is not None:
         read = f"Shown: {view.trace.tokens_shown:,} tokens of the document"
-    yield (f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s")
+    yield f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"
     if totals.events:
         yield "Events: " + ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())
 

@@ -153,7 +153,7 @@ class _Reader:
 
 
 def _is_in_sentence(line: re.Match[str], block: str) -> bool:
-    """Whether a line goes on with a sentence of the line before, as in "under section / 7. This does not"."""
+    """Whether a line continues a sentence of the previous line, as the second of "under section" and "7. It does"."""
     end = line.start() - 1
     before = block[block.rfind("\n", 0, max(end, 0)) + 1 : max(end, 0)].strip()
     return len(before) >= _SHORTEST_WRAPPED and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()

@@ -20,7 +20,6 @@ from memagent_graph.reading.state import ReaderContext
 from memagent_graph.strategies import Strategy
 from memagent_graph.strategies.excerpts import QUESTION, Excerpt, words_around
 from memagent_graph.strategies.full_context import FullContext
-from memagent_graph.strategies.retrieval import Retrieval
 
 _TOKENS_OF_A_PASSAGE: Final = 140
 """RULER-HQA's, about."""
@@ -144,9 +143,8 @@ def _read(strategy: Strategy, document: int, question: int, answers: tuple[int, 
         if is_whole and document > room:
             return _Read(0, 0, 0, 0)
         shown = min(document, max(room, 0)) + around
-        tries = strategy.tries if isinstance(strategy, Retrieval) else 1
         one = (1, shown, reply) if asks_once else (2, shown + asks_answer, reply + answer)
-        return _Read(0, *(tries * number for number in one))
+        return _Read(0, *(strategy.tries * number for number in one))
     chunks = math.ceil(document / budget.chunk_tokens)
     each = count(prompts.update.literal) + question + budget.memory_tokens
     return _Read(chunks, chunks + 1, document + chunks * each + asks_answer, chunks * budget.memory_tokens + answer)

@@ -198,7 +198,7 @@ def excerpt_evidence(
     """Find what the policy used of an excerpt, in a run that showed one instead of reading chunks.
 
     Args:
-        trace: the run; of others, there is no evidence.
+        trace: the run. If it showed no excerpt, nothing is found.
         answer: its answer.
         span_text: the document's text in a span; None if it is not known.
         sections: as for `provenance_of`.

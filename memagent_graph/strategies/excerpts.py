@@ -129,6 +129,8 @@ class Excerpt(Strategy):
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
     state: ClassVar[type] = ExcerptState
+    tries: int = 1
+    """How many excerpts are shown at most."""
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the two steps."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 
 from memagent_graph.events import EventKind, count_events
+from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.evidence import (
     Evidence,
     LostLine,
@@ -107,8 +108,9 @@ class Timeline:
     def unquoted(self) -> str:
         """Why an answer from an excerpt has no quotes."""
         step = self.view.trace.excerpt
-        is_stored = step is None or any(self.view.span_text(span) is not None for span in step.reads)
-        return "no verbatim quote" if is_stored else "the document's text is no longer stored"
+        if step is not None and all(self.view.span_text(span) is None for span in step.reads):
+            return "the document's text is no longer stored"
+        return "nothing that was shown" if gives_no_answer(self.view.answer) else "no verbatim quote"
 
     @property
     def memory(self) -> str:

@@ -63,6 +63,11 @@ def test_an_excerpt_whose_text_is_gone_is_not_said_to_be_without_quotes(view: Ru
     assert "no verbatim quote" not in printed(gone)
 
 
+def test_an_answer_that_there_is_none_is_supported_by_nothing(make_reader: Any) -> None:
+    reader = make_reader(ScriptedPolicy(lambda _: "\\boxed{not stated}"), strategy=STRATEGY)
+    assert "What supports the answer\nnothing that was shown" in printed(reader.read(TEXT, QUESTION).view())
+
+
 def test_the_page_and_the_notebook_have_the_quotes(view: RunView) -> None:
     timeline = build_timeline(view)
     page = render_page(timeline)

@@ -442,8 +442,8 @@ async def test_others_are_shown_until_one_of_them_answers(ask, own) -> None:
     assert len(set(shown)) == len(shown) and not any(FACT in each for each in shown[:-1])
     assert attempt.usage.turns == len(policy.prompts)
     assert attempt.usage.document_tokens == tokens(DECOYS)
-    (quote,) = (each for each in [attempt.trace.excerpt] if each)
-    assert FACT in DECOYS[quote.reads[0].start_char : quote.reads[-1].end_char]
+    (span,) = attempt.trace.excerpt.reads
+    assert FACT in DECOYS[span.start_char : span.end_char]
 
 
 @pytest.mark.parametrize(("tries", "calls"), [(1, 1), (2, 2), (9, 4)])
