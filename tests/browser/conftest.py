@@ -6,16 +6,18 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.traces import answered, fan_out, line
+from support.traces import answered, fan_out, line, spans
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline import RunView, build_timeline, render_page
+from memagent_graph.trace import Trace
 
 CHUNKS = 700
 CHUNK_CHARACTERS = 20_000
@@ -149,6 +151,25 @@ def branched_run() -> RunView:
     )
 
 
+def excerpt_run() -> RunView:
+    """A run that showed an excerpt made of attacks instead of reading chunks."""
+    text = f"{HOSTILE} The lighthouse keeper was Ilse Thornbury. {HOSTILE}"
+    (span,) = spans([text])
+    shown = replace(answered(text="Ilse Thornbury"), reads=(span,), slot=-1)
+    return RunView(
+        run_id="excerpt",
+        question=HOSTILE,
+        document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
+        model="some-model",
+        strategy="retrieval",
+        trace=Trace((shown,)),
+        answer="Ilse Thornbury",
+        raw_answer="Ilse Thornbury",
+        stop_reason="answered",
+        span_text=lambda _: text,
+    )
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium under its driver, with the console and the network recorded."""
@@ -187,6 +208,12 @@ def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def branched_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with three branches and a merge."""
     return _written(tmp_path_factory.mktemp("page") / "branched.html", branched_run())
+
+
+@pytest.fixture(scope="session")
+def excerpt_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run that showed an excerpt."""
+    return _written(tmp_path_factory.mktemp("page") / "excerpt.html", excerpt_run())
 
 
 @pytest.fixture

@@ -256,6 +256,19 @@ def test_a_line_of_chunks_shows_no_choice_of_branches(opened: Opened) -> None:
     assert not opened().find_element(By.ID, "branch").is_displayed()
 
 
+def test_an_excerpt_stands_under_the_answer_and_there_is_no_empty_timeline(browser: Any, excerpt_page: Path) -> None:
+    browser.get_log("browser")
+    browser.get(excerpt_page.as_uri())
+    passage = browser.find_element(By.CSS_SELECTOR, "#excerpt .passage")
+    assert passage.is_displayed()
+    has = "return document.querySelector('#excerpt mark').textContent.includes(arguments[0])"
+    assert browser.execute_script(has, "The lighthouse keeper was Ilse Thornbury.")
+    assert browser.execute_script("return window.attacked") is None
+    assert not browser.find_element(By.ID, "bar").is_displayed()
+    assert not browser.find_element(By.TAG_NAME, "main").is_displayed()
+    assert browser.get_log("browser") == [], "scripts run, or something fails"
+
+
 def test_hostile_text_runs_no_script(browser: Any, hostile_page: Path) -> None:
     browser.get_log("browser")
     browser.get("about:blank")
