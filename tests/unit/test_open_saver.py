@@ -1,14 +1,67 @@
-"""Checkpoint files that nobody closes."""
+"""Checkpoint files: what they keep, and those that nobody closes."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import operator
+import sqlite3
 import threading
+from contextlib import closing
+from itertools import chain
+from typing import Annotated, TypedDict
 
 import pytest
+from langgraph.channels import DeltaChannel
+from langgraph.graph import END, StateGraph
 
 from memagent_graph.storage.checkpoints import open_saver
+
+
+class _Plain(TypedDict):
+    seen: Annotated[list[int], operator.add]
+
+
+class _Delta(TypedDict):
+    seen: Annotated[list[int], DeltaChannel(lambda before, new: [*before, *chain(*new)], snapshot_frequency=3)]
+
+
+async def _steps_after_a_failure(path, state: type, config) -> list[list[int]]:
+    """Count to eight in a graph that fails once at five, continue it, and give the values of its history."""
+    saver = await open_saver(path)
+    failed: list[int] = []
+
+    async def count(now) -> dict[str, list[int]]:
+        number = len(now["seen"])
+        if number == 5 and not failed:
+            failed.append(number)
+            raise ConnectionError
+        return {"seen": [number]}
+
+    graph = StateGraph(state)
+    graph.add_node("count", count)
+    graph.set_entry_point("count")
+    graph.add_conditional_edges("count", lambda now: END if len(now["seen"]) >= 8 else "count")
+    compiled = graph.compile(checkpointer=saver)
+    with pytest.raises(ConnectionError):
+        await compiled.ainvoke({"seen": []}, config, durability="sync")
+    await compiled.ainvoke(None, config, durability="sync")
+    at_four = {len(each.values["seen"]): each.config async for each in compiled.aget_state_history(config)}[4]
+    fork = await compiled.aupdate_state(at_four, {"seen": [40]})
+    assert (await compiled.aget_state(fork)).values["seen"] == [0, 1, 2, 3, 40]
+    history = [each.values["seen"] async for each in compiled.aget_state_history(config)]
+    await saver.conn.close()
+    return history
+
+
+@pytest.mark.parametrize("state", [_Plain, _Delta])
+async def test_every_state_can_be_had_though_writes_of_plain_channels_are_deleted(tmp_path, state) -> None:
+    path, config = tmp_path / "checkpoints.sqlite", {"configurable": {"thread_id": "t"}}
+    history = await _steps_after_a_failure(path, state, config)
+    assert history == [[0, 1, 2, 3, 40], *[list(range(number)) for number in range(8, -1, -1)], []]
+    with closing(sqlite3.connect(path)) as file:
+        kept = file.execute("SELECT count(*) FROM writes WHERE idx >= 0").fetchone()[0]
+    assert kept > 0 if state is _Delta else kept == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*was deleted before being closed:ResourceWarning")
