@@ -18,6 +18,9 @@ from memagent_graph.errors import MemAgentError, MissingExtraError, RetrievalErr
 
 _WORD: Final = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
 """A run of letters and digits; in scripts without spaces between words, a character."""
+_QUESTION_WORDS: Final = frozenset(
+    ("what", "which", "who", "whom", "whose", "where", "when", "why", "how", "do", "does", "did")
+)
 _SENTENCE_END: Final = re.compile(r"[.!?。！？][\"'”’)]*\s+|\n|[。！？]")
 _BATCH: Final = 64
 """Texts in one call of an embedder."""
@@ -73,8 +76,9 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
 class WordRetriever:
     """BM25 by bm25s, with its defaults and its list of English stop words; it needs no model.
 
-    Texts that share no word with the query are left out. Texts are not kept: it needs 4 bytes per word while it reads,
-    then 8 bytes per different word of each.
+    Words such as "what" and "who" in a query do not count, unless it has no others. Texts that share no word with the
+    query are left out. Texts are not kept: it needs 4 bytes per word while it reads, then 8 bytes per different word of
+    each.
 
     Raises:
         MissingExtraError: bm25s is not installed.
@@ -112,7 +116,8 @@ def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
         return (word for word in _WORD.findall(text.lower()) if word not in stop_words)
 
     numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
-    asked = [numbers[word] for word in dict.fromkeys(words(question)) if word in numbers]
+    known = [word for word in dict.fromkeys(words(question)) if word in numbers]
+    asked = [numbers[word] for word in [each for each in known if each not in _QUESTION_WORDS] or known]
     if not asked:
         return []
     index = library.BM25()

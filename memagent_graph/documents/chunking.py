@@ -149,6 +149,7 @@ class Chunker:
             fewer. A chunk has more only if a single character has more.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
             `heading` ends it before the last heading or numbered clause within its second half, or else as `paragraph`.
+        tail_percent: another part than 15 %, for short chunks, in which few sentences end.
     """
 
     def __init__(
@@ -158,6 +159,8 @@ class Chunker:
         tokenizer: Tokenizer,
         chunk_tokens: int,
         boundary: Boundary = "token",
+        *,
+        tail_percent: int | None = None,
     ) -> None:
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
@@ -166,6 +169,10 @@ class Chunker:
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         self._boundary = boundary
+        self._tails = [
+            (each, percent if each == "heading" else tail_percent or percent)
+            for each, percent in _TAILS.get(boundary, ())
+        ]
         self._current: _Piece | None = None
 
     async def next_chunk(self, cursor: Cursor) -> Chunk | None:
@@ -258,9 +265,7 @@ class Chunker:
                 taken += 1
                 cut = self._prefix(piece, taken) or 0
             return taken, cut
-        if self._boundary == "token":
-            return taken, cut
-        for boundary, percent in _TAILS[self._boundary]:
+        for boundary, percent in self._tails:
             low, low_char = self._whole_characters(piece, taken - self._chunk_tokens * percent // 100, first)
             low_char = max(at_char, low_char)
             for end in self._ends(piece.text, low_char, cut, boundary):

@@ -22,6 +22,10 @@ _FEWEST_CHUNKS: Final = 8
 """In a small window long chunks leave no choice: with four chunks in a window of 1024 tokens, the chunk with the fact
 was shown for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks half as long, for 27."""
 
+_TAIL_PERCENT: Final = 50
+"""Chunks of 80 tokens that may be cut within their last 15 % only had 17 of 320 planted sentences in two parts; these
+have none."""
+
 
 @dataclass(frozen=True)
 class Retrieval(Excerpt):
@@ -64,7 +68,9 @@ class Retrieval(Excerpt):
         """
         context, spans = call.context, list[ChunkSpan]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, call.room // _FEWEST_CHUNKS))
-        chunker = Chunker(context.store, call.document, context.tokenizer, chunk_tokens, "sentence")
+        chunker = Chunker(
+            context.store, call.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
+        )
 
         def texts() -> Iterator[str]:
             for chunk in chunker.chunks():

@@ -265,3 +265,13 @@ def test_text_without_any_token_is_still_read(store):
     text = "the reader " + "\u200b" * 50_000
     chunks = list(chunker(store, text, 5, tokenizer=word_piece()).chunks())
     check_spans(text, chunks)
+
+
+def test_sentences_are_whole_in_short_chunks_with_a_long_tail(store: DocumentStore) -> None:
+    sentences = [f"{'The grey heron waits ' * (1 + number % 4)}by pond number {number}." for number in range(60)]
+    reference = store.add(Document.from_text(" ".join(sentences)))
+    chunks = [each.text for each in Chunker(store, reference, TOKENIZER, 80, "sentence", tail_percent=50).chunks()]
+    assert "".join(chunks) == " ".join(sentences)
+    assert all(any(each in chunk for chunk in chunks) for each in sentences)
+    cut = [each.text for each in Chunker(store, reference, TOKENIZER, 80, "sentence").chunks()]
+    assert not all(any(each in chunk for chunk in cut) for each in sentences)

@@ -429,7 +429,7 @@ def test_numbers_that_mean_nothing_are_refused(name, least) -> None:
 DECOYS = document_with(
     {0.2: "Harbor key, key, harbor.", 0.5: "The harbor key, harbor.", 0.8: FACT, 0.9: "A key."}, words=1500
 )
-TRIES = {"chunks": 1, "chunk_tokens": 20}
+TRIES = {"chunks": 1, "chunk_tokens": 22}
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -457,7 +457,7 @@ async def test_it_gives_up_after_the_tries_or_when_no_other_chunk_has_a_word_of_
 async def test_a_limit_ends_the_tries_with_the_newest_answer(make_reader) -> None:
     policy = Reader(lambda prompt: "\\boxed{not stated}")
     reader = make_reader(
-        policy, strategy="retrieval:chunks=1:chunk_tokens=20:tries=5", limits=Limits(max_tokens_total=120)
+        policy, strategy="retrieval:chunks=1:chunk_tokens=22:tries=5", limits=Limits(max_tokens_total=120)
     )
     assert (await reader.aread(DECOYS, QUESTION)).answer == "not stated"
     assert len(policy.prompts) == 2
@@ -474,7 +474,7 @@ async def test_after_a_failure_the_passages_that_did_not_answer_are_not_shown_ag
 
     reader = make_reader(
         ScriptedPolicy(fails_once),
-        strategy="retrieval:chunks=1:chunk_tokens=20:tries=5",
+        strategy="retrieval:chunks=1:chunk_tokens=22:tries=5",
         checkpoints=tmp_path / "checkpoints.sqlite",
         run_log=RunLog(tmp_path / "runs.sqlite"),
     )
