@@ -17,7 +17,7 @@ from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_graph.evaluation.demo_document import DemoDocument
+    from memagent_graph.evaluation.demo_document import DemoDocument, PlantedQuestion
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import ReaderContext
     from memagent_graph.results import ReadResult
@@ -116,12 +116,17 @@ def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
     return f"read by {context.policy.name} {context.budget.chunk_tokens} tokens at a time"
 
 
-def is_right(answer: str | None, expected: str) -> bool:
-    """Whether an answer is the expected one, without letter case, articles and outer punctuation, as in evaluations."""
-    from memagent_graph.evaluation.samples import Metric  # noqa: PLC0415
-    from memagent_graph.evaluation.scorers import is_exactly  # noqa: PLC0415
+def is_right(answer: str | None, asked: PlantedQuestion) -> bool:
+    """Whether an answer is the expected one, or the part of the planted statement that has it.
 
-    return is_exactly(answer or "", (expected,), Metric.ANY)
+    Letter case, articles and punctuation do not count, as in evaluations.
+    """
+    from memagent_graph.evaluation.scorers import contains, normalised  # noqa: PLC0415
+
+    said = normalised(answer or "")
+    return said == normalised(asked.answer) or (
+        contains(said, asked.answer) and contains(normalised(asked.statement), said)
+    )
 
 
 def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
@@ -130,7 +135,7 @@ def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], second
             **result.to_dict(),
             "expected": each.answer,
             "depth": each.depth,
-            "right": is_right(result.answer, each.answer),
+            "right": is_right(result.answer, each),
         }
         for result, each in zip(results, document.questions, strict=True)
     ]
@@ -147,7 +152,7 @@ def _print(
 
     right = 0
     for result, each in zip(results, document.questions, strict=True):
-        ok = is_right(result.answer, each.answer)
+        ok = is_right(result.answer, each)
         right += ok
         table = Table.grid(padding=(0, 2))
         table.add_row("[bold]question[/]", escape(each.question))
