@@ -91,9 +91,9 @@ class TraceMaker:
         facts = self._facts(rng)
         text = self.prose.stretch(rng, characters)
         text = text[text.find(" ") + 1 :]
-        real, foreign = real_questions(text), real_questions(self.prose.stretch(rng, 1500))
         quests, statements = self._planted(rng, facts)
-        text = plant(rng, text, statements, in_order=True)
+        prose, text = text, plant(rng, text, statements, in_order=True)
+        real, foreign = _whole_in(text, real_questions(prose)), real_questions(self.prose.stretch(rng, 1500))
         foreign = [each for each in foreign if not each.could_be_answered_by(text)]
         found: list[Turn] = []
         while len(found) < on_section:
@@ -123,7 +123,8 @@ class TraceMaker:
         around = self.prose.stretch(rng, characters + 2 * _AROUND)
         prose = around[_AROUND:-_AROUND].partition(" ")[2]
         quests, statements = self._planted(rng, facts, kinds=rng.choices((0, 1, 2, 3), (15, 35, 35, 15))[0])
-        text, real = plant(rng, prose, statements, in_order=True), real_questions(prose)
+        text = plant(rng, prose, statements, in_order=True)
+        real = _whole_in(text, real_questions(prose))
         others = real_questions(around) + real_questions(self.prose.stretch(rng, 1500))
         absent = [each for each in others if not each.could_be_answered_by(text)]
         found: dict[str, Turn] = {}
@@ -272,6 +273,12 @@ class TraceMaker:
             )
 
         return [hops, hops], [each.statement for each in _shuffled(rng, [*stated, *missed])]
+
+
+def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion]:
+    """The questions on sentences into which no statement was planted."""
+    words = " ".join(text.split())
+    return [each for each in questions if each.statement in words]
 
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
