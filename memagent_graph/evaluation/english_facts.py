@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -63,10 +64,12 @@ class Relation:
     """Names the value by the subject: "the sister of {s}"."""
     plural: bool = False
     held_out: bool = False
+    all_wordings: bool = False
+    """Whether the last wording of a list is used like the others."""
 
     def worded(self, texts: Sequence[str], *, held_out: bool) -> Sequence[str]:
         """The wordings of a list that a split may use: the last one if held out, in training all others."""
-        if self.held_out or len(texts) < 3:
+        if self.held_out or self.all_wordings or len(texts) < 3:
             return texts
         return texts[-1:] if held_out else texts[:-1]
 
@@ -86,12 +89,39 @@ class EnglishFact:
 class _File(msgspec.Struct):
     words: dict[str, str]
     relations: tuple[Relation, ...]
+    numbers: dict[str, tuple[int, int]] = {}
+    frames: tuple[str, ...] = ()
+
+
+def _parsed(text: str) -> _File:
+    return msgspec.convert(tomllib.loads(text), _File)
 
 
 @cache
 def _file() -> _File:
-    text = files(__package__).joinpath("english_facts.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _File)
+    return _parsed(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class MoreFacts:
+    """Relations, words, numbers and frames beside those of this package, all of them to be trained on."""
+
+    relations: tuple[Relation, ...]
+    words: dict[str, tuple[str, ...]]
+    numbers: dict[str, tuple[int, int]]
+    """The smallest and largest number of each kind."""
+    frames: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> MoreFacts:
+        """From a file in the format of `english_facts.toml`."""
+        found = _parsed(path.read_text("utf-8"))
+        return cls(
+            tuple(replace(each, all_wordings=True) for each in found.relations),
+            {kind: _listed(text) for kind, text in found.words.items()},
+            found.numbers,
+            found.frames,
+        )
 
 
 def relations() -> tuple[Relation, ...]:
@@ -102,11 +132,16 @@ def relations() -> tuple[Relation, ...]:
 @cache
 def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
     """A list of words of one split; phrases stand between bars, single words between spaces."""
-    text = _file().words[kind]
-    found = [" ".join(each.split()) for each in text.split("|")] if "|" in text else text.split()
     return tuple(
-        each for each in found if each and (kind not in _SPLIT_WORDS or is_held_out(each, _SPLIT_SHARE) == held_out)
+        each
+        for each in _listed(_file().words.get(kind, ""))
+        if kind not in _SPLIT_WORDS or is_held_out(each, _SPLIT_SHARE) == held_out
     )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    found = (" ".join(each.split()) for each in text.split("|")) if "|" in text else text.split()
+    return tuple(filter(None, found))
 
 
 def sentence(text: str) -> str:
@@ -125,10 +160,20 @@ class EnglishFacts:
     as there are new ones; a person in a relation between persons is drawn only once, on either side.
     """
 
-    def __init__(self, seed: int | random.Random, *, held_out: bool = False, held_out_relations: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int | random.Random,
+        *,
+        held_out: bool = False,
+        held_out_relations: bool = False,
+        more: MoreFacts | None = None,
+    ) -> None:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.held_out = held_out
+        self._more = more or MoreFacts((), {}, {}, ())
         self.relations = [each for each in relations() if each.held_out == held_out_relations]
+        self.relations += self._more.relations
+        self._frames = _FRAMES[-2:] if held_out else _FRAMES[:-2] + self._more.frames
         self._taken: set[tuple[str, str]] = set()
 
     def relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
@@ -173,7 +218,7 @@ class EnglishFacts:
         text = _filled(self._choose(relation, relation.statements), subject, value)
         if self.random.random() >= _FRAMED_SHARE:
             return text
-        frame = self.random.choice(_FRAMES[-2:] if self.held_out else _FRAMES[:-2])
+        frame = self.random.choice(self._frames)
         return frame.format(text=text.rstrip("."), inside=_inside(text.rstrip(".")))
 
     def question(self, fact: EnglishFact) -> tuple[str, str]:
@@ -248,15 +293,17 @@ class EnglishFacts:
     def draw(self, kind: str) -> str:
         """Some word of a kind."""
         if kind == "person":
-            pick = (self.random.choice(words(each, held_out=self.held_out)) for each in ("first_names", "family_names"))
-            return " ".join(pick)
-        if kind in _NUMBERS:
-            return str(self.random.randint(*_NUMBERS[kind]))
+            return f"{self._word('first_names')} {self._word('family_names')}"
+        if limits := _NUMBERS.get(kind) or self._more.numbers.get(kind):
+            return str(self.random.randint(*limits))
         if kind == "invention":
             return f"the {self.random.choice(ADJECTIVES)} {self.random.choice(_MACHINES)}"
         if kind == "title":
             return f"The {self.random.choice(ADJECTIVES).capitalize()} {self.random.choice(NOUNS).capitalize()}"
-        return self.random.choice(words(kind, held_out=self.held_out))
+        return self._word(kind)
+
+    def _word(self, kind: str) -> str:
+        return self.random.choice(words(kind, held_out=self.held_out) + self._more.words.get(kind, ()))
 
 
 def _inside(text: str) -> str:

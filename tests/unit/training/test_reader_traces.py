@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from memagent_graph.evaluation.english_facts import EnglishFacts, MoreFacts, relations, words
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
 from memagent_graph.reading.side_by_side import unless_none
@@ -15,7 +16,7 @@ from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.scoring import LogProbs
-from memagent_training.language.reader_traces import NOT_STATED, TraceMaker, Turn
+from memagent_training.language.reader_traces import NOT_STATED, TRAINING_FACTS, TraceMaker, Turn
 from memagent_training.language.real_questions import real_questions
 from memagent_training.language.supervised import (
     KEEP_WEIGHT,
@@ -43,10 +44,14 @@ PARSERS = {
 
 
 @pytest.fixture(scope="module")
-def turns(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+def maker(tmp_path_factory: pytest.TempPathFactory) -> TraceMaker:
     path = tmp_path_factory.mktemp("corpus") / "train.txt"
     path.write_text(PROSE * 40, encoding="utf-8")
-    maker = TraceMaker(Prose(path))
+    return TraceMaker(Prose(path))
+
+
+@pytest.fixture(scope="module")
+def turns(maker: TraceMaker) -> list[Turn]:
     return [turn for seed in range(60) for turn in maker.turns(random.Random(seed), 600, 12, 6)]
 
 
@@ -128,3 +133,49 @@ def test_a_fact_that_has_to_be_written_weighs_more_than_one_to_be_kept() -> None
     assert loss(writes=False) == pytest.approx(expected(KEEP_WEIGHT, KEEP_WEIGHT, 1))
     assert loss(writes=True) == pytest.approx(expected(WRITE_WEIGHT, WRITE_WEIGHT, 1))
     assert loss(writes=True, opening=1) == pytest.approx(expected(1, WRITE_WEIGHT, WRITE_WEIGHT))
+
+
+def test_questions_on_an_excerpt_are_answered_by_it_or_not_at_all(maker: TraceMaker) -> None:
+    found = [turn for seed in range(60) for turn in maker.turns_on_excerpt(random.Random(seed), 300, count=12)]
+    assert {turn.role for turn in found} == {"question"}
+    answered = [turn for turn in found if turn.writes]
+    for turn in answered:
+        answer = last_boxed(turn.reply)
+        assert answer
+        excerpt = " ".join(turn.fields["chunk"].split()).lower()
+        assert all(part.lower() in excerpt for part in ([answer] if answer.lower() in excerpt else answer.split(", ")))
+    unanswered = [turn for turn in found if not turn.writes]
+    assert {turn.reply for turn in unanswered} == {f"\\boxed{{{NOT_STATED}}}"}
+    assert 0.1 < len(unanswered) / len(found) < 0.4
+
+
+def test_the_facts_for_training_have_none_of_what_is_held_out() -> None:
+    more = MoreFacts.read(TRAINING_FACTS)
+    held_out = {
+        text
+        for relation in relations()
+        for texts in (relation.statements, relation.questions)
+        for text in relation.worded(texts, held_out=True)
+        if relation.held_out or len(texts) >= 3
+    }
+    assert len(held_out) > 60
+    for relation in more.relations:
+        assert not held_out & {*relation.statements, *relation.questions, *relation.subject_questions}
+    for kind, listed in more.words.items():
+        assert not set(listed) & set(words(kind, held_out=True)) or kind not in {"first_names", "family_names", "towns"}
+
+
+def test_every_relation_for_training_makes_statements_and_questions() -> None:
+    more = MoreFacts.read(TRAINING_FACTS)
+    facts = EnglishFacts(1, more=more)
+    assert len({each.name for each in facts.relations}) == len(facts.relations) > 150
+    for relation in more.relations:
+        for texts in (relation.statements, relation.questions, relation.subject_questions):
+            assert relation.worded(texts, held_out=False) == texts
+        fact = facts.fact(relation)
+        assert fact.subject.lower() in fact.statement.lower()
+        assert fact.value.lower() in fact.statement.lower()
+        question, answer = facts.question(fact)
+        named = fact.value if answer == fact.subject else fact.subject
+        assert named.lower() in question.lower()
+        assert not set("{}") & set(fact.statement + question)

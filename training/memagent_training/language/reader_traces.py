@@ -14,17 +14,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, sentence
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts, sentence
 from memagent_graph.prompts import Prompts
 from memagent_training.embedded.training_examples import Prose, plant
 from memagent_training.language.real_questions import RealQuestion, paraphrased, real_questions
 
+TRAINING_FACTS: Final = Path(__file__).with_name("training_facts.toml")
 NOT_STATED: Final = "not stated"
 """The answer if nothing in the text answers."""
 _NOTHING: Final = "(nothing)"
 """The text that the strategy `recall` shows if nothing was looked up."""
+
+_AROUND: Final = 800
+"""Characters of prose on each side of an excerpt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +81,19 @@ class TraceMaker:
     def __init__(self, prose: Prose, *, held_out: bool = False) -> None:
         self.prose = prose
         self.held_out = held_out
+        self._more = None if held_out else MoreFacts.read(TRAINING_FACTS)
+
+    def _facts(self, rng: random.Random) -> EnglishFacts:
+        return EnglishFacts(rng, held_out=self.held_out, more=self._more)
 
     def turns(self, rng: random.Random, characters: int, on_section: int, elsewhere: int) -> list[Turn]:
         """Turns on one section of about the given number of characters, then turns of roles that see none."""
-        facts = EnglishFacts(rng, held_out=self.held_out)
+        facts = self._facts(rng)
         text = self.prose.stretch(rng, characters)
         text = text[text.find(" ") + 1 :]
-        real, foreign = real_questions(text), real_questions(self.prose.stretch(rng, 1500))
         quests, statements = self._planted(rng, facts)
-        text = plant(rng, text, statements, in_order=True)
+        prose, text = text, plant(rng, text, statements, in_order=True)
+        real, foreign = _whole_in(text, real_questions(prose)), real_questions(self.prose.stretch(rng, 1500))
         foreign = [each for each in foreign if not each.could_be_answered_by(text)]
         found: list[Turn] = []
         while len(found) < on_section:
@@ -103,14 +112,51 @@ class TraceMaker:
             found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
         return found
 
+    def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[Turn]:
+        """Turns of the role "question", each on the same excerpt of about the given number of characters.
+
+        Retrieval shows passages that share words with a question, whether they answer it or not. So some
+        questions are about sentences around the excerpt, and many facts have a near miss in it. At most half as many
+        questions as have an answer have none: from more of them, a policy learns to give up.
+        """
+        facts = self._facts(rng)
+        around = self.prose.stretch(rng, characters + 2 * _AROUND)
+        prose = around[_AROUND:-_AROUND].partition(" ")[2]
+        quests, statements = self._planted(rng, facts, kinds=rng.choices((0, 1, 2, 3), (15, 35, 35, 15))[0])
+        text = plant(rng, prose, statements, in_order=True)
+        real = _whole_in(text, real_questions(prose))
+        others = real_questions(around) + real_questions(self.prose.stretch(rng, 1500))
+        absent = [each for each in others if not each.could_be_answered_by(text)]
+        found: dict[str, Turn] = {}
+        for _ in range(count):
+            draw = rng.random()
+            if quests and draw < 0.55:
+                while (quest := rng.choice(quests)(rng)).before:
+                    pass
+                question, answer = quest.question, quest.answer
+            elif real and draw < 0.85:
+                chosen = rng.choice(real)
+                question, answer = chosen.question, chosen.statement
+                question = paraphrased(rng, question) if rng.random() < 0.7 else question
+            elif absent and draw < 0.95:
+                question, answer = rng.choice(absent).question, NOT_STATED
+            else:
+                question, answer = facts.question(facts.fact())[0], NOT_STATED
+            reply = f"\\boxed{{{answer}}}"
+            turn = Turn("question", _asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
+            found.setdefault(question, turn)
+        answered = [turn for turn in found.values() if turn.writes]
+        unanswered = [turn for turn in found.values() if not turn.writes]
+        return answered + unanswered[: max(1, len(answered) // 2)]
+
     def _planted(
-        self, rng: random.Random, facts: EnglishFacts
+        self, rng: random.Random, facts: EnglishFacts, kinds: int | None = None
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """Functions that make quests, and the statements that the section needs for them, in order."""
         makers: list[Callable[[random.Random], Quest]] = []
         statements: list[str] = []
-        kinds = rng.choices(("single", "change", "hops", "list", "absent"), (34, 16, 22, 14, 14), k=rng.randint(2, 4))
-        for kind in kinds:
+        number = rng.randint(2, 4) if kinds is None else kinds
+        for kind in rng.choices(("single", "change", "hops", "list", "absent"), (34, 16, 22, 14, 14), k=number):
             made, stated = getattr(self, f"_{kind}")(rng, facts)
             makers += made
             statements += stated
@@ -227,6 +273,12 @@ class TraceMaker:
             )
 
         return [hops, hops], [each.statement for each in _shuffled(rng, [*stated, *missed])]
+
+
+def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion]:
+    """The questions on sentences into which no statement was planted."""
+    words = " ".join(text.split())
+    return [each for each in questions if each.statement in words]
 
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:

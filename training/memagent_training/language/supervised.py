@@ -35,6 +35,7 @@ from memagent_training.language.reader_traces import TraceMaker, Turn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_EXCERPT_CHARACTERS = (120, 500)
 BOX = "\\boxed{"
 DECISION_TOKENS, KEEP_WEIGHT, WRITE_WEIGHT, UNSURE_WEIGHT = 2, 2.0, 12.0, 6.0
 
@@ -54,11 +55,17 @@ class Example:
 class ExampleMaker:
     """From turns to token ids, through the policy's chat template."""
 
-    def __init__(self, tokenizer: Any, prompts: Prompts, traces: TraceMaker, template: str) -> None:
+    def __init__(
+        self, tokenizer: Any, prompts: Prompts, traces: TraceMaker, template: str, *, excerpts: float = 0.0
+    ) -> None:
         self._tokenizer, self._prompts, self._traces, self._template = tokenizer, prompts, traces, template
+        self._excerpts = excerpts
 
     def section(self, rng: random.Random, longest: int) -> list[Example]:
-        """The conversations on one section; sections of all lengths up to the longest, many of that."""
+        """The conversations on one section; sections of all lengths up to the longest, many of that; or excerpts."""
+        if rng.random() < self._excerpts:
+            turns = self._traces.turns_on_excerpt(rng, rng.randint(*_EXCERPT_CHARACTERS), count=12)
+            return [self._example(turn) for turn in turns]
         characters = longest if rng.random() < 0.25 else int(160 * (longest / 160) ** rng.random())
         return [self._example(turn) for turn in self._traces.turns(rng, characters, on_section=12, elsewhere=3)]
 
@@ -146,7 +153,13 @@ def train(arguments: argparse.Namespace) -> None:
     template = (arguments.profile / "chat_template.jinja").read_text("utf-8")
     prompts = require_profile(arguments.profile).prompts
     maker, checker = (
-        ExampleMaker(tokenizer, prompts, TraceMaker(Prose(arguments.corpus / name), held_out=held_out), template)
+        ExampleMaker(
+            tokenizer,
+            prompts,
+            TraceMaker(Prose(arguments.corpus / name), held_out=held_out),
+            template,
+            excerpts=arguments.excerpts,
+        )
         for name, held_out in (("train.txt", False), ("held_out.txt", True))
     )
     dtype = torch.bfloat16 if arguments.bfloat16 else torch.float32
@@ -237,6 +250,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=2400, help="the minimum of forwarded tokens per step")
     parser.add_argument("--longest", type=int, default=2000, help="characters of the longest sections' prose")
+    parser.add_argument("--excerpts", type=float, default=0.0, help="share of passages as retrieval shows them")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--last-lr", type=float, default=5e-5)
     parser.add_argument("--rank", type=int, default=16)
