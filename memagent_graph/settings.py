@@ -34,7 +34,7 @@ _REASONS: Final = {
 _ABILITIES: Final = {
     "embedded": "It is tiny: it finds a number that is asked for, such as an access code, in English text, and "
     "understands nothing else. `memagent policy add smollm2` adds one that reads English; --base-url uses a server",
-    "smollm2": "It is small: it finds most facts that one sentence states, and does not reason; --base-url uses a server",
+    "smollm2": "It is small: it finds most facts that a sentence states, and cannot reason; --base-url uses a server",
 }
 """What the small policies can do, by name. Others are not known here."""
 
