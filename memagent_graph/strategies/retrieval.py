@@ -23,8 +23,8 @@ _FEWEST_CHUNKS: Final = 8
 was shown for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks half as long, for 27."""
 
 _TAIL_PERCENT: Final = 50
-"""In which part of a chunk's end its last sentence may end. With 15 %, chunks of 80 tokens cut 17 of 320 planted sentences in
-two; with half, none."""
+"""In which part of a chunk its last sentence has to end. With its last 15 %, chunks of 80 tokens cut 17 of 320 planted
+sentences in two; with its second half, none."""
 
 
 @dataclass(frozen=True)
