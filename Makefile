@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
 	touch $@
 
-$(VENV)/.policy: $(VENV)/.installed memagent_graph/smollm2/adapter_model.safetensors
+$(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/smollm2/*.* memagent_graph/smollm2/templates/*)
 	@$(BIN)/memagent policy add smollm2 || echo "smollm2 was not added, so the embedded policy reads, which finds \
 	numbers only. Try again later with: $(BIN)/memagent policy add smollm2"
 	@touch $@

@@ -186,5 +186,6 @@ class SqliteSaver(AsyncSqliteSaver):
 
 def _has_delta_channels(checkpoint: Checkpoint, metadata: CheckpointMetadata) -> bool:
     """Whether a state has channels that are rebuilt from earlier writes: it has counters for those, or whole values."""
-    whole = any(isinstance(value, _DeltaSnapshot) for value in checkpoint["channel_values"].values())
-    return whole or "counters_since_delta_snapshot" in metadata
+    return "counters_since_delta_snapshot" in metadata or any(
+        isinstance(value, _DeltaSnapshot) for value in checkpoint["channel_values"].values()
+    )

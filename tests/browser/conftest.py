@@ -137,18 +137,9 @@ def branched_run() -> RunView:
         [f"the {_THINGS[(lane * 8 + number // 4 * 4) % 7]} was sold" for number in range(8)] for lane in range(3)
     ]
     merged = "\n".join(lane[-1] for lane in memories[:2])
-    return RunView(
-        run_id="segments",
-        question="What was sold?",
-        document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
-        model="some-model",
-        strategy="segments",
-        trace=fan_out(memories, merged, chunks),
-        answer="the tannery",
-        raw_answer="the tannery",
-        stop_reason="answered",
-        chunk_text=lambda update: chunks[update.chunk_index],
-    )
+    trace = fan_out(memories, merged, chunks)
+    view = _answered_run("segments", "What was sold?", trace, "the tannery")
+    return replace(view, chunk_text=lambda update: chunks[update.chunk_index])
 
 
 def excerpt_run() -> RunView:
@@ -156,17 +147,22 @@ def excerpt_run() -> RunView:
     text = f"{HOSTILE} The lighthouse keeper was Ilse Thornbury. {HOSTILE}"
     (span,) = spans([text])
     shown = replace(answered(text="Ilse Thornbury"), reads=(span,), slot=-1)
+    view = _answered_run("retrieval", HOSTILE, Trace((shown,)), "Ilse Thornbury")
+    return replace(view, span_text=lambda _: text)
+
+
+def _answered_run(strategy: str, question: str, trace: Trace, answer: str) -> RunView:
+    """A run of a strategy, which is also its id."""
     return RunView(
-        run_id="excerpt",
-        question=HOSTILE,
+        run_id=strategy,
+        question=question,
         document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
         model="some-model",
-        strategy="retrieval",
-        trace=Trace((shown,)),
-        answer="Ilse Thornbury",
-        raw_answer="Ilse Thornbury",
+        strategy=strategy,
+        trace=trace,
+        answer=answer,
+        raw_answer=answer,
         stop_reason="answered",
-        span_text=lambda _: text,
     )
 
 
