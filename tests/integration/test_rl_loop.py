@@ -207,7 +207,23 @@ def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(v
     assert log.count("Application startup complete") == 1
 
     assert not (found.policy / "policies" / "1" / "model.safetensors").exists(), "a version is its adapters alone"
-    finished, original = weights(found.policy), weights(EMBEDDED_FOLDER)
+    assert_only_projections_changed(found.policy)
+
+
+def test_merged_adapters_are_reloaded_in_place(vllm_python, tmp_path) -> None:
+    watcher = Recorder()
+    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True), watcher)
+    assert_whole(found.policy, 2)
+    assert watcher.ways == [How.RELOAD, How.RELOAD]
+    log = (found.policy / "server.log").read_text(errors="replace")
+    assert log.count("Application startup complete") == 1
+    assert (found.policy / "policies" / "1" / "model.safetensors").exists()
+    assert (found.policy / "policies" / "1" / "adapter" / "adapter_model.safetensors").exists()
+    assert_only_projections_changed(found.policy)
+
+
+def assert_only_projections_changed(policy) -> None:
+    finished, original = weights(policy), weights(EMBEDDED_FOLDER)
     assert finished.keys() == original.keys()
     changed = {name for name in original if (finished[name] != original[name]).any()}
     assert changed and all("_proj.weight" in name for name in changed)

@@ -1,16 +1,19 @@
 """Facts in plain English, planted in prose among similar facts: people, places and wordings that were never trained on.
 
-Language policies that ship are trained on the other split of `english_facts`.
+Language policies that ship are trained on the other split of `english_facts`: "english_fact:held_out=no" asks questions
+of that split, for the closed loop.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import ClassVar, Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, clear_of
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts, clear_of
 from memagent_graph.evaluation.samples import Metric, Sample, TaskSettings
 from memagent_graph.evaluation.tasks import haystacks
 from memagent_graph.evaluation.tasks.fitting import Insertion
@@ -45,16 +48,22 @@ class EnglishTask(GeneratedTask):
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2", "hop_3"
             or "absent".
         foreign: tokens of the document per additional foreign fact.
+        held_out: whether people, towns and wordings are those that shipped policies were not trained on.
+        facts: path of a file with more relations, in the format of `training_facts.toml` of the training package.
     """
 
     shares_documents: ClassVar[bool] = True
-    dials: ClassVar[tuple[str, ...]] = ("foreign",)
+    dials: ClassVar[tuple[str, ...]] = ("foreign", "held_out", "facts")
     margin: ClassVar[float] = 1.6
 
     kind: str
     foreign: int = 400
+    held_out: bool = True
+    facts: str = ""
 
     def __post_init__(self) -> None:
+        if self.facts:
+            _more_facts(self.facts)
         if self.foreign < 1:
             raise EvaluationError(
                 f"{self.name} cannot have a foreign fact to each {self.foreign} tokens",
@@ -69,7 +78,9 @@ class EnglishTask(GeneratedTask):
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)
-        asked = self._all_asked(EnglishFacts(chance, held_out=True, held_out_relations=self.kind == "new"))
+        more = _more_facts(self.facts) if self.facts else None
+        new = self.kind == "new"
+        asked = self._all_asked(EnglishFacts(chance, held_out=self.held_out, held_out_relations=new, more=more))
         insertions: list[Insertion] = []
         for place, each in enumerate(asked):
             depths = sorted(chance.random() for _ in each.evidence)
@@ -77,7 +88,7 @@ class EnglishTask(GeneratedTask):
                 Insertion(fact.statement, depth, gold if place == member else None)
                 for fact, gold, depth in zip(each.evidence, each.gives, depths, strict=True)
             ]
-        others = EnglishFacts(chance, held_out=True)
+        others = EnglishFacts(chance, held_out=self.held_out, more=more)
         foreign = [fact for each in asked for fact in each.foreign]
         foreign += [others.fact() for _ in range(length // self.foreign)]
         clear = clear_of(fact for each in asked for fact in (*each.evidence, *each.about))
@@ -128,6 +139,16 @@ class EnglishTask(GeneratedTask):
         if self.kind == "absent":
             return _Asked(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
         return _Asked(question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,))
+
+
+@cache
+def _more_facts(path: str) -> MoreFacts:
+    try:
+        return MoreFacts.read(Path(path).expanduser())
+    except (OSError, ValueError) as error:  # msgspec's and tomllib's errors are ValueErrors
+        raise EvaluationError(
+            f"{path} has no facts: {error}", hint="Name a file in the format of training_facts.toml."
+        ) from error
 
 
 def _bare(answer: str) -> str:

@@ -1,10 +1,12 @@
 """Facts in plain English: what is asked for stands in the document once, and nothing else there answers."""
 
+from itertools import pairwise
+
 import pytest
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.demo_document import compose
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, words
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.tokenizers import load_tokenizer
@@ -118,6 +120,57 @@ def test_more_questions_than_words_allow_are_refused():
 def test_there_is_no_foreign_fact_to_each_0_tokens():
     with pytest.raises(EvaluationError, match="cannot have a foreign fact to each 0 tokens"):
         load_task("english_fact:foreign=0", TaskSettings(TOKENIZER))
+
+
+def people_in(samples):
+    """All full names of people that are planted there."""
+    return {
+        name
+        for sample in samples
+        for needle in sample.needles
+        for first, family in pairwise(needle.text.replace("'s", "").strip(".,").split())
+        for name in [f"{first} {family}"]
+        if first in FIRST_NAMES
+    }
+
+
+FIRST_NAMES = {name for held_out in (True, False) for name in words("first_names", held_out=held_out)}
+
+
+def test_the_split_for_training_has_none_of_the_people_and_towns_that_are_held_out():
+    to_train_on, to_measure = samples_of("english_fact:held_out=no", count=60), samples_of("english_fact", count=60)
+    first_names = {name.split()[0] for name in people_in(to_train_on)}
+    assert len(first_names) > 10
+    assert not first_names & {name.split()[0] for name in people_in(to_measure)}
+    assert not first_names & set(words("first_names", held_out=True))
+
+
+def test_relations_of_a_file_are_asked_for_too(tmp_path):
+    file = tmp_path / "facts.toml"
+    file.write_text(
+        """
+        [[relations]]
+        name = "tunes"
+        subject = "person"
+        value = "harp"
+        ask = "what"
+        statements = ["{s} tunes {v}."]
+        questions = ["What does {s} tune?"]
+        [words]
+        harp = "| the old harp | the new harp |"
+        """
+    )
+    asked = samples_of(f"english_fact:held_out=no:facts={file}", count=120, length=600)
+    assert any(sample.question.endswith("tune?") for sample in asked)
+
+
+@pytest.mark.parametrize("content", [None, "no toml", "[[relations]]\nname = 'incomplete'\n"])
+def test_a_file_without_facts_is_refused(content, tmp_path):
+    file = tmp_path / "facts.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(EvaluationError, match=r"facts\.toml has no facts"):
+        load_task(f"english_fact:facts={file}", TaskSettings(TOKENIZER))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -102,7 +102,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--temperature", "0.9", "--reward", "token_f1", "--evidence-share", "0.25", "--steps-behind", "1"),
         *("--advance-at", "0.7", "--measure-every", "3", "--measure-lengths", "4k", "--measure-count", "9"),
         *("--measure-temperatures", "0,1", "--small", "--haystack", "hay", "--seed", "11", "--sync-tolerance", "0.5"),
-        *("--base-url", "http://server/v1", "--api-key", "secret", "--lora", "8", "--resume"),
+        *("--base-url", "http://server/v1", "--api-key", "secret", "--lora", "8", "--serve-merged", "--resume"),
         *("--profile", "embedded", "--layout", "section_first", "--answer-format", "plain", "--empty-memory", "none"),
         *("--update-template", "u.txt", "--answer-template", "a.txt", "--context-window", "900", "--chunk-tokens", "5"),
         *("--question-tokens", "6", "--memory-tokens", "7", "--answer-tokens", "8", "--boundary", "sentence"),
@@ -118,7 +118,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
-        lora_rank=8, resume=True, strategy="ours.py:Ours",
+        lora_rank=8, serve_merged=True, resume=True, strategy="ours.py:Ours",
         reading=ReadingSettings(
             profile="embedded", layout="section_first", answer_format="plain", empty_memory="none",
             update_template="u.txt", answer_template="a.txt", context_window=900, chunk_tokens=5, question_tokens=6,

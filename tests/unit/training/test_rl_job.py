@@ -46,6 +46,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"temperature": 0.0}, r"temperature above 0"),
         ({"temperature": float("nan")}, r"temperature above 0"),
         ({"lora_rank": 0}, r"LoRA rank of 0.*1 or more"),
+        ({"serve_merged": True}, r"no adapters to merge.*--lora"),
         ({"server_timeout": 0.0}, r"0 seconds for a server.*more than 0"),
         ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"--no.*leave --base-url out"),
         ({"reward": "kindness"}, r"'kindness'.*exact_match, boxed_exact_match, lenient_match, token_f1"),
@@ -115,6 +116,7 @@ def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_pa
     with pytest.raises(TrainingError, match=r"tied embeddings.*--lora.*--base-url"):
         prepare(job)
     prepare(dataclasses.replace(job, lora_rank=4))
+    prepare(dataclasses.replace(job, lora_rank=4, serve_merged=True))
     prepare(dataclasses.replace(job, base_url=None))
 
 

@@ -34,7 +34,7 @@ class BestPolicy:
         unfinished = self._folder.with_name(f"{BEST}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(policy, unfinished)
-        if self._prepared.job.lora_rank is not None:  # adapters alone are not a policy to start from
+        if self._prepared.job.serves_adapters:  # adapters alone are not a policy to start from
             adapter = unfinished / output.ADAPTER_FOLDER
             merge_adapter(self._prepared.base, adapter, unfinished, self._prepared.config)
         shutil.rmtree(self._before, ignore_errors=True)

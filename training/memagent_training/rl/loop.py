@@ -122,7 +122,8 @@ class _Source:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
         self._begins(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
-        save_policy(trainer, self._prepared.base, folder, lora_rank=self._job.lora_rank, merged=False)
+        rank, merged = self._job.lora_rank, self._job.serve_merged
+        save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
     def groups_of(self, iteration: int) -> CollectedIteration:
         """The groups of an iteration: a `GroupSource`."""

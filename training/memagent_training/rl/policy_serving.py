@@ -15,7 +15,7 @@ from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, Upd
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
-from memagent_training.serving.policy_sync import PolicySync, RemoteServer, Served, SyncSettings
+from memagent_training.serving.policy_sync import How, PolicySync, RemoteServer, Served, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
 from memagent_training.training_errors import TrainingError
 
@@ -48,15 +48,17 @@ class Serving:
                 prepared.base.folder,
                 log_file=job.out / "server.log",
                 model_name=_MODEL_NAME,
-                max_lora_rank=job.lora_rank,
-                dev_mode=job.lora_rank is None,
+                max_lora_rank=job.lora_rank if job.serves_adapters else None,
+                dev_mode=not job.serves_adapters,
                 options=(*_LOGPROBS_AFTER_TEMPERATURE, *job.server_options),
                 startup_timeout=job.server_timeout,
             )
         server: VLLMServer | RemoteServer = self._own or RemoteServer(
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
-        self._sync = PolicySync(server, settings=SyncSettings(tolerance=job.sync_tolerance))
+        ways = tuple(How) if job.serves_adapters else (How.RELOAD, How.RESTART)
+        settings = SyncSettings(ways, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
+        self._sync = PolicySync(server, settings=settings)
         self._policy = OpenAICompatiblePolicy(
             server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
         )

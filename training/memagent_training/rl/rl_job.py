@@ -113,8 +113,20 @@ class RLJob:
     sync_tolerance: float = 1e-3
     """The largest difference between log-probs of server and trainer after a swap, in nats."""
     lora_rank: int | None = None
+    serve_merged: bool = False
+    """Reload weights with merged adapters in place, where the server's own kernels for adapters are slow, as on CPUs."""
     resume: bool = False
     """Continue the loop in `out`, or begin if there is none."""
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether the server holds a version's adapters beside the weights that the loop starts from."""
+        return self.lora_rank is not None and not self.serve_merged
+
+    @property
+    def reloads_embeddings(self) -> bool:
+        """Whether a version may have other embeddings than the one before: adapters do not change them."""
+        return self.lora_rank is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +197,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
-    if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
+    if job.base_url is not None and job.reloads_embeddings and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
             hint="Train adapters (--lora), untie them, or leave --base-url out: the loop can restart its own server.",
@@ -241,6 +253,8 @@ def _check(job: RLJob) -> None:
         raise TrainingError(f"{job.server_timeout:g} seconds for a server to start", hint="Give more than 0.")
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
+    if job.serve_merged and job.lora_rank is None:
+        raise TrainingError("there are no adapters to merge", hint="Train adapters (--lora), or leave this out.")
     if job.base_url is not None and job.server_options:
         raise TrainingError(
             f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is not started by the loop",
