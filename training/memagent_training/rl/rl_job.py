@@ -114,7 +114,7 @@ class RLJob:
     """The largest difference between log-probs of server and trainer after a swap, in nats."""
     lora_rank: int | None = None
     serve_merged: bool = False
-    """Reload weights with merged adapters in place, where the server's own kernels for adapters are slow, as on CPUs."""
+    """Reload merged weights in place, for servers whose own kernels for adapters are slow, as on CPUs."""
     resume: bool = False
     """Continue the loop in `out`, or begin if there is none."""
 
