@@ -66,6 +66,8 @@ class ReaderSettings:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    dtype: str | None = None
+    """The number format of a policy in this process; see `LocalPolicy`."""
     logprobs: bool | None = None
     boundary: Boundary | None = None
     on_truncated: str = UpdateRule.ACCEPT.value

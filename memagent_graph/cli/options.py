@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
-        "policy", "profile", "tokenizer", "api_key", "concurrency", "timeout", "retries", "requests_per_minute",
-        "tokens_per_minute", "session_header",
+        "policy", "profile", "tokenizer", "dtype", "api_key", "concurrency", "timeout", "retries",
+        "requests_per_minute", "tokens_per_minute", "session_header",
     ),
     "Several machines": ("ray", "ray_actors"),
     "Prompts and budgets": (
@@ -203,6 +203,13 @@ class ReaderOptions(ReadingOptions):
         typer.Option(
             help='A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
             show_default="the policy's",
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "int8"] | None,
+        typer.Option(
+            help="Number format of a policy in this process; int8 is two to three times as fast on CPUs with AVX-512.",
+            show_default="the policy's where it is fast, or float32",
         ),
     ] = None
     on_invented: OnInvented = None

@@ -30,6 +30,8 @@ from memagent_graph.tokenizers import load_tokenizer
 if TYPE_CHECKING:
     import torch
 
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+"""The number formats that a policy in this process can compute in."""
 _LINGER = 0.002
 """Seconds to wait for more requests before a batch starts."""
 _SHORTEST_REUSE = 320
@@ -45,19 +47,26 @@ class LocalPolicy:
         model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
             was added to this machine.
         device: a torch device.
-        dtype: a torch dtype's name; the embedded policy's figures hold for float32.
+        dtype: "float32", "bfloat16", "float16", or "int8" (linear layers alone, on a CPU). By default it is the one in
+            the policy's profile, if this machine computes fast in it, and float32 otherwise.
         max_batch: how many requests are computed together.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        PolicyError: the model cannot be loaded.
+        PolicyError: the model cannot be loaded, or not in this format.
+        ProfileError, PromptError: its profile cannot be parsed.
     """
 
-    def __init__(self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64) -> None:
+    def __init__(
+        self, model: Path | str, *, device: str = "cpu", dtype: str | None = None, max_batch: int = 64
+    ) -> None:
         self._folder = _folder_of(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
-        self._engine = _Engine(str(self._folder), device, dtype)
-        self._version = weights_version(self._folder)
+        profile = load_profile(self._folder)
+        self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
+        """The number format that it computes in."""
+        self._engine = _Engine(str(self._folder), device, self.dtype)
+        self._version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._max_batch = max_batch
         self.after_fork()
         renew_in_children(self)
@@ -199,6 +208,17 @@ class _Draft:
         """Prompt tokens that were computed for another row or in the previous batch."""
 
 
+def _suitable(wanted: str, device: str) -> str:
+    """The number format of a profile if this machine computes fast in it, or float32."""
+    if wanted != "int8" or device != "cpu":
+        return "float32"
+    try:
+        from memagent_graph.policies.int8 import is_fast_here  # noqa: PLC0415  an optional dependency
+    except ImportError as error:
+        raise MissingExtraError("local", "a policy in this process") from error
+    return "int8" if is_fast_here() else "float32"
+
+
 def _folder_of(model: Path | str) -> Path:
     """Where the model's files are; those of a hub model are downloaded if necessary."""
     folder = policy_folder(model)
@@ -221,14 +241,25 @@ class _Engine:
         try:
             import torch  # noqa: PLC0415
             import transformers  # noqa: PLC0415
+
+            from memagent_graph.policies.int8 import quantise  # noqa: PLC0415  imports torch
         except ImportError as error:
             raise MissingExtraError("local", "a policy in this process") from error
         self._torch = torch
+        if dtype not in DTYPES or (dtype == "int8" and device != "cpu"):
+            raise PolicyError(
+                f"a policy in this process cannot compute in {dtype} on {device}",
+                hint=f"Choose one of {', '.join(DTYPES)}; int8 is for CPUs.",
+            )
         try:
             transformers.utils.logging.disable_progress_bar()
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                model, dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype)
+            )
             self._model: Any = loaded.to(device).eval()
+            if dtype == "int8":
+                quantise(self._model)
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",

@@ -33,6 +33,8 @@ class PolicyRequest:
     base_url: str | None = None
     """The server's API."""
     api_key: str | None = None
+    dtype: str | None = None
+    """The number format of a policy in this process, if it is not to choose."""
     concurrency: int = 128
     """The maximum number of requests in flight."""
     timeout: float = 300.0
@@ -60,7 +62,7 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
     if name in _BUILT_IN:
         return _BUILT_IN[name](request)
     if name in KNOWN:
-        return policies.LocalPolicy(name)
+        return policies.LocalPolicy(name, dtype=request.dtype)
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
@@ -83,7 +85,7 @@ def policy_names() -> tuple[str, ...]:
 def _local(request: PolicyRequest) -> Policy:
     if request.model is None:
         raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
-    return policies.LocalPolicy(request.model)
+    return policies.LocalPolicy(request.model, dtype=request.dtype)
 
 
 def _server(request: PolicyRequest) -> Policy:
@@ -93,6 +95,11 @@ def _server(request: PolicyRequest) -> Policy:
         raise PolicyError(
             f"{model}no server is named that might have it",
             hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
+        )
+    if request.dtype is not None:
+        raise PolicyError(
+            f"{request.dtype} was asked for, but a server chooses its own number format",
+            hint="Start the server with it, and leave --dtype out.",
         )
     return policies.OpenAICompatiblePolicy(
         request.model,
@@ -107,7 +114,7 @@ def _server(request: PolicyRequest) -> Policy:
 
 
 _BUILT_IN: Final[Mapping[str, PolicyFactory]] = {
-    "embedded": lambda _: policies.LocalPolicy.embedded(),
+    "embedded": lambda request: policies.LocalPolicy.embedded(dtype=request.dtype),
     "local": _local,
     "server": _server,
 }

@@ -39,6 +39,9 @@ class Profile:
     """See `UpdateRules.invented`."""
     strategy: str = ""
     """The way of reading that suits the policy best, with its options; "" leaves it to the reader's default."""
+    dtype: str = ""
+    """The number format in which a policy in this process computes where that is fast; "" for float32. See
+    `LocalPolicy`."""
 
     @property
     def values(self) -> dict[str, int | str]:
@@ -47,7 +50,8 @@ class Profile:
         words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
         rules = {"on_invented": self.on_invented.value}
         strategy = {"strategy": self.strategy} if self.strategy else {}
-        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words, **strategy}
+        dtype = {"dtype": self.dtype} if self.dtype else {}
+        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words, **strategy, **dtype}
 
 
 def load_profile(folder: Path | str) -> Profile | None:
@@ -70,13 +74,13 @@ def load_profile(folder: Path | str) -> Profile | None:
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
         on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
-        strategy = str(values.get("strategy", ""))
+        strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
-            "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory, answer_format and "
-            "strategy.",
+            "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory, answer_format, "
+            "strategy and dtype.",
         ) from error
     templates = folder / "templates"
     prompts = load_prompts(
@@ -87,7 +91,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer"})
     prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
-    return Profile(budget=budget, prompts=prompts, boundary=boundary, on_invented=on_invented, strategy=strategy)
+    return Profile(budget, prompts, boundary, on_invented, strategy, dtype)
 
 
 def require_profile(folder: Path | str) -> Profile:

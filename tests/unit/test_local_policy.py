@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import shutil
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.policies import int8
+from memagent_graph.policies.int8 import Int8Linear
 from memagent_graph.policies.model_info import SelfDescribing
-from memagent_graph.policies.profile import load_profile, require_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
 from memagent_graph.policy import Message, Policy
 from memagent_graph.settings import ReaderSettings
 
@@ -22,8 +27,6 @@ GREEDY = SamplingParams(max_tokens=12, logprobs=True)
 
 @pytest.fixture(scope="module")
 def policy() -> Iterator[LocalPolicy]:
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield LocalPolicy.embedded()
@@ -168,3 +171,52 @@ async def test_what_comes_after_a_batch_finds_the_beginning_that_they_share(poli
         assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     await fresh.aclose()
+
+
+# In 8-bit integers
+
+
+def test_an_8_bit_layer_is_within_a_hundredth_of_the_layer() -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 48)
+    x = torch.randn(3, 5, 64) * torch.logspace(-3, 3, 5)[None, :, None]  # tokens of very different sizes
+    expected = linear(x) - linear.bias
+    found = Int8Linear(linear)(x) - linear.bias
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert found.shape == expected.shape
+    assert errors.max() < 0.015
+
+
+def test_an_8_bit_layer_gives_a_token_the_same_result_whatever_else_is_in_the_batch() -> None:
+    layer = Int8Linear(torch.nn.Linear(64, 48, bias=False))
+    x = torch.randn(7, 64)
+    with_a_giant = torch.cat([x, 1e4 * torch.randn(1, 64), torch.zeros(1, 64)])
+    assert torch.equal(layer(with_a_giant)[:7], layer(x))
+    assert torch.equal(layer(x[3:4]), layer(x)[3:4])
+    assert not layer(with_a_giant)[8].any()
+
+
+async def test_in_int8_it_says_so_and_writes_what_it_writes_in_float32(policy) -> None:
+    quantised = LocalPolicy.embedded(dtype="int8")
+    asked = prompt(QUESTIONS[0])
+    there, here = await asyncio.gather(quantised.complete(asked, GREEDY), policy.complete(asked, GREEDY))
+    assert there.text == here.text
+    assert "48213" in here.text
+    assert there.policy_version == f"{here.policy_version}-int8"
+
+
+@pytest.mark.parametrize(("fast", "format_"), [(True, "int8"), (False, "float32")])
+def test_the_profiles_number_format_is_used_where_it_is_fast(fast, format_, monkeypatch, tmp_path) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(EMBEDDED_FOLDER, folder)
+    profile = json.loads((folder / "memagent.json").read_text())
+    (folder / "memagent.json").write_text(json.dumps(profile | {"dtype": "int8"}))
+    monkeypatch.setattr(int8, "is_fast_here", lambda: fast)
+    assert LocalPolicy(folder).dtype == format_
+    assert LocalPolicy(folder, dtype="float32").dtype == "float32"
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int4"}, {"dtype": "int8", "device": "meta"}])
+def test_a_number_format_that_it_cannot_compute_in_is_refused(options) -> None:
+    with pytest.raises(PolicyError, match=r"cannot compute in int\d on .*float32, bfloat16, float16, int8"):
+        LocalPolicy.embedded(**options)

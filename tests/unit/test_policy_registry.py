@@ -78,6 +78,8 @@ def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added,
         ReaderSettings(policy="local").make_policy()
     with pytest.raises(PolicyError, match=r"^no server is named.*--base-url"):
         ReaderSettings(policy="server").make_policy()
+    with pytest.raises(PolicyError, match=r"int8 was asked for, but a server.*leave --dtype out"):
+        ReaderSettings(policy="server", model="x", base_url=URL, dtype="int8").make_policy()
 
 
 @pytest.mark.parametrize(
