@@ -1,38 +1,60 @@
 """Linear layers in 8-bit integers, for a policy that reads on a CPU.
 
 Weights have a scale for each output, activations one for each token, both symmetric; products are summed exactly, in
-32-bit integers. So a layer's result for a token does not depend on the other tokens of a batch. The dynamic
-quantisation of `torch.ao` has one scale for all of them, and cost `smollm2` a sixth of its right answers; this one
-costs none (`python -m benchmarks.engines`).
+32-bit integers. So a layer's result for a token does not depend on the other tokens of a batch, as it does with the
+dynamic quantisation of `torch.ao`, which has one scale for all. A few inputs of each layer are much larger than the
+others and would leave these few steps. As in SmoothQuant (arXiv 2211.10438), each input is multiplied by the square
+root of its largest weight over its largest value on a sample, and its weights are divided by that.
+`python -m benchmarks.engines` measures speed and answers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+SAMPLE: Final = """\
+The lighthouse of Arden was built in 1821 by Anna Berg, who "never liked the sea"; its lamp burns 40 litres of oil.
 
+2. Settings
+
+   retries = 3        # how often a request is sent again
+   timeout = 10.5     # in seconds
+
+If the file is empty, nothing is printed, and the exit status is 0. Otherwise every line is copied to standard output
+(see also `--quiet`). You may charge a fee for a copy, but not for the right to use it, unless both parties agree.
+
+Who built the lighthouse? What happens if the file is empty? Give the answer alone, or write "not stated".
+"""
+"""English of several kinds, for the size of each layer's inputs."""
 _LARGEST: Final = 127
-_SMALLEST_SCALE: Final = 1e-12
-"""Where everything is 0."""
+_SMALLEST: Final = 1e-12
+"""Instead of 0, as a divisor."""
 
 
 class Int8Linear(nn.Module):
     """A linear layer with 8-bit weights and activations; input and output stay in floats.
 
+    Args:
+        linear: the layer.
+        largest: each input's largest absolute value on some sample, (in).
+
     Attributes:
+        relief: the factor of each input, by which its weights are divided, (in): it makes large inputs smaller.
         weight: transposed, (in, out).
         scale: of the weights, (out).
         bias: (out), if there is one.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, largest: torch.Tensor) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
+        self.relief = (_at_least(weight.abs().amax(0)) / _at_least(largest)).sqrt()
+        weight = weight / self.relief
         scale = _scale(weight)
         self.weight = (weight / scale).round().to(torch.int8).t()
         self.scale = scale.squeeze(-1)
@@ -40,7 +62,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) to (..., out)."""
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]) * self.relief
         scale = _scale(rows)
         sums = torch._int_mm((rows / scale).round().to(torch.int8), self.weight)
         out = sums.float() * scale * self.scale
@@ -49,10 +71,29 @@ class Int8Linear(nn.Module):
         return out.view(*x.shape[:-1], -1)
 
 
-def quantise(model: nn.Module) -> None:
-    """Replace all linear layers of a model in place, its output head too."""
-    for parent, name, linear in list(_linear_layers(model)):
-        setattr(parent, name, Int8Linear(linear))
+def quantise(model: nn.Module, run_sample: Callable[[], object]) -> None:
+    """Replace all linear layers of a model in place, its output head too.
+
+    Args:
+        model: in float32.
+        run_sample: runs the model on `SAMPLE`, or on another text like those that it will read.
+    """
+    layers = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear)
+    ]
+    largest = [torch.zeros(layer.in_features) for _, _, layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(partial(_note_largest, seen))
+        for (_, _, layer), seen in zip(layers, largest, strict=True)
+    ]
+    run_sample()
+    for hook in hooks:
+        hook.remove()
+    for (parent, name, layer), seen in zip(layers, largest, strict=True):
+        setattr(parent, name, Int8Linear(layer, seen))
 
 
 def is_fast_here() -> bool:
@@ -64,13 +105,14 @@ def is_fast_here() -> bool:
     return has_mkldnn and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
+def _note_largest(seen: torch.Tensor, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    torch.maximum(seen, inputs[0].detach().abs().flatten(0, -2).amax(0), out=seen)
+
+
 def _scale(values: torch.Tensor) -> torch.Tensor:
     """One for each row, so that the largest value becomes 127."""
-    return (values.abs().amax(-1, keepdim=True) / _LARGEST).clamp(min=_SMALLEST_SCALE)
+    return _at_least(values.abs().amax(-1, keepdim=True) / _LARGEST)
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Linear):
-                yield parent, name, child
+def _at_least(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(min=_SMALLEST)

@@ -24,7 +24,7 @@ from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import ModelInfo, weights_version
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class _Engine:
             import torch  # noqa: PLC0415
             import transformers  # noqa: PLC0415
 
-            from memagent_graph.policies.int8 import quantise  # noqa: PLC0415  imports torch
+            from memagent_graph.policies.int8 import SAMPLE, quantise  # noqa: PLC0415  imports torch
         except ImportError as error:
             raise MissingExtraError("local", "a policy in this process") from error
         self._torch = torch
@@ -259,7 +259,9 @@ class _Engine:
             )
             self._model: Any = loaded.to(device).eval()
             if dtype == "int8":
-                quantise(self._model)
+                with torch.inference_mode():
+                    sample = torch.tensor([self.prompt_ids([Message(role="user", content=SAMPLE)])])
+                    quantise(self._model, lambda: self._model(input_ids=sample, use_cache=False))
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",

@@ -176,19 +176,20 @@ async def test_what_comes_after_a_batch_finds_the_beginning_that_they_share(poli
 # In 8-bit integers
 
 
-def test_an_8_bit_layer_is_within_a_hundredth_of_the_layer() -> None:
+def test_an_8_bit_layer_is_within_a_fiftieth_of_the_layer() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 48)
     x = torch.randn(3, 5, 64) * torch.logspace(-3, 3, 5)[None, :, None]  # tokens of very different sizes
+    x[..., 7] *= 100  # and an input that is always much larger than the others
     expected = linear(x) - linear.bias
-    found = Int8Linear(linear)(x) - linear.bias
+    found = Int8Linear(linear, x.abs().amax((0, 1)))(x) - linear.bias
     errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert found.shape == expected.shape
-    assert errors.max() < 0.015
+    assert errors.max() < 0.02
 
 
 def test_an_8_bit_layer_gives_a_token_the_same_result_whatever_else_is_in_the_batch() -> None:
-    layer = Int8Linear(torch.nn.Linear(64, 48, bias=False))
+    layer = Int8Linear(torch.nn.Linear(64, 48, bias=False), torch.ones(64))
     x = torch.randn(7, 64)
     with_a_giant = torch.cat([x, 1e4 * torch.randn(1, 64), torch.zeros(1, 64)])
     assert torch.equal(layer(with_a_giant)[:7], layer(x))
