@@ -1,9 +1,11 @@
-"""Pack a trained adapter for the package: in bfloat16, with the base that it belongs to.
+"""Pack trained adapters for the package: their sum, in bfloat16, with the base that it belongs to.
 
     python -m memagent_training.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m memagent_training.language.pack_adapter --from memagent_graph/smollm2 work/loop/adapter --rank 19 ...
 
-Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT does, and into `memagent.json` the SHA-256 of the
-base's file: the adapter is useless on another base.
+A loop's adapter changes the policy that the loop started from, which has the shipped adapter merged: the policy after
+the loop is the base with both. Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT does, and into
+`memagent.json` the SHA-256 of the base's file: the adapter is useless on another base.
 """
 
 from __future__ import annotations
@@ -11,36 +13,54 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import torch
 from safetensors.torch import save_file
 
+from memagent_graph.policies.lora import load_adapter
 from memagent_training.language.supervised import SHIPPED, TARGETS
 
-LARGEST_MB = 12
+LARGEST_MB: Final = 12
+_SCALE: Final = 2
+"""What B A is multiplied with: `lora_alpha` over the rank."""
+_PREFIX: Final = "base_model.model."
+Factors: TypeAlias = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""A (rank, in) and B (out, rank) of each weight's change, `_SCALE` B A."""
 
 
-def release(source: Path, target: Path, base_file: Path) -> int:
-    """Write the adapter of a training's newest checkpoint; its size in bytes.
+def release(sources: Sequence[Path], target: Path, base_file: Path, rank: int | None = None) -> int:
+    """Write the sum of adapters; its size in bytes.
+
+    Args:
+        sources: trainings' folders, whose newest checkpoint counts, or adapters as PEFT saves them.
+        target: the package's folder, with `memagent.json`.
+        base_file: the base's GGUF.
+        rank: the sum is approximated by one of this rank; by default it is exact, of the sum of their ranks.
 
     Raises:
         SystemExit: it is too large to ship.
+        PolicyError: an adapter cannot be read.
     """
-    state: dict[str, Any] = torch.load(source / "last.pt", map_location="cpu", weights_only=True)
+    factors = added([_factors(each) for each in sources])
+    if rank is not None:
+        factors = {name: approximated(a, b, rank) for name, (a, b) in factors.items()}
+    rank = max(a.shape[0] for a, _ in factors.values())
     weights = {
-        name.replace(".default", ""): value.to(torch.bfloat16).contiguous() for name, value in state["adapter"].items()
+        f"{_PREFIX}{name.removesuffix('.weight')}.lora_{half}.weight": value.to(torch.bfloat16).contiguous()
+        for name, pair in factors.items()
+        for half, value in zip("AB", pair, strict=True)
     }
     size: int = sum(value.nbytes for value in weights.values())
-    if size > LARGEST_MB * 2**20:
-        raise SystemExit(f"the adapter has {size / 2**20:.1f} MB, and at most {LARGEST_MB} are shipped: lower the rank")
-    rank = next(value.shape[0] for name, value in weights.items() if ".lora_A." in name)
+    if size > LARGEST_MB * 10**6:
+        raise SystemExit(f"the adapter has {size / 1e6:.1f} MB, and at most {LARGEST_MB} are shipped: lower the rank")
     target.mkdir(parents=True, exist_ok=True)
     save_file(weights, target / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(TARGETS),
+        "r": rank, "lora_alpha": _SCALE * rank, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(TARGETS),
     }  # fmt: skip
     (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     profile = target / "memagent.json"
@@ -49,15 +69,51 @@ def release(source: Path, target: Path, base_file: Path) -> int:
     return size
 
 
+def added(adapters: Sequence[Factors]) -> Factors:
+    """The sum of adapters, exactly: the rank of each weight's change is the sum of theirs."""
+    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for adapter in adapters:
+        for name, pair in adapter.items():
+            found.setdefault(name, []).append(pair)
+    return {
+        name: (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], dim=1))
+        for name, pairs in found.items()
+    }
+
+
+def approximated(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors of the nearest matrix to B A of at most this rank."""
+    left, upper_b = torch.linalg.qr(b)
+    right, upper_a = torch.linalg.qr(a.T)
+    u, sizes, v = torch.linalg.svd(upper_b @ upper_a.T)
+    roots = sizes[:rank].sqrt()
+    return roots[:, None] * (v[:rank] @ right.T), left @ u[:, :rank] * roots
+
+
+def _factors(source: Path) -> Factors:
+    """In float32, scaled to `_SCALE`."""
+    if (source / "adapter_config.json").is_file():
+        adapter = load_adapter(source)
+        return {name: (a.float(), b.float() * (adapter.scale / _SCALE)) for name, (a, b) in adapter.factors.items()}
+    state: dict[str, Any] = torch.load(source / "last.pt", map_location="cpu", weights_only=True)
+    halves = {name.replace(".default", "").removeprefix(_PREFIX): value for name, value in state["adapter"].items()}
+    return {
+        name.replace(".lora_A.", "."): (value.float(), halves[name.replace(".lora_A.", ".lora_B.")].float())
+        for name, value in halves.items()
+        if ".lora_A." in name
+    }
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--from", dest="source", type=Path, required=True, help="where the training wrote")
+    parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="trainings, or adapters")
     parser.add_argument("--to", type=Path, default=SHIPPED)
     parser.add_argument("--base-file", type=Path, required=True, help="the base's GGUF")
-    arguments = parser.parse_args()
-    size = release(arguments.source, arguments.to, arguments.base_file)
-    print(f"{size / 2**20:.1f} MB in {arguments.to}")
+    parser.add_argument("--rank", type=int, help="of the result, if it is to be smaller than the sum of all")
+    given = parser.parse_args()
+    size = release(given.sources, given.to, given.base_file, given.rank)
+    print(f"{size / 1e6:.1f} MB in {given.to}")
 
 
 if __name__ == "__main__":
