@@ -49,7 +49,8 @@ async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
             served = await policy.served_model()
             yield Finding("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
-        yield Finding("model", Health.GOOD, policy.name)
+        computed = f", computed in {info.number_format}" if info.number_format else ""
+        yield Finding("model", Health.GOOD, f"{policy.name}{computed}")
         yield _window(info)
         subject = "budget"
         context = await reader.aprepare()

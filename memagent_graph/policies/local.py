@@ -99,6 +99,7 @@ class LocalPolicy:
             shape=ModelShape.from_config(self._folder),
             profile=load_profile(self._folder),
             gives_token_ids=True,
+            number_format=self.dtype,
         )
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:

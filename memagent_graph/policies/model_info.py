@@ -31,6 +31,8 @@ class ModelInfo:
     """Whether `control_tokens` are all of them."""
     gives_token_ids: bool = False
     """Whether its completions can carry token ids and log-probs."""
+    number_format: str = ""
+    """What it computes in, such as "float32"; empty if that is unknown, as with a server."""
 
 
 _SAMPLE_BYTES: Final = 1 << 20
