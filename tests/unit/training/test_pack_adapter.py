@@ -59,6 +59,20 @@ def test_the_sum_of_adapters_is_shipped_with_its_base(tmp_path, target, base_fil
     assert profile == {"edition": "9", "bases": [hashlib.sha256(b"weights").hexdigest()]}
 
 
+def test_only_a_part_of_an_adapter_can_be_added(tmp_path, target, base_file):
+    torch.manual_seed(4)
+    sources = [adapter_in(tmp_path / "first", 4, 8), adapter_in(tmp_path / "loop", 2, 6)]
+    release(sources, target, base_file, scales=[1, 0.25])
+    packed, first, loop = (load_adapter(each) for each in (target, *sources))
+    for name in NAMES:
+        assert close(packed.delta(f"{name}.weight"), first.delta(f"{name}.weight") + loop.delta(f"{name}.weight") / 4)
+
+
+def test_scales_without_an_adapter_are_refused(tmp_path, target, base_file):
+    with pytest.raises(SystemExit, match="2 scales for 1 adapters: give one for each"):
+        release([adapter_in(tmp_path / "first", 4, 8)], target, base_file, scales=[1, 0.5])
+
+
 def test_a_shipped_adapter_that_is_packed_again_stays_the_same(tmp_path, target, base_file):
     release([adapter_in(tmp_path / "first", 4, 8)], target, base_file)
     before = (target / "adapter_model.safetensors").read_bytes()

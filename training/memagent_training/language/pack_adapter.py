@@ -1,11 +1,15 @@
 """Pack trained adapters for the package: their sum, in bfloat16, with the base that it belongs to.
 
     python -m memagent_training.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
-    python -m memagent_training.language.pack_adapter --from memagent_graph/smollm2 work/loop/adapter --rank 19 ...
+    python -m memagent_training.language.pack_adapter --from memagent_graph/smollm2 work/loop/adapter \
+        --scales 1 0.5 --rank 19 ...
 
 A loop's adapter changes the policy that the loop started from, which has the shipped adapter merged: the policy after
-the loop is the base with both. Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT does, and into
-`memagent.json` the SHA-256 of the base's file: the adapter is useless on another base.
+the loop is the base with both. A scale below 1 goes only a part of the loop's way (arXiv 2406.16768 calls it linear
+interpolation towards initialization).
+
+Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT does, and into `memagent.json` the SHA-256 of the
+base's file: the adapter is useless on another base.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ Factors: TypeAlias = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """A (rank, in) and B (out, rank) of each weight's change, `_SCALE` B A."""
 
 
-def release(sources: Sequence[Path], target: Path, base_file: Path, rank: int | None = None) -> int:
+def release(
+    sources: Sequence[Path], target: Path, base_file: Path, rank: int | None = None, scales: Sequence[float] = ()
+) -> int:
     """Write the sum of adapters; its size in bytes.
 
     Args:
@@ -39,12 +45,16 @@ def release(sources: Sequence[Path], target: Path, base_file: Path, rank: int | 
         target: the package's folder, with `memagent.json`.
         base_file: the base's GGUF.
         rank: the sum is approximated by one of this rank; by default it is exact, of the sum of their ranks.
+        scales: what each adapter is multiplied with; 1 if there are none.
 
     Raises:
-        SystemExit: it is too large to ship.
+        SystemExit: it is too large to ship, or there is not one scale for each source.
         PolicyError: an adapter cannot be read.
     """
-    factors = added([_factors(each) for each in sources])
+    scales = scales or [1.0] * len(sources)
+    if len(scales) != len(sources):
+        raise SystemExit(f"{len(scales)} scales for {len(sources)} adapters: give one for each, in their order")
+    factors = added([_factors(each, scale) for each, scale in zip(sources, scales, strict=True)])
     if rank is not None:
         factors = {name: approximated(a, b, rank) for name, (a, b) in factors.items()}
     rank = max(a.shape[0] for a, _ in factors.values())
@@ -90,15 +100,17 @@ def approximated(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[torch.Ten
     return roots[:, None] * (v[:rank] @ right.T), left @ u[:, :rank] * roots
 
 
-def _factors(source: Path) -> Factors:
-    """In float32, scaled to `_SCALE`."""
+def _factors(source: Path, scale: float) -> Factors:
+    """In float32, times `scale`, for multiplication with `_SCALE`."""
     if (source / "adapter_config.json").is_file():
         adapter = load_adapter(source)
-        return {name: (a.float(), b.float() * (adapter.scale / _SCALE)) for name, (a, b) in adapter.factors.items()}
+        return {
+            name: (a.float(), b.float() * (scale * adapter.scale / _SCALE)) for name, (a, b) in adapter.factors.items()
+        }
     state: dict[str, Any] = torch.load(source / "last.pt", map_location="cpu", weights_only=True)
     halves = {name.replace(".default", "").removeprefix(_PREFIX): value for name, value in state["adapter"].items()}
     return {
-        name.replace(".lora_A.", "."): (value.float(), halves[name.replace(".lora_A.", ".lora_B.")].float())
+        name.replace(".lora_A.", "."): (value.float(), halves[name.replace(".lora_A.", ".lora_B.")].float() * scale)
         for name, value in halves.items()
         if ".lora_A." in name
     }
@@ -110,9 +122,12 @@ def main() -> None:
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="trainings, or adapters")
     parser.add_argument("--to", type=Path, default=SHIPPED)
     parser.add_argument("--base-file", type=Path, required=True, help="the base's GGUF")
+    parser.add_argument(
+        "--scales", type=float, nargs="+", default=[], help="what each is multiplied with; 1 if left out"
+    )
     parser.add_argument("--rank", type=int, help="of the result, if it is to be smaller than the sum of all")
     given = parser.parse_args()
-    size = release(given.sources, given.to, given.base_file, given.rank)
+    size = release(given.sources, given.to, given.base_file, given.rank, given.scales)
     print(f"{size / 1e6:.1f} MB in {given.to}")
 
 
