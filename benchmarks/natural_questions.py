@@ -43,13 +43,18 @@ def is_right(answer: str | None, right: list[list[str]]) -> bool:
     return any(all(part in said for part in parts) for parts in right)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def settings_of_command_line(description: str | None) -> ReaderSettings:
+    """The policy that is named, or the default one, in its own way of reading unless another is named."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model")
     parser.add_argument("--base-url")
     parser.add_argument("--strategy", help="the policy's own, or overwrite, if left out")
-    arguments = parser.parse_args()
-    settings = ReaderSettings(model=arguments.model, base_url=arguments.base_url, strategy=arguments.strategy).decided()
+    given = parser.parse_args()
+    return ReaderSettings(model=given.model, base_url=given.base_url, strategy=given.strategy).decided()
+
+
+def main() -> None:
+    settings = settings_of_command_line(__doc__)
     asked: list[dict[str, Any]] = tomllib.loads((HERE / "natural_questions.toml").read_text("utf-8"))["texts"]
     known, total, correct = texts(), 0, 0
     with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:

@@ -8,7 +8,6 @@ if at least four of five of its words are the sentence's. Each text is read once
 
 from __future__ import annotations
 
-import argparse
 import pydoc_data.topics
 import random
 import re
@@ -16,9 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.natural_questions import settings_of_command_line
 from memagent_graph.documents import Document
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.settings import ReaderSettings
 from memagent_training.language.real_questions import RealQuestion, paraphrased, real_questions
 
 SHORTEST = 3000
@@ -49,12 +48,7 @@ def is_right(answer: str, statement: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model")
-    parser.add_argument("--base-url")
-    parser.add_argument("--strategy", help="the policy's own, or overwrite, if left out")
-    arguments = parser.parse_args()
-    settings = ReaderSettings(model=arguments.model, base_url=arguments.base_url, strategy=arguments.strategy).decided()
+    settings = settings_of_command_line(__doc__)
     rng = random.Random(5)
     total = correct = without = 0
     with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:

@@ -73,6 +73,12 @@ def test_scales_without_an_adapter_are_refused(tmp_path, target, base_file):
         release([adapter_in(tmp_path / "first", 4, 8)], target, base_file, scales=[1, 0.5])
 
 
+def test_a_folder_without_a_profile_is_refused(tmp_path, base_file):
+    with pytest.raises(SystemExit, match=r"has no memagent\.json: copy one"):
+        release([adapter_in(tmp_path / "first", 4, 8)], tmp_path / "elsewhere", base_file)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_shipped_adapter_that_is_packed_again_stays_the_same(tmp_path, target, base_file):
     release([adapter_in(tmp_path / "first", 4, 8)], target, base_file)
     before = (target / "adapter_model.safetensors").read_bytes()

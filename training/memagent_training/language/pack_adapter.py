@@ -48,12 +48,16 @@ def release(
         scales: what each adapter is multiplied with; 1 if there are none.
 
     Raises:
-        SystemExit: it is too large to ship, or there is not one scale for each source.
+        SystemExit: it is too large to ship, the target has no `memagent.json`, or the scales are not as many as the
+            sources.
         PolicyError: an adapter cannot be read.
     """
     scales = scales or [1.0] * len(sources)
     if len(scales) != len(sources):
         raise SystemExit(f"{len(scales)} scales for {len(sources)} adapters: give one for each, in their order")
+    profile = target / "memagent.json"
+    if not profile.is_file():
+        raise SystemExit(f"{target} has no memagent.json: copy one with the policy's budgets and templates there")
     factors = added([_factors(each, scale) for each, scale in zip(sources, scales, strict=True)])
     if rank is not None:
         factors = {name: approximated(a, b, rank) for name, (a, b) in factors.items()}
@@ -66,14 +70,12 @@ def release(
     size: int = sum(value.nbytes for value in weights.values())
     if size > LARGEST_MB * 10**6:
         raise SystemExit(f"the adapter has {size / 1e6:.1f} MB, and at most {LARGEST_MB} are shipped: lower the rank")
-    target.mkdir(parents=True, exist_ok=True)
     save_file(weights, target / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "r": rank, "lora_alpha": _SCALE * rank, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(TARGETS),
     }  # fmt: skip
     (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    profile = target / "memagent.json"
     values = json.loads(profile.read_text("utf-8")) | {"bases": [hashlib.sha256(base_file.read_bytes()).hexdigest()]}
     profile.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     return size
