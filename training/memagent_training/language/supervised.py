@@ -32,6 +32,7 @@ from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from memagent_training.language.reader_traces import TraceMaker, Turn
+from memagent_training.language.story_traces import turns_on_story
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,17 +57,27 @@ class ExampleMaker:
     """From turns to token ids, through the policy's chat template."""
 
     def __init__(
-        self, tokenizer: Any, prompts: Prompts, traces: TraceMaker, template: str, *, excerpts: float = 0.0
+        self,
+        tokenizer: Any,
+        prompts: Prompts,
+        traces: TraceMaker,
+        template: str,
+        *,
+        excerpts: float = 0.0,
+        stories: float = 0.0,
     ) -> None:
         self._tokenizer, self._prompts, self._traces, self._template = tokenizer, prompts, traces, template
-        self._excerpts = excerpts
+        self._excerpts, self._stories = excerpts, stories
 
     def section(self, rng: random.Random, longest: int) -> list[Example]:
-        """The conversations on one section; sections of all lengths up to the longest, many of that; or excerpts."""
-        if rng.random() < self._excerpts:
+        """The conversations on one section of any length up to the longest, or on an excerpt."""
+        is_story = self._stories > 0 and rng.random() < self._stories
+        if not is_story and rng.random() < self._excerpts:
             turns = self._traces.turns_on_excerpt(rng, rng.randint(*_EXCERPT_CHARACTERS), count=12)
             return [self._example(turn) for turn in turns]
         characters = longest if rng.random() < 0.25 else int(160 * (longest / 160) ** rng.random())
+        if is_story:
+            return [self._example(turn) for turn in turns_on_story(rng, self._traces.prose, characters, count=12)]
         return [self._example(turn) for turn in self._traces.turns(rng, characters, on_section=12, elsewhere=3)]
 
     def batch(self, seed: int, step: int, tokens: int, longest: int) -> list[list[Example]]:
@@ -159,6 +170,7 @@ def train(arguments: argparse.Namespace) -> None:
             TraceMaker(Prose(arguments.corpus / name), held_out=held_out),
             template,
             excerpts=arguments.excerpts,
+            stories=arguments.stories,
         )
         for name, held_out in (("train.txt", False), ("held_out.txt", True))
     )
@@ -251,6 +263,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2400, help="the minimum of forwarded tokens per step")
     parser.add_argument("--longest", type=int, default=2000, help="characters of the longest sections' prose")
     parser.add_argument("--excerpts", type=float, default=0.0, help="share of passages as retrieval shows them")
+    parser.add_argument(
+        "--stories", type=float, default=0.0, help="share of stories, as in the tasks state_1 to state_3"
+    )
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--last-lr", type=float, default=5e-5)
     parser.add_argument("--rank", type=int, default=16)

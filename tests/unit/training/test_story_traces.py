@@ -1,0 +1,104 @@
+"""The scripted reader of stories, against a second one that reads only the prompt, sentence by sentence."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.evaluation.tasks.state_tracking import FINDS, PARTS, WALKS
+from memagent_graph.prompts import last_boxed
+from memagent_training.embedded.training_examples import Prose
+from memagent_training.language.reader_traces import Turn
+from memagent_training.language.story_traces import turns_on_story
+
+PROSE = "The daemon reads its settings when it starts. Nothing else is written to the disk by any of its workers. "
+KINDS = {"walk": WALKS, "find": FINDS, "part": PARTS}
+EVENTS = {
+    kind: re.compile(
+        "|".join(re.escape(each).replace(r"\{who\}", r"(\w+)").replace(r"\{what\}", r"(\w+)") for each in those)
+    )
+    for kind, those in KINDS.items()
+}
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+    path = tmp_path_factory.mktemp("corpus") / "train.txt"
+    path.write_text(PROSE * 60, encoding="utf-8")
+    prose = Prose(path)
+    return [turn for seed in range(80) for turn in turns_on_story(random.Random(seed), prose, 500, 12)]
+
+
+def notes(memory: str) -> dict[str, str]:
+    """The places, or places and carriers, that a memory lists."""
+    if memory in {"", "none"}:
+        return {}
+    return dict(each.split(": ") for each in memory.rstrip(".").split(". "))
+
+
+def updated(memory: str, section: str, question: str) -> dict[str, str]:
+    """The notes after each sentence of a section has been applied to them."""
+    known = notes(memory)
+    subject = re.search(r"where (?:is|was)( the)? (\w+)", question)
+    assert subject
+    asked, is_thing, wants_past = subject[2], bool(subject[1]), " before " in question
+    sentences = [
+        (match.start(), kind, match) for kind, pattern in EVENTS.items() for match in pattern.finditer(section)
+    ]
+    for _, kind, match in sorted(sentences, key=lambda each: each[0]):
+        who, what = (each for each in match.groups() if each)
+        places, _, carrier = known.get(asked, "").partition("; ")
+        if kind == "walk" and (is_thing or who == asked):
+            known[who] = what
+            if wants_past and carrier == who:
+                known[asked] = f"{places}, {what}; {who}"
+        elif kind == "find" and what == asked:
+            here = known[who]
+            known[asked] = (f"{places or here}; {who}") if wants_past else who
+        elif kind == "part" and what == asked:
+            known[asked] = places if wants_past else known[who]
+    return known
+
+
+def test_each_update_follows_from_its_memory_and_section_alone(turns: list[Turn]) -> None:
+    updates = [turn for turn in turns if turn.role == "update"]
+    assert len(updates) > 200
+    for turn in updates:
+        assert notes(turn.reply) == updated(turn.fields["memory"], turn.fields["chunk"], turn.question)
+        assert turn.writes == (notes(turn.reply) != notes(turn.fields["memory"]))
+
+
+def test_each_answer_follows_from_its_memory(turns: list[Turn]) -> None:
+    answers = [turn for turn in turns if turn.role == "answer"]
+    assert len(answers) > 100
+    for turn in answers:
+        known = notes(turn.fields["memory"])
+        asked = re.search(r"where (?:is|was)(?: the)? (\w+)(?: before it came to the (\w+))?", turn.question)
+        assert asked
+        value = known[asked[1]]
+        if asked[2]:
+            places = value.partition("; ")[0].split(", ")
+            value = places[places.index(asked[2]) - 1]
+        assert last_boxed(turn.reply) == known.get(value, value)
+
+
+def test_memory_has_only_words_of_the_text(turns: list[Turn]) -> None:
+    for turn in turns:
+        if turn.role == "update":
+            assert set(re.findall(r"\w+", turn.reply)) <= set(re.findall(r"\w+", " ".join(turn.fields.values()))) | {
+                "none"
+            }
+
+
+def test_stories_of_all_kinds_and_sections_without_events_are_there(turns: list[Turn]) -> None:
+    updates = [turn for turn in turns if turn.role == "update"]
+    assert {"before it came" in turn.question for turn in updates} == {True, False}
+    assert any(not turn.writes for turn in updates)
+    assert any(turn.writes for turn in updates)
+
+
+def test_the_same_seed_gives_the_same_turns(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(PROSE * 60, encoding="utf-8")
+    prose = Prose(tmp_path / "train.txt")
+    assert turns_on_story(random.Random(3), prose, 500, 12) == turns_on_story(random.Random(3), prose, 500, 12)

@@ -1,0 +1,94 @@
+"""A scripted reader's turns on stories about people who move and carry things (the tasks `state_1` to `state_3`).
+
+Memory is a list of who is where. For a person it is their place ("Ann: attic."). For a thing it also has everybody's
+place, because anyone may pick the thing up later: "Ann: attic. Bob: cellar. coin: Bob." is enough to say where it is;
+to say where it was before, the list has its places in order, and who has it: "coin: attic, cellar; Bob." It has only
+words that the text has, so a reader can check that none is invented.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from memagent_graph.evaluation.tasks.invented_names import FIRST_NAMES
+from memagent_graph.evaluation.tasks.state_tracking import STATES, THINGS, Asked, Situation, Story
+from memagent_training.embedded.training_examples import Prose, plant
+from memagent_training.language.reader_traces import Turn
+
+_EVENTS: Final = (4, 32)
+"""The least and most events of a story."""
+_NONE_HERE: Final = 0.25
+"""The share of sections in which nothing happens: in a long document they are the most."""
+_ON_SECTION: Final = 0.7
+"""The share of turns that see the section; the others answer from memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Quest:
+    """A question, and the names that its notes are about."""
+
+    asked: Asked
+    kind: str
+    subject: str
+
+    def notes(self, known: Situation) -> str:
+        """The memory of a reader who knows a situation."""
+        if self.kind == "state_1":
+            return f"{self.subject}: {known.people[self.subject]}." if self.subject in known.people else ""
+        people = [f"{who}: {place}." for who, place in known.people.items()]
+        if self.subject not in known.things:
+            return " ".join(people)
+        places, carrier = known.things[self.subject], known.carriers.get(self.subject)
+        if self.kind == "state_2":
+            return " ".join([*people, f"{self.subject}: {carrier or places[-1]}."])
+        visited = ", ".join(places) + (f"; {carrier}" if carrier else "")
+        return " ".join([*people, f"{self.subject}: {visited}."])
+
+
+def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int) -> list[Turn]:
+    """Different turns, at most `count`: updates on one section of about so many characters, and answers."""
+    people = rng.sample(FIRST_NAMES, rng.randint(2, 5))
+    things = rng.sample(THINGS, rng.randint(2, 5))
+    story = Story(rng, people, things)
+    situations = [story.situation()]
+    for _ in islice(story.tell(), rng.randint(*_EVENTS)):
+        situations.append(story.situation())
+    first, last = _part(rng, len(story.events), characters)
+    text = prose.stretch(rng, characters).partition(" ")[2]
+    text = plant(rng, text, [event.text for event in story.events[first:last]], in_order=True)
+    quests = [
+        _Quest(asked, kind, _subject(asked, [*people, *things])) for kind in STATES for asked in story.questions(kind)
+    ]
+    kinds = sorted({quest.kind for quest in quests})
+    found: dict[tuple[str, str], Turn] = {}
+    for _ in range(count):
+        kind = rng.choice(kinds)
+        quest = rng.choice([each for each in quests if each.kind == kind])
+        question = quest.asked.question
+        if rng.random() < _ON_SECTION:
+            before, after = quest.notes(situations[first]), quest.notes(situations[last])
+            fields = {"chunk": text, "memory": before or rng.choice(("", "none"))}
+            turn = Turn("update", question, fields, after or "none", writes=before != after)
+        else:
+            memory = {"memory": quest.notes(situations[-1])}
+            turn = Turn("answer", question, memory, f"\\boxed{{{quest.asked.gold}}}", writes=True)
+        found.setdefault((turn.role, question), turn)
+    return list(found.values())
+
+
+def _part(rng: random.Random, events: int, characters: int) -> tuple[int, int]:
+    """The first event of a section, and the one after its last: at most one for each 40 characters."""
+    first = rng.randint(0, events)
+    if rng.random() < _NONE_HERE:
+        return first, first
+    return first, min(events, first + rng.randint(1, max(1, min(10, characters // 40))))
+
+
+def _subject(asked: Asked, names: list[str]) -> str:
+    """The person or thing that a question is about."""
+    words = asked.question.replace("?", " ").split()
+    places = {name: words.index(name) for name in names if name in words}
+    return min(places, key=lambda name: places[name])
