@@ -64,6 +64,8 @@ class Event:
 class Asked:
     """A question on a story, its answer, and the events that show it."""
 
+    subject: str
+    """The person or thing that it is about."""
     question: str
     gold: str
     evidence: frozenset[int]
@@ -138,11 +140,14 @@ class Story:
     def questions(self, kind: str) -> list[Asked]:
         """All questions of one of `STATES` that the events answer."""
         if kind == "state_1":
-            return [Asked(_in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
+            return [Asked(who, _in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
         if kind == "state_2":
-            return [Asked(_in_the_end(f"the {thing}"), stay.place, stay.shown) for thing, stay in self._last.items()]
+            return [
+                Asked(thing, _in_the_end(f"the {thing}"), stay.place, stay.shown) for thing, stay in self._last.items()
+            ]
         return [
             Asked(
+                thing,
                 f"According to the text, where was the {thing} before it came to the {stay.place}?",
                 before.place,
                 before.shown | stay.shown,

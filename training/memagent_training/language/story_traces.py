@@ -22,46 +22,47 @@ _EVENTS: Final = (4, 32)
 """The least and most events of a story."""
 _NONE_HERE: Final = 0.25
 """The share of sections in which nothing happens: in a long document they are the most."""
+_MOST_HERE: Final = 10
+"""The most events of a section."""
+_ROOM: Final = 40
+"""Characters of prose for each event, at least."""
 _ON_SECTION: Final = 0.7
 """The share of turns that see the section; the others answer from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Quest:
-    """A question, and the names that its notes are about."""
+    """A question of one of `STATES`, and the notes for it."""
 
     asked: Asked
     kind: str
-    subject: str
 
     def notes(self, known: Situation) -> str:
         """The memory of a reader who knows a situation."""
+        subject = self.asked.subject
         if self.kind == "state_1":
-            return f"{self.subject}: {known.people[self.subject]}." if self.subject in known.people else ""
+            return f"{subject}: {known.people[subject]}." if subject in known.people else ""
         people = [f"{who}: {place}." for who, place in known.people.items()]
-        if self.subject not in known.things:
+        if subject not in known.things:
             return " ".join(people)
-        places, carrier = known.things[self.subject], known.carriers.get(self.subject)
+        places, carrier = known.things[subject], known.carriers.get(subject)
         if self.kind == "state_2":
-            return " ".join([*people, f"{self.subject}: {carrier or places[-1]}."])
+            return " ".join([*people, f"{subject}: {carrier or places[-1]}."])
         visited = ", ".join(places) + (f"; {carrier}" if carrier else "")
-        return " ".join([*people, f"{self.subject}: {visited}."])
+        return " ".join([*people, f"{subject}: {visited}."])
 
 
 def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int) -> list[Turn]:
     """Different turns, at most `count`: updates on one section of about so many characters, and answers."""
     people = rng.sample(FIRST_NAMES, rng.randint(2, 5))
-    things = rng.sample(THINGS, rng.randint(2, 5))
-    story = Story(rng, people, things)
+    story = Story(rng, people, rng.sample(THINGS, rng.randint(2, 5)))
     situations = [story.situation()]
     for _ in islice(story.tell(), rng.randint(*_EVENTS)):
         situations.append(story.situation())
     first, last = _part(rng, len(story.events), characters)
     text = prose.stretch(rng, characters).partition(" ")[2]
     text = plant(rng, text, [event.text for event in story.events[first:last]], in_order=True)
-    quests = [
-        _Quest(asked, kind, _subject(asked, [*people, *things])) for kind in STATES for asked in story.questions(kind)
-    ]
+    quests = [_Quest(asked, kind) for kind in STATES for asked in story.questions(kind)]
     kinds = sorted({quest.kind for quest in quests})
     found: dict[tuple[str, str], Turn] = {}
     for _ in range(count):
@@ -80,15 +81,8 @@ def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int
 
 
 def _part(rng: random.Random, events: int, characters: int) -> tuple[int, int]:
-    """The first event of a section, and the one after its last: at most one for each 40 characters."""
+    """The first event of a section, and the one after its last."""
     first = rng.randint(0, events)
     if rng.random() < _NONE_HERE:
         return first, first
-    return first, min(events, first + rng.randint(1, max(1, min(10, characters // 40))))
-
-
-def _subject(asked: Asked, names: list[str]) -> str:
-    """The person or thing that a question is about."""
-    words = asked.question.replace("?", " ").split()
-    places = {name: words.index(name) for name in names if name in words}
-    return min(places, key=lambda name: places[name])
+    return first, min(events, first + rng.randint(1, max(1, min(_MOST_HERE, characters // _ROOM))))

@@ -71,7 +71,7 @@ class ExampleMaker:
 
     def section(self, rng: random.Random, longest: int) -> list[Example]:
         """The conversations on one section of any length up to the longest, or on an excerpt."""
-        is_story = self._stories > 0 and rng.random() < self._stories
+        is_story = self._stories > 0 and rng.random() < self._stories  # without stories, the draws of earlier editions
         if not is_story and rng.random() < self._excerpts:
             turns = self._traces.turns_on_excerpt(rng, rng.randint(*_EXCERPT_CHARACTERS), count=12)
             return [self._example(turn) for turn in turns]
