@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from memagent_graph.evaluation.tasks.state_tracking import FINDS, PARTS, WALKS
+from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
 from memagent_training.embedded.training_examples import Prose
-from memagent_training.language.reader_traces import Turn
+from memagent_training.language.reader_traces import TraceMaker, Turn
 from memagent_training.language.story_traces import turns_on_story
+from memagent_training.language.supervised import SHIPPED, ExampleMaker
 
 PROSE = "The daemon reads its settings when it starts. Nothing else is written to the disk by any of its workers. "
 KINDS = {"walk": WALKS, "find": FINDS, "part": PARTS}
@@ -102,3 +104,27 @@ def test_the_same_seed_gives_the_same_turns(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(PROSE * 60, encoding="utf-8")
     prose = Prose(tmp_path / "train.txt")
     assert turns_on_story(random.Random(3), prose, 500, 12) == turns_on_story(random.Random(3), prose, 500, 12)
+
+
+class Letters:
+    """A tokenizer whose tokens are characters."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
+        return messages[0]["content"]
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_the_share_of_stories_decides_what_a_batch_is_made_of(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(PROSE * 60, encoding="utf-8")
+    traces = TraceMaker(Prose(tmp_path / "train.txt"))
+    prompts = require_profile(SHIPPED).prompts
+
+    def roles(**shares: float) -> set[str]:
+        maker = ExampleMaker(Letters(), prompts, traces, "", **shares)
+        return {example.role for seed in range(6) for example in maker.section(random.Random(seed), 500)}
+
+    assert roles(stories=1.0) == roles(stories=1.0, excerpts=1.0) == {"update", "answer"}
+    assert roles(excerpts=1.0) == {"question"}
+    assert "gated_update" in roles()
