@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from memagent_graph.evaluation.tasks.state_tracking import FINDS, PARTS, WALKS
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
 from memagent_training.embedded.training_examples import Prose
+from memagent_training.language import supervised
 from memagent_training.language.reader_traces import TraceMaker, Turn
 from memagent_training.language.story_traces import turns_on_story
 from memagent_training.language.supervised import SHIPPED, ExampleMaker
@@ -128,3 +130,25 @@ def test_the_share_of_stories_decides_what_a_batch_is_made_of(tmp_path: Path) ->
     assert roles(stories=1.0) == roles(stories=1.0, excerpts=1.0) == {"update", "answer"}
     assert roles(excerpts=1.0) == {"question"}
     assert "gated_update" in roles()
+
+
+def test_what_training_cannot_start_from_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, corpus = tmp_path / "base", tmp_path / "corpus"
+
+    def refusal(*more: str) -> str:
+        arguments = ["supervised", "--base", str(base), "--corpus", str(corpus), "--out", str(tmp_path / "out"), *more]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit, match="2"):
+            supervised.main()
+        return capsys.readouterr().err
+
+    assert "memagent policy add smollm2-untrained" in refusal()
+    base.mkdir()
+    (base / "config.json").write_text("{}", encoding="utf-8")
+    assert "memagent_training.embedded.corpus" in refusal()
+    corpus.mkdir()
+    (corpus / "train.txt").write_text(PROSE, encoding="utf-8")
+    assert "--stories is a share, from 0 to 1" in refusal("--stories", "2")
+    assert not (tmp_path / "out").exists()

@@ -275,7 +275,17 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--check-every", type=int, default=50)
     parser.add_argument("--check-sections", type=int, default=12)
-    train(parser.parse_args())
+    arguments = parser.parse_args()
+    if not (arguments.base / "config.json").is_file():
+        parser.error(
+            f"--base {arguments.base} has no config.json: `memagent policy add smollm2-untrained` prints a folder"
+        )
+    if not (arguments.corpus / "train.txt").is_file():
+        parser.error(f"--corpus {arguments.corpus} has no train.txt: make one with memagent_training.embedded.corpus")
+    for name in ("excerpts", "stories"):
+        if not 0 <= getattr(arguments, name) <= 1:
+            parser.error(f"--{name} is a share, from 0 to 1")
+    train(arguments)
 
 
 if __name__ == "__main__":
