@@ -75,12 +75,34 @@ class Section:
     real: tuple[RealQuestion, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What turns are about, and how often."""
+
+    full_length: float = 0.25
+    """The share of sections of the greatest length; the others are shorter."""
+    groups: tuple[int, int] = (2, 4)
+    """The fewest and most groups of facts planted in a section."""
+    of_prose: float = 0.5
+    """The share of questions about sentences of the section's prose."""
+    follow_ups: int = 0
+    """Turns after each section about memories that may lack a part: what to ask next, and how to add what was found."""
+
+
+MIXES: Final = {
+    "every-role": Mix(),
+    "reading": Mix(full_length=0.6, groups=(3, 6), of_prose=0.3, follow_ups=4),
+}
+"""By name: the mix of the first editions; and one for strategies that read everything, chunk by chunk."""
+
+
 class TraceMaker:
     """Composes turns from prose and facts; all randomness comes from the given generator."""
 
-    def __init__(self, prose: Prose, *, held_out: bool = False) -> None:
+    def __init__(self, prose: Prose, *, held_out: bool = False, mix: Mix = MIXES["every-role"]) -> None:
         self.prose = prose
         self.held_out = held_out
+        self.mix = mix
         self._more = None if held_out else MoreFacts.read(TRAINING_FACTS)
 
     def _facts(self, rng: random.Random) -> EnglishFacts:
@@ -98,9 +120,9 @@ class TraceMaker:
         found: list[Turn] = []
         while len(found) < on_section:
             draw = rng.random()
-            if real and draw < 0.5:
+            if real and draw < self.mix.of_prose:
                 quest = _real_here(rng, rng.choice(real), foreign)
-            elif foreign and draw < 0.6:
+            elif foreign and draw < self.mix.of_prose + 0.1:
                 quest = _real_elsewhere(rng, rng.choice(foreign), foreign)
             else:
                 quest = rng.choice(quests)(rng)
@@ -110,7 +132,7 @@ class TraceMaker:
             is_real = bool(of_prose) and rng.random() < 0.5
             made = _real_here(rng, rng.choice(of_prose), foreign) if is_real else rng.choice(quests)(rng)
             found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
-        return found
+        return found + [self._follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
 
     def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[Turn]:
         """Turns of the role "question", each on the same excerpt of about the given number of characters.
@@ -149,13 +171,51 @@ class TraceMaker:
         unanswered = [turn for turn in found.values() if not turn.writes]
         return answered + unanswered[: max(1, len(answered) // 2)]
 
+    def _follow_up(self, rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuestion]) -> Turn:
+        """A turn on a memory with the first facts of a chain, or all of them, often among others that do not matter.
+
+        What is missing is asked for in a question that names its subject; and what was found for it is added to memory.
+        """
+        hops = rng.choices((1, 2, 3), (20, 60, 20))[0]
+        if hops == 1:
+            chain = [facts.fact()]
+            question, answer = facts.question(chain[0])
+        else:
+            chain, question = facts.chain(hops)
+            answer = chain[-1].value
+        question, known = _asked(rng, question), len(chain)
+        if hops > 1 and rng.random() < 0.6:
+            known = rng.randint(1, hops - 1)
+        others = [facts.fact(chain[-1].relation).statement, *(each.statement for each in real[:1])]
+        noise = _shuffled(rng, others)[: rng.choices((0, 1, 2), (50, 35, 15))[0]]
+        memory = " ".join(_shuffled(rng, [*(fact.statement for fact in chain[:known]), *noise]))
+        role = rng.choices(("decompose", "integrate", "recall_last", "answer"), (50, 20, 10, 20))[0]
+        if role == "answer" or (known == len(chain) and role != "decompose"):
+            answer = answer if known == len(chain) else NOT_STATED
+            return Turn("answer", question, {"memory": memory}, f"\\boxed{{{answer}}}", writes=answer != NOT_STATED)
+        if known == len(chain):
+            return Turn("decompose", question, {"memory": memory}, "ANSWER")
+        following = chain[known]
+        asked = facts.about(following.relation, following.subject)
+        if role == "decompose":
+            return Turn(role, question, {"memory": memory}, f"ASK\n{asked}", writes=True)
+        is_found = rng.random() < 0.8
+        whole = f"{memory} {following.statement}" if is_found else memory
+        if role == "integrate":
+            fields = {"chunk": following.statement if is_found else "none", "memory": memory, "subquestion": asked}
+            return Turn(role, question, fields, whole, writes=is_found)
+        shown = _shuffled(rng, [*([following.statement] if is_found else []), *noise])
+        return Turn(
+            role, question, {"memory": memory, "recalled": "\n".join(shown) or _NOTHING}, whole, writes=is_found
+        )
+
     def _planted(
         self, rng: random.Random, facts: EnglishFacts, kinds: int | None = None
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """Functions that make quests, and the statements that the section needs for them, in order."""
         makers: list[Callable[[random.Random], Quest]] = []
         statements: list[str] = []
-        number = rng.randint(2, 4) if kinds is None else kinds
+        number = rng.randint(*self.mix.groups) if kinds is None else kinds
         for kind in rng.choices(("single", "change", "hops", "list", "absent"), (34, 16, 22, 14, 14), k=number):
             made, stated = getattr(self, f"_{kind}")(rng, facts)
             makers += made

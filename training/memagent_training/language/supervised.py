@@ -31,7 +31,7 @@ from memagent_graph.prompts import Prompts
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
-from memagent_training.language.reader_traces import TraceMaker, Turn
+from memagent_training.language.reader_traces import MIXES, TraceMaker, Turn
 from memagent_training.language.story_traces import turns_on_story
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
@@ -75,7 +75,8 @@ class ExampleMaker:
         if not is_story and rng.random() < self._excerpts:
             turns = self._traces.turns_on_excerpt(rng, rng.randint(*_EXCERPT_CHARACTERS), count=12)
             return [self._example(turn) for turn in turns]
-        characters = longest if rng.random() < 0.25 else int(160 * (longest / 160) ** rng.random())
+        is_full = rng.random() < self._traces.mix.full_length
+        characters = longest if is_full else int(160 * (longest / 160) ** rng.random())
         if is_story:
             return [self._example(turn) for turn in turns_on_story(rng, self._traces.prose, characters, count=12)]
         return [self._example(turn) for turn in self._traces.turns(rng, characters, on_section=12, elsewhere=3)]
@@ -167,7 +168,7 @@ def train(arguments: argparse.Namespace) -> None:
         ExampleMaker(
             tokenizer,
             prompts,
-            TraceMaker(Prose(arguments.corpus / name), held_out=held_out),
+            TraceMaker(Prose(arguments.corpus / name), held_out=held_out, mix=MIXES[arguments.mix]),
             template,
             excerpts=arguments.excerpts,
             stories=arguments.stories,
@@ -262,6 +263,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=2400, help="the minimum of forwarded tokens per step")
     parser.add_argument("--longest", type=int, default=2000, help="characters of the longest sections' prose")
+    parser.add_argument(
+        "--mix", choices=sorted(MIXES), default="every-role", help="what sections and questions are like"
+    )
     parser.add_argument("--excerpts", type=float, default=0.0, help="share of passages as retrieval shows them")
     parser.add_argument(
         "--stories", type=float, default=0.0, help="share of stories, as in the tasks state_1 to state_3"
