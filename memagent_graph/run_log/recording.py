@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
+from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError
 from memagent_graph.prompts import Prompts
@@ -91,10 +92,24 @@ class Recording:
             self._pending.append(self.log.hand_in(job))
 
 
+class _StepIds:
+    """Ids that differ from those of any other process, also of one that was forked from this one."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        self._process = f"{time.time_ns():x}-{secrets.token_hex(3)}"
+        self._numbers = count(1)
+
+    def next(self) -> str:
+        return f"{self._process}-{next(self._numbers)}"
+
+
 def new_step() -> str:
     """The id of one execution of one step."""
-    return f"{_PROCESS}-{next(_steps)}"
+    return _ids.next()
 
 
-_PROCESS: Final = f"{time.time_ns():x}-{secrets.token_hex(3)}"
-_steps: Final = count(1)
+_ids: Final = _StepIds()

@@ -14,7 +14,7 @@ from langchain_memagent import (
     MemAgentMiddleware,
     ReadLongDocument,
 )
-from memagent_graph import MemAgent
+from memagent_graph import Budget, Limits, MemAgent, load_prompts
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 
@@ -33,6 +33,29 @@ def read_in_child(reader: MemAgent, run_id: str) -> None:
     result = reader.read(TEXT, "When?", run_id=run_id)
     reader.close()
     sys.exit(0 if result.answer == "1904" else 1)
+
+
+def read_some_chunks(reader: MemAgent, resumed: bool) -> None:
+    limits = Limits(max_chunks=2)
+    result = reader.resume("r", limits=limits) if resumed else reader.read(TEXT, "When?", run_id="r", limits=limits)
+    reader.close()
+    sys.exit(0 if result.stop_reason == "max_chunks" else 1)
+
+
+def test_processes_forked_from_one_that_never_read_give_their_steps_different_ids(tmp_path) -> None:
+    """As servers do that load an application before they fork: each went on counting where the parent was."""
+    places = {"store": tmp_path / "store", "run_log": tmp_path / "runs.sqlite", "checkpoints": tmp_path / "c"}
+    budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+    for resumed in (False, True, True):
+        reader = MemAgent(scripted(), tokenizer="embedded", budget=budget, prompts=load_prompts(), **places)
+        child = multiprocessing.get_context("fork").Process(target=read_some_chunks, args=(reader, resumed))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+    log = RunLog(tmp_path / "runs.sqlite")
+    steps = [each.step for each in log.conversations("r")]
+    assert len(steps) == len(set(steps)) == 6
+    assert log.trace("r").place(steps[-1]) == 5
 
 
 def test_a_forked_process_reads_though_its_parent_has_read(tmp_path) -> None:
