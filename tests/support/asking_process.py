@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+
+from support.programs import Program
 
 _BETWEEN_TRIES = 0.1
 
@@ -38,12 +39,12 @@ class AskingProcess:
         self._answers = folder / f"{key}.answers"
         self._answers.touch()
         self._stop = folder / "stop"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
 
     def start(self) -> None:
         command = [sys.executable, __file__, self._api, self._key, str(self._answers), str(self._stop)]
         with self._requests.open("rb") as requests:
-            self.process = subprocess.Popen(command, stdin=requests)
+            self.process = Program(command, stdin=requests)
 
     def kill(self) -> None:
         self.process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from aiohttp import web
 
 from support.document_files import docx
 from support.fake_server import FakeServer
+from support.programs import run_program
 from support.scripts import part, perfect_reader
 
 NAMES = ("harbor", "castle", "bridge")
@@ -93,7 +93,7 @@ def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *opt
 
 def run_corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> Any:
     """Run it to its end."""
-    done = subprocess.run(corpus_command(source, out, server, *options), capture_output=True, text=True, check=False)
+    done = run_program(corpus_command(source, out, server, *options), capture_output=True)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

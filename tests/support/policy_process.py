@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from support.fake_server import FakeServer
+from support.programs import Program
 from support.scripts import part, perfect_reader
 
 TESTS = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ class PolicyProcess:
         self._file = file
         self._milliseconds = milliseconds
         self._port = 0
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Program | None = None
 
     @property
     def base_url(self) -> str:
@@ -41,9 +42,7 @@ class PolicyProcess:
     def start(self) -> None:
         command = [sys.executable, "-m", "support.policy_process", str(self._port), str(self._milliseconds)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-        self.process = subprocess.Popen(
-            [*command, str(self._file)], stdout=subprocess.PIPE, text=True, env=environment, cwd=TESTS.parent
-        )
+        self.process = Program([*command, str(self._file)], stdout=subprocess.PIPE, env=environment, cwd=TESTS.parent)
         told = self.process.stdout.readline()
         assert told, "the policy server did not start"
         self._port = int(told)

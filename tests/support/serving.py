@@ -22,6 +22,7 @@ from memagent_graph.serving.keys import Keys, Owner
 from memagent_graph.serving.live import LivePage
 from memagent_graph.serving.page_sessions import PageSessions
 from memagent_graph.serving.serve_settings import ServeSettings
+from support.programs import Program
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 SMALL_OPTIONS = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60",
@@ -142,7 +143,7 @@ class ServingProcess:
         self._port = 0
         self.page = ""
         """The link to its live page."""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Program | None = None
 
     @property
     def api(self) -> str:
@@ -150,7 +151,7 @@ class ServingProcess:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "memagent_graph", "serve", "--port", str(self._port), *self._options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=self._environment)
+        self.process = Program(command, stderr=subprocess.PIPE, env=self._environment)
         told = ""
         while "the live page is at " not in told:
             line = self.process.stderr.readline()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import RunLog, load_tokenizer
@@ -60,12 +61,12 @@ def test_a_read_killed_at_random_moments_ends_with_the_same_answer(
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"]), delay=0.03) as server:
         command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), question]
         for _ in range(kills):
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout.readline() == "reading\n"
                 time.sleep(moments.uniform(0.0, 0.45))
                 assert process.poll() is None, "the read was over before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        done = run_program(command, stdout=subprocess.PIPE, check=True)
         sections = [part(body["messages"][0]["content"], "section") for body in server.requests]
     answer, chunks_read, updates = done.stdout.split()[1:]
     assert answer == "4711"
@@ -132,7 +133,7 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
     finished: set[tuple[str, int]] = set()
     for _ in range(size(10, 100)):
         command = [sys.executable, str(tmp_path / "readers.py"), str(tmp_path)]
-        processes = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+        processes = [Program([*command, name], stdout=subprocess.PIPE) for name in ("a", "b")]
         for process in processes:
             assert process.stdout.readline() == "reading\n"
         time.sleep(moments.uniform(0.0, 0.5))
@@ -167,4 +168,4 @@ reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budg
 reader.read("some text", "what?")
 asyncio.run(reader.aread("some text", "what?"))
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=30, check=True)
+    run_program([sys.executable, "-c", script, str(tmp_path)], timeout=30, check=True)

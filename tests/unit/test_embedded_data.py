@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.programs import Program, run_program
 
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
@@ -267,7 +268,7 @@ def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: P
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
     reached = []
     for _ in range(2):
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        process = Program(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         checks = 0
         while checks < 3:
@@ -306,11 +307,11 @@ def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_pa
     command = [sys.executable, "-m", "memagent_training.embedded.release", "--policy", str(tmp_path / "trained")]
     command += ["--edition", "7", "--out", str(tmp_path / "released")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
-    refused = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = run_program(command, env=environment, cwd=ROOT, capture_output=True)
     assert refused.returncode == 2
     assert "has no tokenizer.json and templates/" in refused.stderr
     shutil.copytree(SHIPPED, tmp_path / "released")
-    subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
+    run_program(command, env=environment, cwd=ROOT, capture_output=True, check=True)
     released = load_policy(tmp_path / "released")
     assert torch.equal(released.get_parameter("model.layers.0.self_attn.o_proj.bias"), bias)
     editions = [
@@ -342,7 +343,7 @@ def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> 
     command += ["--corpus", str(corpus), "--out", str(tmp_path / "run"), "--weights-from", str(tmp_path / "policy")]
     command += ["--tokens", "300", "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
-    told = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = run_program(command, env=environment, cwd=ROOT, capture_output=True, check=True).stdout
     assert "started from the weights of policy" in told
     trained = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["model"]
     for name, weight in loaded.state_dict().items():

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import rich.console
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import document_with, part
 from support.strategies import EVERY, SEGMENTS, policy_prompt_ids, reads_perfectly, short
 
@@ -286,14 +287,14 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
         places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
         while kills < wanted and not finished:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            with Program(command, stdout=subprocess.PIPE, env=environment) as process:
                 assert process.stdout.readline() == "reading\n"
                 time.sleep(moments.uniform(0.0, 0.4))
                 finished = process.poll() is not None
                 if not finished:
                     os.kill(process.pid, signal.SIGKILL)
                     kills += 1
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout.split()
+        done = run_program(command, stdout=subprocess.PIPE, check=True, env=environment).stdout.split()
         prompts = [body["messages"][0]["content"] for body in server.requests]
         asked = Counter(prompt for prompt in prompts if "<section>" in prompt)
     assert kills >= 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+from support.programs import run_program
 
 from memagent_graph.evaluation.planted_facts import Fact
 
@@ -22,7 +23,7 @@ def test_an_agent_reads_a_document_with_the_tool(tmp_path: Path) -> None:
     text = "It rained all day, and the river rose a little. " * 20
     (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
     command = [sys.executable, str(EXAMPLE), str(tmp_path / "note.txt"), FACT.question]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_program(command, capture_output=True, check=True)
     assert "tool: Answer: 48213\n" in done.stdout
     assert ": 100% read" in done.stdout
     assert "ai: That is what the document says." in done.stdout

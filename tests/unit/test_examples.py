@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+from support.programs import run_program
 
 from memagent_graph.evaluation.planted_facts import Fact
 
@@ -22,7 +23,7 @@ def test_ask_a_document(tmp_path: Path) -> None:
     text = "It rained all day, and the river rose a little. " * 20
     (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
     command = [sys.executable, str(EXAMPLES / "ask_a_document.py"), str(tmp_path / "note.txt"), FACT.question]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_program(command, capture_output=True, check=True)
     assert "answer: 48213" in done.stdout
 
 
@@ -30,7 +31,7 @@ def test_reward_a_run(tmp_path: Path) -> None:
     text = "It rained all day, and the river rose a little. " * 20
     (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
     command = [sys.executable, str(EXAMPLES / "reward_a_run.py"), "note.txt", FACT.question, FACT.value, "runs.jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = run_program(command, capture_output=True, check=True, cwd=tmp_path)
     assert f"'{FACT.value}' comes from chunk" in done.stdout
     assert "{'exact': 1.0}" in done.stdout
     assert (tmp_path / "runs.jsonl").stat().st_size > 1000

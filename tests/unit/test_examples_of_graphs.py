@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.programs import run_program
 
 from memagent_graph.evaluation.planted_facts import Fact
 
@@ -23,7 +23,7 @@ PROSE = "It rained all day, and the river rose a little. " * 20
 
 def run(folder: Path, name: str, *arguments: str) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
+    return run_program(command, capture_output=True, check=True, cwd=folder).stdout
 
 
 @pytest.mark.parametrize("name", ["graph_with_node", "retrieval_with_compressor", "report_over_documents"])

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.programs import Program
 
 from memagent_graph import RunLog
 from memagent_graph.errors import RunLogError
@@ -90,9 +91,9 @@ print("done", flush=True)
 """
 
 
-def writer(path: Path, run_id: str, name: str) -> subprocess.Popen[str]:
+def writer(path: Path, run_id: str, name: str) -> Program:
     command = [sys.executable, "-c", WRITE, str(path), run_id, name]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return Program(command, stdout=subprocess.PIPE)
 
 
 def test_several_processes_at_the_door_migrate_it_once(path) -> None:

@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_connected_server_and_client_session
 from support.document_files import pdf
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
 
@@ -105,11 +106,9 @@ async def over_stdio(*options: object, list_roots: Any = None, errors: Path | No
 
 
 @contextmanager
-def http_server(*options: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def http_server(*options: object) -> Iterator[tuple[str, Program]]:
     """`memagent mcp --http` on a free port; its URL and its process."""
-    process = subprocess.Popen(
-        command("--http", "--port", 0, *options), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = Program(command("--http", "--port", 0, *options), stderr=subprocess.PIPE)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -656,7 +655,7 @@ def test_standard_output_carries_the_protocol_alone() -> None:
 
 def test_other_machines_are_let_in_only_when_that_is_said(folder) -> None:
     def fail(*options: object) -> str:
-        done = subprocess.run(command(*options), check=False, capture_output=True, text=True, timeout=60)
+        done = run_program(command(*options), capture_output=True, timeout=60)
         assert done.returncode == 2, done.stderr
         assert done.stdout == ""
         assert "Traceback" not in done.stderr

@@ -23,6 +23,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send, TracePolicy, omit_payload
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
 
@@ -485,13 +486,13 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
         command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(asked)]
         kills = [questions * chunk for chunk in (60, 150, 240)]
         for chunk in kills:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout.readline() == "reading\n"
                 while len(server.requests) < chunk:
                     assert process.poll() is None, "the read was over before it could be killed"
                     time.sleep(0.0005)
                 os.kill(process.pid, signal.SIGKILL)
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        done = run_program(command, stdout=subprocess.PIPE, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answer = "4711" if questions == 1 else ["4711"] * 3
     assert done.stdout.splitlines()[1] == f"{json.dumps(answer)} prepare finish"

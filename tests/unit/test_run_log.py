@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import conversations
+from support.programs import Program
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import (
@@ -397,7 +398,7 @@ for _ in range(5):
     print(reader.read("some text " * 200, "what?").run_id)
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [Program(command, stdout=subprocess.PIPE) for _ in range(3)]
     ids = [run_id for process in processes for run_id in process.communicate(timeout=60)[0].split()]
     log = RunLog(tmp_path / "new" / "runs.sqlite")
     assert sorted(record.run_id for record in log.runs()) == sorted(ids)

@@ -20,6 +20,7 @@ import fsspec
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from support.document_files import docx
+from support.programs import Program
 from support.scripts import document_with
 
 from memagent_graph import Limits, StopReason
@@ -200,7 +201,7 @@ def test_a_machine_that_is_killed_leaves_no_part_of_a_text_at_the_url(tmp_path: 
     shared, moments = tmp_path / "shared", random.Random(5)
     for attempt in range(3):
         command = [sys.executable, "-c", _ADDS_MANY, f"file://{shared}", str(tmp_path / f"m{attempt}")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        with Program(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline()
             time.sleep(moments.uniform(0.0, 0.1))
             os.kill(process.pid, signal.SIGKILL)

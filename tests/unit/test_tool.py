@@ -27,6 +27,7 @@ from langgraph.graph.message import MessagesState
 from langgraph.prebuilt import ToolNode
 from pydantic import ValidationError
 from support.document_files import pdf
+from support.programs import run_program
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.tool import ReadLongDocument
@@ -652,12 +653,12 @@ def test_an_agent_killed_at_chunk_250_of_500_goes_on_at_chunk_250(tmp_path: Path
         str(Path(__file__).parents[1]),
     ]
 
-    killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    killed = run_program(command, stdout=subprocess.PIPE)
     assert killed.returncode == -signal.SIGKILL
     before = [line.split() for line in killed.stdout.splitlines()]
     assert [int(chunk) for _, chunk, _ in before] == list(range(KILLED_AT))
 
-    resumed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    resumed = run_program(command, stdout=subprocess.PIPE, check=True)
     *after, result = [line.split(maxsplit=4) for line in resumed.stdout.splitlines()]
     chunks_read = int(result[2])
     assert chunks_read >= CHUNKS
@@ -930,9 +931,9 @@ def test_two_calls_of_two_questions_killed_three_times_go_on_each_at_its_own_chu
     folders = [str(tmp_path / "agent.py"), str(tmp_path)]
     for killed_at in (30, 110, 170):
         command = [sys.executable, *folders, str(killed_at), str(Path(__file__).parents[1])]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert run_program(command).returncode == -signal.SIGKILL
     command = [sys.executable, *folders, "-1", str(Path(__file__).parents[1])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = run_program(command, stdout=subprocess.PIPE, check=True)
     assert done.stdout == "[['1', '10'], ['2', '20']]\n"
     asked = Counter((tmp_path / "asked.txt").read_text().splitlines())
     assert len(asked) > 200

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 from support.document_files import pdf
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
@@ -25,17 +26,11 @@ SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-token
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
 
 
-def memagent(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "memagent_graph", *map(str, arguments)],
-        check=False,
-        input=stdin,
-        capture_output=True,
-        timeout=120,
-    )
-    text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
-    assert "Traceback" not in text.stderr, text.stderr
-    return text
+def memagent(*arguments: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memagent_graph", *arguments]
+    done = run_program(command, text=text, capture_output=True, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 @pytest.fixture
@@ -178,7 +173,7 @@ def test_a_read_stops_early_where_it_is_asked_to(book) -> None:
 
 def test_the_document_can_come_from_standard_input(book) -> None:
     with FakeServer() as server:
-        done = memagent("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, stdin=book.read_bytes())
+        done = memagent("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, text=book.read_text())
     assert done.stdout == "4711\n"
 
 
@@ -212,10 +207,10 @@ def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
 
 def test_an_interrupted_read_says_how_to_go_on(book) -> None:
     with FakeServer(delay=0.2) as server:
-        process = subprocess.Popen(
+        process = Program(
             [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--run-id", "mine",
              "--base-url", server.base_url, *SMALL],
-            stderr=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE,
         )  # fmt: skip
         while len(server.requests) < 3:
             time.sleep(0.02)
@@ -430,7 +425,7 @@ def test_without_the_local_extra_the_remedy_is_named(book, tmp_path) -> None:
         (tmp_path / "blocked" / f"{name}.py").write_text("raise ImportError('not installed')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked")}
     command = [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--model", "embedded"]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 7
     assert 'pip install "memagent-graph[local]"' in done.stderr
 

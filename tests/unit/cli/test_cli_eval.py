@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import part, perfect_reader
 from typer.testing import CliRunner
 
@@ -156,7 +157,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
                    "--out", str(tmp_path / "killed"), "--resume"]  # fmt: skip
         for round_ in range(kills):
             asked = len(server.requests)
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
                 enough = asked + moments.randrange(25, 55)
                 while len(server.requests) < enough:
                     assert process.poll() is None, process.stderr and process.stderr.read()
@@ -165,7 +166,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
             rows = journal.read_bytes().count(b'"sample_id"')
             assert rows < 16, f"it was over before it could be killed ({round_})"
         server.delay = 0.0
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_program(command, capture_output=True)
         assert done.returncode == 0, done.stderr
         disturbed = Counter(map(section, server.requests))
     assert table(tmp_path / "killed") == table(tmp_path / "whole")
@@ -307,7 +308,7 @@ def test_an_interrupted_evaluation_says_how_to_go_on(task, tmp_path) -> None:
     with FakeServer(respond, delay=0.1) as server:
         command = [sys.executable, "-m", "memagent_graph", "eval", task, "--base-url", server.base_url, *SMALL,
                    "--lengths", "400", "-n", "40", "--concurrency", "2", "--out", str(out)]  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         while len(server.requests) < 30:
             assert process.poll() is None
             time.sleep(0.02)

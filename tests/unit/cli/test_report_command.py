@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.fake_server import FakeServer
+from support.programs import run_program
 from support.report_documents import reads_keys_and_writes
 from support.scripts import document_with
 
@@ -21,7 +22,7 @@ QUESTION = "What is the key of harbor?"
 
 def memagent(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "memagent_graph", *map(str, arguments)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = run_program(command, capture_output=True, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

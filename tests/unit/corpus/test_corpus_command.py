@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of
+from support.programs import Program
 from typer.testing import CliRunner
 
 from memagent_graph.cli import app
@@ -78,7 +79,7 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_pat
     source = folder_of(tmp_path / "in", 30)
     with CountingServer(delay=0.05) as server:
         command = corpus_command(source, tmp_path / "out", server, "--documents", "2", "--quiet")
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with Program(command, stderr=subprocess.PIPE) as process:
             while not server.read:
                 assert process.poll() is None
                 time.sleep(0.01)

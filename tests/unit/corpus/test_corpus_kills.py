@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from support.corpus_world import (
     run_corpus_command,
     write_corpus,
 )
+from support.programs import Program
 
 IN_FLIGHT = 8
 
@@ -36,7 +36,7 @@ def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
     with CountingServer(faults=0.1, delay=0.02) as server:
         done_before = 0
         for _ in range(kills):
-            with subprocess.Popen(corpus_command(tmp_path / "in", out, server, *options)) as process:
+            with Program(corpus_command(tmp_path / "in", out, server, *options)) as process:
                 while sum(server.read.values()) == done_before:
                     assert process.poll() is None, "the process ended by itself"
                     time.sleep(0.005)

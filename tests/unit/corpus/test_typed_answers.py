@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import signal
-import subprocess
 import time
 from collections import Counter
 from enum import StrEnum
@@ -20,6 +19,7 @@ import pytest
 from pydantic import BaseModel, Field, field_serializer
 from support.corpus_world import BUDGET, NAMES, QUESTIONS, corpus_command, key_of, rows_in, text_of
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.scripts import part, perfect_reader
 from typer.testing import CliRunner
 
@@ -417,13 +417,13 @@ def test_a_killed_run_with_a_schema_continues_at_its_chunks(tmp_path: Path) -> N
         command = corpus_command(
             tmp_path / "in", out, server, "--schema", str(tmp_path / "form.json"), "--rows-per-part", "5", *roomy
         )
-        with subprocess.Popen(command) as process:
+        with Program(command) as process:
             while len(read) < 20:
                 assert process.poll() is None, "the process ended by itself"
                 time.sleep(0.005)
             os.kill(process.pid, signal.SIGKILL)
         assert len(rows_in(out)) < 8 * len(QUESTIONS)
-        subprocess.run(command, check=True)
+        run_program(command, check=True)
     rows = {(row["document"], row["question"]): row for row in rows_in(out)}
     assert len(rows_in(out)) == len(rows) == 8 * len(QUESTIONS)
     for (document, question), row in rows.items():

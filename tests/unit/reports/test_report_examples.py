@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from support.fake_server import FakeServer
+from support.programs import run_program
 from support.report_documents import sentences_of
 from support.scripts import part
 
@@ -39,9 +39,7 @@ def run(server: FakeServer, folder: Path, name: str, *arguments: str) -> str:
     environment = {**os.environ, "OPENAI_BASE_URL": server.base_url, "MEMAGENT_HOME": str(folder / "home")}
     others = {"OPENAI_API_KEY": "none", "MEMAGENT_TOKENIZER": "embedded", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=folder, env={**environment, **others}
-    )
+    done = run_program(command, capture_output=True, cwd=folder, env={**environment, **others})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.document_files import pdf
 from support.fake_server import FakeServer
+from support.programs import Program, run_program
 from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
 from support.scripts import document_with, part
 
@@ -469,14 +470,14 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
         command = [sys.executable, str(tmp_path / "write.py"), server.base_url, str(tmp_path)]
         killed = 0
         for _ in range(kills):
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "writing\n"
                 time.sleep(moments.uniform(0.05, 0.5))
                 if process.poll() is None:
                     os.kill(process.pid, signal.SIGKILL)
                     killed += 1
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        done = run_program(command, stdout=subprocess.PIPE, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answers = done.stdout.split()[2:]
     assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.programs import run_program
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -644,7 +644,7 @@ def workplace(tmp_path: Path) -> Path:
 def test_from_a_log_to_a_trained_model(workplace: Path) -> None:
     command = [sys.executable, str(EXAMPLE), "runs.sqlite", "model", "trained"]
     options = ["--preset", "dapo", "--gold", "gold.jsonl", "--steps", "2", "--learning-rate", "1e-2"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, cwd=workplace)
+    done = run_program([*command, *options], capture_output=True, check=True, cwd=workplace)
     steps = printed(done.stdout)
     assert [(step, reward) for step, reward, _ in steps] == [(1, 0.25), (2, 0.25)]
     assert steps[1][2] < steps[0][2] == pytest.approx(0, abs=1e-6)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.programs import run_ranks
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -244,17 +243,8 @@ def test_two_ranks_train_as_one_and_end_together(
 ) -> None:
     """Only the main process asks the source; the other is told what came of it, the end and errors too."""
     script = ROOT / "tests" / "support" / "online_world.py"
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command += [str(script), str(world[0]), str(tmp_path), *FAILURES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for done in run_ranks([sys.executable, script, world[0], tmp_path, *FAILURES], 2):
+        assert done.returncode == 0, done.stderr[-4000:]
     main, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2))
 
     whole = trained[1][0]

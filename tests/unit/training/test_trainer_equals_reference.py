@@ -6,14 +6,13 @@ import importlib.util
 import itertools
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.programs import run_ranks
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -226,22 +225,9 @@ def test_the_cases_try_what_they_should(world: tuple[Path, list[RolloutGroup]], 
 
 def launch(processes: int, folder: Path, output: Path, cases: list[dict[str, Any]], **more: str) -> None:
     """Run the cases on several gloo ranks."""
-    environment = (
-        os.environ
-        | more
-        | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
-            "HF_HUB_OFFLINE": "1",
-            "ACCELERATE_USE_CPU": "true",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-    )
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    script = [str(ROOT / "tests" / "support" / "training_world.py"), str(folder), str(output)]
-    command += ["--nproc-per-node", str(processes), *script, *map(json.dumps, cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    script = ROOT / "tests" / "support" / "training_world.py"
+    for done in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], processes, **more):
+        assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
