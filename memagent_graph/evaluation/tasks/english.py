@@ -45,8 +45,8 @@ class EnglishTask(GeneratedTask):
     """Questions about facts in plain English.
 
     Attributes:
-        kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2", "hop_3"
-            or "absent".
+        kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2",
+            "hop_3", these two with "_backward" (the last hop stands first), or "absent".
         foreign: tokens of the document per additional foreign fact.
         held_out: whether people, towns and wordings are those that shipped policies were not trained on.
         facts: path of a file with more relations, in the format of `training_facts.toml` of the training package.
@@ -117,10 +117,12 @@ class EnglishTask(GeneratedTask):
 
     def _asked(self, facts: EnglishFacts) -> _Asked:
         if self.kind.startswith("hop_"):
-            chain, question = facts.chain(int(self.kind[-1]))
+            chain, question = facts.chain(int(self.kind.split("_")[1]))
             answer = _bare(chain[-1].value)
             gives = (*(after.subject for after in chain[1:]), answer)
-            return _Asked(question, (answer,), tuple(chain), gives, (facts.fact(chain[-1].relation),), tuple(chain))
+            order = -1 if self.kind.endswith("_backward") else 1
+            foreign = (facts.fact(chain[-1].relation),)
+            return _Asked(question, (answer,), tuple(chain[::order]), gives[::order], foreign, tuple(chain))
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
             listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
@@ -156,7 +158,8 @@ def _bare(answer: str) -> str:
     return _ARTICLE.sub("", answer)
 
 
-ENGLISH: Final = tuple(f"english_{kind}" for kind in ("fact", "new", "change", "list", "hop_2", "hop_3", "absent"))
+_HOPS: Final = ("hop_2", "hop_3", "hop_2_backward", "hop_3_backward")
+ENGLISH: Final = tuple(f"english_{kind}" for kind in ("fact", "new", "change", "list", *_HOPS, "absent"))
 
 
 def english_task(name: str, settings: TaskSettings) -> EnglishTask:

@@ -8,7 +8,8 @@ kth_of_N                     the k-th of N (2, 4 or 8) near-identical notes, wor
 records_count                how many of the records are of a kind
 records_most_frequent        which kind is most frequent among those of a person
 english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
-                             (change), several (list), that lead to each other (hop_2, hop_3), or none (absent)
+                             (change), several (list), that lead to each other (hop_2, hop_3), the same with the
+                             last one first (hop_2_backward, hop_3_backward), or none (absent)
 
 Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "state_2:facts=0:prose_share=0.8".
 """
