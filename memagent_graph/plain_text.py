@@ -1,4 +1,4 @@
-"""Makes text from documents, policies and servers safe for a terminal: no control sequences are left in it."""
+"""Text for people: counts in words, and text of documents, policies and servers without control sequences."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def in_one_line(text: str, longest: int | None = None) -> str:
     """A text in one line with a maximum number of characters; what is not printable becomes a space."""
     shown = "".join(character if character.isprintable() else " " for character in text)
     return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def counted(count: int, what: str) -> str:
+    """As in "1 run", "1,200 runs"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

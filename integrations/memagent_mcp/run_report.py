@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import counted, plain
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step
@@ -66,7 +66,7 @@ def _head(timeline: Timeline) -> Iterator[str]:
     yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
     yield f"Ended: {view.stop_reason or 'not yet; it is running or was interrupted'}"
     yield f"Model: {shortened(view.model)}"
-    read = f"Read: {totals.chunks:,} chunk{'' if totals.chunks == 1 else 's'}, {totals.changes:,} changed the memory"
+    read = f"Read: {counted(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory"
     if timeline.excerpt is not None:
         read = f"Shown: {view.trace.tokens_shown:,} tokens of the document"
     yield f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"

@@ -18,10 +18,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from memagent_graph.cli.output import counted, print_json
+from memagent_graph.cli.output import print_json
 from memagent_graph.errors import BudgetError, MemAgentError
 from memagent_graph.events import EventKind, StopReason, count_events
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import counted, plain
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 

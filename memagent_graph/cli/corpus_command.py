@@ -25,9 +25,10 @@ from memagent_graph.cli.options import (
     Temperature,
     TopP,
 )
-from memagent_graph.cli.output import counted, print_json
+from memagent_graph.cli.output import print_json
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import MemAgentError
+from memagent_graph.plain_text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import typer
 
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import counted, print_json, size
+from memagent_graph.cli.output import print_json, size
 from memagent_graph.cli.run_choice import RunChoice, open_existing
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import counted, in_one_line
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunFilter

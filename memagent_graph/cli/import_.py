@@ -10,8 +10,9 @@ import typer
 
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import counted, print_json
+from memagent_graph.cli.output import print_json
 from memagent_graph.errors import RunLogError
+from memagent_graph.plain_text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

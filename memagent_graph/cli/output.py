@@ -16,11 +16,6 @@ def print_json(values: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(values) + "\n")
 
 
-def counted(count: int, what: str) -> str:
-    """As in "1 run", "1,200 runs"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def size(count: int) -> str:
     """A number of bytes in a suitable unit."""
     for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

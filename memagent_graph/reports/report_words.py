@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memagent_graph.plain_text import counted
 from memagent_graph.reports.contradictions import Contradiction, ContradictionRule
 from memagent_graph.reports.drafts import ReportMode
 from memagent_graph.reports.evidence_matrix import Cell, CellState
@@ -27,18 +28,14 @@ def summary(report: ReportData) -> str:
     """Summarize in a few sentences what was read and found."""
     total = report.totals
     explanation = (
-        f"{_counted(total['documents'], 'document')} read with {_counted(total['questions'], 'question')}: "
+        f"{counted(total['documents'], 'document')} read with {counted(total['questions'], 'question')}: "
         f"{total['answered']} of {len(report.matrix.cells)} cells have an answer. "
-        f"{total['quoted']} of {_counted(total['sentences'], 'sentence')} quoted; "
-        f"{total['quotes_found']} of {_counted(total['quotes_checked'], 'quote')} found in the documents."
+        f"{total['quoted']} of {counted(total['sentences'], 'sentence')} quoted; "
+        f"{total['quotes_found']} of {counted(total['quotes_checked'], 'quote')} found in the documents."
     )
     if report.mode is ReportMode.WRITTEN:
         return explanation
     return f"{explanation} The sentences are the answers of the cells."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def cell_text(cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import counted, plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.timeline.model import Timeline
 
@@ -22,7 +22,7 @@ def render_notebook(timeline: Timeline) -> str:
     """A fragment for `_repr_html_`: question, answer, memory with its sources, where it changed, and the cost."""
     view, totals = timeline.view, timeline.totals
     answer = "no answer" if view.answer is None else view.answer
-    read = f"{totals.chunks:,} chunks, {totals.changes:,} changed memory"
+    read = f"{counted(totals.chunks, 'chunk')}, {totals.changes:,} changed memory"
     if timeline.excerpt is not None:
         read = f"{view.trace.tokens_shown:,} tokens shown"
     strategy = "" if view.strategy == "overwrite" else f" · {_text(view.strategy)}"

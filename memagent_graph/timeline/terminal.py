@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.events import ReadEvent
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import counted, plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
@@ -121,13 +121,17 @@ def _header(timeline: Timeline) -> RenderableType:
     excerpt = view.trace.excerpt
     branches = len(timeline.lanes) - ("" in timeline.lanes)
     on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
+    read = counted(totals.chunks, "chunk")
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
+        (
+            "read",
+            f"{counted(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory{on}" if excerpt is None else "",
+        ),
         ("shown", "" if excerpt is None else _shown(view.trace)),
         (
             "cost",
@@ -316,8 +320,8 @@ def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
 
 
 def _shown(trace: Trace) -> str:
-    count = len({span for step in trace.steps for span in step.reads})
-    return f"{count:,} passage{'' if count == 1 else 's'} of {trace.tokens_shown:,} tokens in total"
+    passages = {span for step in trace.steps for span in step.reads}
+    return f"{counted(len(passages), 'passage')} of {trace.tokens_shown:,} tokens in total"
 
 
 def _period(began: float | None) -> str:

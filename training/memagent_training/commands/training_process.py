@@ -17,6 +17,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.plain_text import counted
 
 Made = TypeVar("Made")
 
@@ -47,8 +48,7 @@ def from_options(kind: Callable[..., Made], options: Any, **others: Any) -> Made
 
 def show_policy(folder: Path, steps: int, *more: str, why: str = "") -> None:
     """Report where a trained policy is and how to read with it; standard output has only its folder."""
-    number = f"{steps:,} step{'' if steps == 1 else 's'}"
-    first = f"{why}trained for {number}; the policy is in {folder}"
+    first = f"{why}trained for {counted(steps, 'step')}; the policy is in {folder}"
     for line in (first, *more, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
         typer.echo(line, err=True)
     typer.echo(str(folder))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
+from memagent_graph.plain_text import counted
+
 _NAMED: Final = 3
 """How many runs a line names."""
 
@@ -107,19 +109,19 @@ class ReplayReport:
     def summary(self) -> list[str]:
         """The report as lines of text."""
         lines = [
-            f"{self.source}: {_count(self.rollouts, 'rollout')} in {_count(self.groups, 'group')} "
-            f"of {_count(self.runs, 'run')}"
+            f"{self.source}: {counted(self.rollouts, 'rollout')} in {counted(self.groups, 'group')} "
+            f"of {counted(self.runs, 'run')}"
         ]
         if self.rollouts:
             tokens = f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
             lines += [
-                f"{_count(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
+                f"{counted(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
                 "written by " + ", ".join(f"{name or 'unknown'} ({n})" for name, n in self.versions.items()),
             ]
         if self.staleness:
             lines.append("versions behind: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
         if self.equal_rewards:
-            lines.append(f"{_count(self.equal_rewards, 'group')} with all rewards equal")
+            lines.append(f"{counted(self.equal_rewards, 'group')} with all rewards equal")
         if self.missing:
             lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
         if self.reshaped:
@@ -127,7 +129,7 @@ class ReplayReport:
         lines += [
             f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
         ]
-        lines += [f"no reward, {what}: {_count(number, 'run')}" for what, number in self.unknown.items()]
+        lines += [f"no reward, {what}: {counted(number, 'run')}" for what, number in self.unknown.items()]
         return lines
 
 
@@ -138,8 +140,4 @@ def named(names: Sequence[str]) -> str:
 
 def _runs(run_ids: tuple[str, ...]) -> str:
     more = ", ..." if len(run_ids) > _NAMED else ""
-    return f"{_count(len(run_ids), 'run')} ({', '.join(run_ids[:_NAMED])}{more})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{counted(len(run_ids), 'run')} ({', '.join(run_ids[:_NAMED])}{more})"

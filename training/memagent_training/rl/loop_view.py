@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from memagent_graph.plain_text import counted
 from memagent_training.rl.loop_journal import CollectionRecord, Measurement
 from memagent_training.rl.loop_progress import LoopProgress
 from memagent_training.rl.watching import Phase
@@ -255,7 +256,7 @@ def _after(iteration: int) -> str:
     """A name for an iteration's initial weights."""
     if not iteration:
         return "before any training"
-    return f"after {iteration} iteration{'' if iteration == 1 else 's'}"
+    return f"after {counted(iteration, 'iteration')}"
 
 
 def _duration(seconds: float) -> str:
