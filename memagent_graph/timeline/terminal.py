@@ -128,10 +128,7 @@ def _header(timeline: Timeline) -> RenderableType:
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        (
-            "read",
-            f"{counted(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory{on}" if excerpt is None else "",
-        ),
+        ("read", f"{read}, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
         ("shown", "" if excerpt is None else _shown(view.trace)),
         (
             "cost",
