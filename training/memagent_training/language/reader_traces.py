@@ -198,7 +198,7 @@ class TraceMaker:
         following = chain[known]
         asked = facts.about(following.relation, following.subject)
         if role == "decompose":
-            return Turn(role, question, {"memory": memory}, f"ASK\n{asked}", writes=True)
+            return Turn(role, question, {"memory": memory}, f"ASK\n{asked}")
         is_found = rng.random() < 0.8
         whole = f"{memory} {following.statement}" if is_found else memory
         if role == "integrate":
