@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -265,8 +266,17 @@ def _run(words: list[str], environment: dict[str, str], folder: str, streams: li
             sys.path.insert(0, str(Path(first).resolve().parent))
             sys.argv = words
             runpy.run_path(first, run_name="__main__")
+    except KeyboardInterrupt:
+        _end()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     finally:
-        threading._shutdown()  # as an interpreter does at its end; multiprocessing leaves the next line out
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _end()
+
+
+def _end() -> None:
+    """What an interpreter does at its end and multiprocessing leaves out."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
