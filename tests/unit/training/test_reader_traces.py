@@ -1,6 +1,5 @@
 import math
 import random
-import re
 from array import array
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.scoring import LogProbs
-from memagent_training.language.reader_traces import MIXES, NOT_STATED, TRAINING_FACTS, TraceMaker, Turn
+from memagent_training.language.reader_traces import TRAINING_FACTS, TraceMaker
 from memagent_training.language.real_questions import real_questions
 from memagent_training.language.supervised import (
     KEEP_WEIGHT,
@@ -27,6 +26,7 @@ from memagent_training.language.supervised import (
     Example,
     weighted_loss,
 )
+from memagent_training.language.turns import NOT_STATED, Turn
 
 PROSE = (
     "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "
@@ -54,48 +54,6 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> TraceMaker:
 @pytest.fixture(scope="module")
 def turns(maker: TraceMaker) -> list[Turn]:
     return [turn for seed in range(60) for turn in maker.turns(random.Random(seed), 600, 12, 6)]
-
-
-@pytest.fixture(scope="module")
-def follow_ups(maker: TraceMaker) -> list[Turn]:
-    """The turns that only the mix for reading has: the last ones of each section."""
-    reading = TraceMaker(maker.prose, mix=MIXES["reading"])
-    return [turn for seed in range(60) for turn in reading.turns(random.Random(seed), 600, 1, 0)[1:]]
-
-
-def test_a_sub_question_is_asked_about_somebody_in_memory_and_often_enough_to_be_learned(
-    follow_ups: list[Turn],
-) -> None:
-    decisions = [turn for turn in follow_ups if turn.role == "decompose"]
-    asked = [turn for turn in decisions if turn.reply != "ANSWER"]
-    assert 0.3 < len(asked) / len(decisions) < 0.8
-    for turn in asked:
-        question = turn.reply.removeprefix("ASK\n")
-        names = [name for name in _names(question) if name in turn.fields["memory"]]
-        assert names, turn
-        assert not any(name in turn.question for name in names)
-
-
-def test_what_was_found_is_added_to_memory_and_nothing_is_lost(follow_ups: list[Turn]) -> None:
-    joined = [turn for turn in follow_ups if turn.role in {"integrate", "recall_last"}]
-    assert {turn.writes for turn in joined} == {True, False}
-    for turn in joined:
-        memory, found = turn.fields["memory"], turn.fields.get("chunk", turn.fields.get("recalled", ""))
-        assert turn.reply.startswith(memory)
-        added = turn.reply.removeprefix(memory).strip()
-        assert bool(added) == turn.writes
-        assert added in found
-
-
-def test_a_memory_that_lacks_a_part_does_not_answer(follow_ups: list[Turn]) -> None:
-    answers = [turn for turn in follow_ups if turn.role == "answer"]
-    assert {turn.writes for turn in answers} == {True, False}
-    assert all((turn.reply != f"\\boxed{{{NOT_STATED}}}") == turn.writes for turn in answers)
-
-
-def _names(question: str) -> list[str]:
-    """Names of two words in a question."""
-    return re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", question)
 
 
 def test_every_role_that_ships_words_is_trained(turns: list[Turn]) -> None:

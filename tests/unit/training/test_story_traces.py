@@ -12,9 +12,10 @@ from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.language import supervised
-from memagent_training.language.reader_traces import TraceMaker, Turn
+from memagent_training.language.reader_traces import TraceMaker
 from memagent_training.language.story_traces import turns_on_story
 from memagent_training.language.supervised import SHIPPED, ExampleMaker
+from memagent_training.language.turns import Turn
 
 PROSE = "The daemon reads its settings when it starts. Nothing else is written to the disk by any of its workers. "
 KINDS = {"walk": WALKS, "find": FINDS, "part": PARTS}

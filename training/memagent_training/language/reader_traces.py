@@ -15,37 +15,18 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts, sentence
-from memagent_graph.prompts import Prompts
 from memagent_training.embedded.training_examples import Prose, plant
+from memagent_training.language.follow_ups import follow_up
 from memagent_training.language.real_questions import RealQuestion, paraphrased, real_questions
+from memagent_training.language.turns import NOT_STATED, NOTHING, Turn, asked, shuffled
 
 TRAINING_FACTS: Final = Path(__file__).with_name("training_facts.toml")
-NOT_STATED: Final = "not stated"
-"""The answer if nothing in the text answers."""
-_NOTHING: Final = "(nothing)"
-"""The text that the strategy `recall` shows if nothing was looked up."""
 
 _AROUND: Final = 800
 """Characters of prose on each side of an excerpt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One prompt of a role, filled in, and the reply to learn."""
-
-    role: str
-    question: str
-    fields: dict[str, str]
-    reply: str
-    writes: bool = False
-    """Whether the reply adds the section's content to memory, or answers from memory."""
-
-    def content(self, prompts: Prompts) -> str:
-        """The prompt's text."""
-        return prompts.messages(self.role, self.question, **self.fields)[0]["content"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +43,6 @@ class Quest:
     """Whether the notes after it are complete."""
     next_words: str = ""
     """The words to look up while a part is missing."""
-    next_question: str = ""
-    """The question to read again for while a part is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Prose with planted facts, and the possible questions about it."""
-
-    text: str
-    facts: tuple[EnglishFact, ...]
-    real: tuple[RealQuestion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +55,15 @@ class Mix:
     """The fewest and most groups of facts planted in a section."""
     of_prose: float = 0.5
     """The share of questions about sentences of the section's prose."""
-    follow_ups: int = 0
-    """Turns after each section about memories that may lack a part: what to ask next, and how to add what was found."""
+    follow_ups: int = 1
+    """Turns after each section that ask for what memory lacks, or add what was found."""
 
 
 MIXES: Final = {
     "every-role": Mix(),
     "reading": Mix(full_length=0.6, groups=(3, 6), of_prose=0.3, follow_ups=4),
 }
-"""By name: the mix of the first editions; and one for strategies that read everything, chunk by chunk."""
+"""By name: one like that of the first editions, and one for strategies that read everything, chunk by chunk."""
 
 
 class TraceMaker:
@@ -126,13 +96,13 @@ class TraceMaker:
                 quest = _real_elsewhere(rng, rng.choice(foreign), foreign)
             else:
                 quest = rng.choice(quests)(rng)
-            found.append(_on_section(rng, replace(quest, question=_asked(rng, quest.question)), text))
+            found.append(_on_section(rng, replace(quest, question=asked(rng, quest.question)), text))
         for _ in range(elsewhere):
             of_prose = foreign + real
             is_real = bool(of_prose) and rng.random() < 0.5
             made = _real_here(rng, rng.choice(of_prose), foreign) if is_real else rng.choice(quests)(rng)
-            found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
-        return found + [self._follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
+            found.append(_without_section(rng, replace(made, question=asked(rng, made.question)), facts))
+        return found + [follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
 
     def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[Turn]:
         """Turns of the role "question", each on the same excerpt of about the given number of characters.
@@ -165,49 +135,11 @@ class TraceMaker:
             else:
                 question, answer = facts.question(facts.fact())[0], NOT_STATED
             reply = f"\\boxed{{{answer}}}"
-            turn = Turn("question", _asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
+            turn = Turn("question", asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
             found.setdefault(question, turn)
         answered = [turn for turn in found.values() if turn.writes]
         unanswered = [turn for turn in found.values() if not turn.writes]
         return answered + unanswered[: max(1, len(answered) // 2)]
-
-    def _follow_up(self, rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuestion]) -> Turn:
-        """A turn on a memory with the first facts of a chain, or all of them, often among others that do not matter.
-
-        What is missing is asked for in a question that names its subject; and what was found for it is added to memory.
-        """
-        hops = rng.choices((1, 2, 3), (20, 60, 20))[0]
-        if hops == 1:
-            chain = [facts.fact()]
-            question, answer = facts.question(chain[0])
-        else:
-            chain, question = facts.chain(hops)
-            answer = chain[-1].value
-        question, known = _asked(rng, question), len(chain)
-        if hops > 1 and rng.random() < 0.6:
-            known = rng.randint(1, hops - 1)
-        others = [facts.fact(chain[-1].relation).statement, *(each.statement for each in real[:1])]
-        noise = _shuffled(rng, others)[: rng.choices((0, 1, 2), (50, 35, 15))[0]]
-        memory = " ".join(_shuffled(rng, [*(fact.statement for fact in chain[:known]), *noise]))
-        role = rng.choices(("decompose", "integrate", "recall_last", "answer"), (50, 20, 10, 20))[0]
-        if role == "answer" or (known == len(chain) and role != "decompose"):
-            answer = answer if known == len(chain) else NOT_STATED
-            return Turn("answer", question, {"memory": memory}, f"\\boxed{{{answer}}}", writes=answer != NOT_STATED)
-        if known == len(chain):
-            return Turn("decompose", question, {"memory": memory}, "ANSWER")
-        following = chain[known]
-        asked = facts.about(following.relation, following.subject)
-        if role == "decompose":
-            return Turn(role, question, {"memory": memory}, f"ASK\n{asked}")
-        is_found = rng.random() < 0.8
-        whole = f"{memory} {following.statement}" if is_found else memory
-        if role == "integrate":
-            fields = {"chunk": following.statement if is_found else "none", "memory": memory, "subquestion": asked}
-            return Turn(role, question, fields, whole, writes=is_found)
-        shown = _shuffled(rng, [*([following.statement] if is_found else []), *noise])
-        return Turn(
-            role, question, {"memory": memory, "recalled": "\n".join(shown) or _NOTHING}, whole, writes=is_found
-        )
 
     def _planted(
         self, rng: random.Random, facts: EnglishFacts, kinds: int | None = None
@@ -247,7 +179,7 @@ class TraceMaker:
             before = (*noted, other.statement) if known else noted
             return Quest(question, before, before, answer if known else NOT_STATED, known)
 
-        return [here, here, elsewhere], [each.statement for each in _shuffled(rng, [fact, *missed])]
+        return [here, here, elsewhere], [each.statement for each in shuffled(rng, [fact, *missed])]
 
     def _absent(
         self, rng: random.Random, facts: EnglishFacts
@@ -290,7 +222,7 @@ class TraceMaker:
         first = facts.fact(relation)
         rest = [facts.fact(relation, subject=first.subject) for _ in range(rng.randint(1, 3))]
         here = rng.randint(1, 2)
-        all_of_them = _shuffled(rng, [first, *rest])
+        all_of_them = shuffled(rng, [first, *rest])
         question = rng.choice(relation.plural_questions).replace("{s}", first.subject)
 
         def listed(rng: random.Random) -> Quest:
@@ -329,10 +261,9 @@ class TraceMaker:
                 chain[-1].value if whole else NOT_STATED,
                 whole,
                 next_words=chain[found].subject if begun else "",
-                next_question=facts.about(chain[found].relation, chain[found].subject) if begun else "",
             )
 
-        return [hops, hops], [each.statement for each in _shuffled(rng, [*stated, *missed])]
+        return [hops, hops], [each.statement for each in shuffled(rng, [*stated, *missed])]
 
 
 def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion]:
@@ -343,7 +274,7 @@ def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
     """What a reader that tends to note too much may have noted before."""
-    return tuple(each.statement for each in _shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
+    return tuple(each.statement for each in shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
 def _list_note(subject: str, values: Sequence[str]) -> str:
@@ -362,14 +293,14 @@ def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQue
 def _real_elsewhere(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> Quest:
     noted = _other_statements(rng, real, others)
     known = rng.random() < 0.4
-    before = tuple(_shuffled(rng, [*noted, real.statement])) if known else noted
+    before = tuple(shuffled(rng, [*noted, real.statement])) if known else noted
     return Quest(real.question, before, before, real.statement if known else NOT_STATED, known)
 
 
 def _other_statements(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> tuple[str, ...]:
     """Up to two sentences that do not answer a question and may have been noted for it."""
     notes = {each.statement for each in others if not real.could_be_answered_by(each.statement)}
-    return tuple(_shuffled(rng, sorted(notes))[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
+    return tuple(shuffled(rng, sorted(notes))[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
 def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
@@ -392,7 +323,7 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
         found = " ".join(note for note in quest.after if note not in quest.before) if changed else ""
         reply = found or "none"
     elif role == "recall_update":
-        fields["recalled"] = _NOTHING
+        fields["recalled"] = NOTHING
         reply = after + (f"\nRECALL: {quest.next_words}" if quest.next_words and changed else "")
     elif role == "question":
         if quest.before:
@@ -405,55 +336,14 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
 
 
 def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> Turn:
-    """A turn of one of the roles that see memory or findings only."""
-    notes = " ".join(quest.after)
-    role = rng.choices(("answer", "merge", "decompose", "integrate", "recall_last"), (60, 14, 10, 10, 6))[0]
+    """A turn that merges findings, or answers from memory."""
     noise = [facts.fact().statement for _ in range(rng.randint(0, 2))]
-    if role == "merge" and quest.after:
-        findings = _shuffled(rng, [*quest.after, *noise]) if ":" not in notes else [*quest.after]
+    if quest.after and rng.random() < 0.2:
+        is_list = any(":" in note for note in quest.after)
+        findings = [*quest.after] if is_list else shuffled(rng, [*quest.after, *noise])
         kept = [each for each in findings if each in quest.after]
-        return Turn(role, quest.question, {"chunk": "\n".join(findings)}, " ".join(kept) or "none")
-    if role == "decompose":
-        reply = f"ASK\n{quest.next_question}" if quest.next_question else "ANSWER"
-        return Turn(role, quest.question, {"memory": notes}, reply)
-    if role in {"integrate", "recall_last"} and len(quest.after) >= 2:
-        first, second = " ".join(quest.after[:-1]), quest.after[-1]
-        if role == "integrate":
-            fields = {"chunk": second, "memory": first, "subquestion": quest.next_question or quest.question}
-            return Turn(role, quest.question, fields, notes)
-        recalled = "\n".join(_shuffled(rng, [second, *noise]))
-        return Turn(role, quest.question, {"memory": first, "recalled": recalled}, notes)
+        return Turn("merge", quest.question, {"chunk": "\n".join(findings)}, " ".join(kept))
     if rng.random() < 0.12 and noise and quest.after:  # a memory that does not answer
         return Turn("answer", quest.question, {"memory": noise[0]}, f"\\boxed{{{NOT_STATED}}}")
-    answers = quest.answer != NOT_STATED
-    reply = f"\\boxed{{{quest.answer}}}"
-    return Turn("answer", quest.question, {"memory": notes or rng.choice(("", "none"))}, reply, writes=answers)
-
-
-_FRAMES: Final = {
-    "{q}": 62,
-    "According to the text, {l}": 5,
-    "In this document, {l}": 4,
-    "{n}": 4,
-    "Tell me: {l}": 4,
-    "{lower}": 3,
-    "Question: {q}": 3,
-    "I would like to know: {l}": 3,
-    "{q} Answer briefly.": 3,
-    "Please answer: {q}": 3,
-    "Can you find out {n}?": 3,
-}
-
-
-def _asked(rng: random.Random, question: str) -> str:
-    """The question in one of several phrasings."""
-    frame = rng.choices(list(_FRAMES), list(_FRAMES.values()))[0]
-    plain = question.rstrip("?.")
-    begins = question[:1].lower() + question[1:]
-    return frame.format(
-        q=question, l=begins, n=plain if frame == "{n}" else plain[:1].lower() + plain[1:], lower=begins.lower()
-    )
-
-
-def _shuffled(rng: random.Random, items: Sequence[Any]) -> list[Any]:
-    return rng.sample(list(items), len(items))
+    memory = {"memory": " ".join(quest.after) or rng.choice(("", "none"))}
+    return Turn("answer", quest.question, memory, f"\\boxed{{{quest.answer}}}", writes=quest.answer != NOT_STATED)

@@ -16,7 +16,7 @@ from typing import Final
 from memagent_graph.evaluation.tasks.invented_names import FIRST_NAMES
 from memagent_graph.evaluation.tasks.state_tracking import STATES, THINGS, Asked, Situation, Story
 from memagent_training.embedded.training_examples import Prose, plant
-from memagent_training.language.reader_traces import Turn
+from memagent_training.language.turns import Turn
 
 _EVENTS: Final = (4, 32)
 """The least and most events of a story."""

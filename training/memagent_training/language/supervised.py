@@ -31,8 +31,9 @@ from memagent_graph.prompts import Prompts
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
-from memagent_training.language.reader_traces import MIXES, TraceMaker, Turn
+from memagent_training.language.reader_traces import MIXES, TraceMaker
 from memagent_training.language.story_traces import turns_on_story
+from memagent_training.language.turns import Turn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
