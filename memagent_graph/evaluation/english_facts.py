@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -111,16 +112,20 @@ class MoreFacts:
     numbers: dict[str, tuple[int, int]]
     """The smallest and largest number of each kind."""
     frames: tuple[str, ...]
+    digest: str = ""
+    """Of the file that they are from: the first digits of its SHA-256."""
 
     @classmethod
     def read(cls, path: Path) -> MoreFacts:
         """From a file in the format of `english_facts.toml`."""
-        found = _parsed(path.read_text("utf-8"))
+        content = path.read_bytes()
+        found = _parsed(content.decode("utf-8"))
         return cls(
             tuple(replace(each, all_wordings=True) for each in found.relations),
             {kind: _listed(text) for kind, text in found.words.items()},
             found.numbers,
             found.frames,
+            sha256(content).hexdigest()[:16],
         )
 
 

@@ -70,6 +70,13 @@ class EnglishTask(GeneratedTask):
                 hint="Take 1, or any larger number; of a very large one, only near misses are left.",
             )
 
+    @property
+    def draws_of(self) -> str:
+        """As of any task; of a file with more relations, what is in it counts, not where it is."""
+        if not self.facts:
+            return self.name
+        return self.name.replace(f"facts={self.facts}", f"facts={_more_facts(self.facts).digest}")
+
     def sample(self, length: int, index: int) -> Sample:
         """The `index`-th sample of a length.
 

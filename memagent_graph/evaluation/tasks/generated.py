@@ -58,6 +58,11 @@ class GeneratedTask(ABC):
         """The number of a sample's document, and the index of its question among those about the document."""
         return divmod(index, self.settings.questions_per_document)
 
+    @property
+    def draws_of(self) -> str:
+        """The name that random numbers depend on: the task's, with its options."""
+        return self.name
+
     def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
         """The sample's random numbers: the same for the same seed, task, length and index, in any process.
 
@@ -68,7 +73,7 @@ class GeneratedTask(ABC):
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
         if length < 1:
             raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
-        return source(self.settings, self.name, length, index, *purpose)
+        return source(self.settings, self.draws_of, length, index, *purpose)
 
     def room(self, length: int, question: str) -> int:
         """How many tokens are left for the document; negative if not even the question fits."""

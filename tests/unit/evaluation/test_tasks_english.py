@@ -1,5 +1,6 @@
 """Facts in plain English: what is asked for stands in the document once, and nothing else there answers."""
 
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -164,8 +165,11 @@ def test_relations_of_a_file_are_asked_for_too(tmp_path):
         harp = "| the old harp | the new harp |"
         """
     )
-    asked = samples_of(f"english_fact:held_out=no:facts={file}", count=120, length=600)
-    assert any(sample.question.endswith("tune?") for sample in asked)
+    asked = [sample.question for sample in samples_of(f"english_fact:held_out=no:facts={file}", count=120, length=600)]
+    assert any(question.endswith("tune?") for question in asked)
+    elsewhere = shutil.copy(file, tmp_path / "the_same.toml")
+    moved = samples_of(f"english_fact:held_out=no:facts={elsewhere}", count=120, length=600)
+    assert [sample.question for sample in moved] == asked, "what is asked depends on where the file is"
 
 
 @pytest.mark.parametrize("content", [None, "no toml", "[[relations]]\nname = 'incomplete'\n"])
