@@ -15,6 +15,7 @@ _MOST_OCCURRENCES = 64
 _RARE = 3
 _UNSPACED_RUN = 4
 _UNSPACED = re.compile(f"[{UNSPACED}]")
+_NAME = re.compile(r"(?<=[a-z,]\s)[A-Z]\w+")
 _STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -61,6 +62,14 @@ class WordedText:
         """
         words = [(index, word) for index, word in enumerate(self.words) if _is_content(word)]
         return sorted([*words, *self._unspaced()])
+
+    def names(self) -> dict[str, list[int]]:
+        """The places of words with a capital within a sentence, as they are spelled."""
+        places: dict[str, list[int]] = {}
+        for index, (start, end) in enumerate(self.spans):
+            if _NAME.match(self.text, start):
+                places.setdefault(self.text[start:end], []).append(index)
+        return places
 
     def places(self, anchors: Container[str]) -> dict[str, list[int]]:
         """The places of some anchors."""
@@ -117,10 +126,14 @@ class Quote:
 def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     """The longest passages of equal words, around every anchor that the two share.
 
-    A single word that is frequent in a chunk is not a quote, so it makes no run.
+    A single word that is frequent in a chunk is not a quote, so it makes no run. If a line has function words only, those
+    count that the chunk writes as names: the month May, or Will.
     """
-    anchors = line.anchors()
-    places = chunk.places({anchor for _, anchor in anchors})
+    if anchors := line.anchors():
+        places = chunk.places({anchor for _, anchor in anchors})
+    else:
+        places = chunk.names()
+        anchors = [(index, line.text[start:end]) for index, (start, end) in enumerate(line.spans)]
     runs: list[Run] = []
     reached: dict[int, int] = {}
     for of, anchor in anchors:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripts import document_with, part
@@ -75,6 +76,21 @@ def test_runs_a_few_words_apart_are_one_quote() -> None:
 
 def test_function_words_alone_are_no_quote() -> None:
     assert quotes("it was of the", "it was of the") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "quoted"),
+    [
+        ("May", "It may rain. Vera was born in May, they say.", ["May"]),
+        ("in May", "May we come in? Vera was born\nin May.", ["in May"]),
+        ("Will", "She will ask Will tomorrow.", ["Will"]),
+        ("May", "May we come in? We may.", []),
+        ("may", "Vera was born in May.", []),
+        ("No", "No, there is no need.", []),
+    ],
+)
+def test_a_name_that_looks_like_a_function_word_is_a_quote(line: str, text: str, quoted: list[str]) -> None:
+    assert [text[start:end] for start, end in quotes(line, text)] == quoted
 
 
 def test_a_number_alone_is_a_quote() -> None:
