@@ -164,7 +164,8 @@ class Prompts:
         return digest.hexdigest()[:16]
 
     @cached_property
-    def _guarded(self) -> tuple[frozenset[str], re.Pattern[str]]:
+    def _guarded(self) -> dict[str, re.Pattern[str]]:
+        """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
         templates = (self.update, self.answer, *self.others.values())
         tags = "|".join(sorted(map(re.escape, frozenset[str]().union(*(each.tags for each in templates)))))
         following: dict[str, list[str]] = {}
@@ -174,15 +175,17 @@ class Prompts:
             following.setdefault(token[0], []).append(re.escape(token[1:]))
         for first, rest in FAMILY_MARKERS.items() if self.guards_families else ():
             following.setdefault(first, []).append(rest)
-        alternatives = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in following.items()]
-        return frozenset(following), re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
+        return {
+            first: re.compile(f"{re.escape(first)}(?={'|'.join(rest)})", re.IGNORECASE)
+            for first, rest in following.items()
+        }
 
     def neutralise(self, text: str) -> str:
         """`text`, changed so that it cannot close a part of the prompt, open another, or end the message."""
-        first_characters, pattern = self._guarded
-        if not any(character in text for character in first_characters):
-            return text
-        return pattern.sub(lambda match: match[0] + "\\", text)
+        for first, pattern in self._guarded.items():
+            if first in text:
+                text = pattern.sub(lambda match: match[0] + "\\", text)
+        return text
 
     def messages(self, role: str, question: str, **fields: str) -> list[Message]:
         """The prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""

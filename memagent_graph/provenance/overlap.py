@@ -126,8 +126,8 @@ class Quote:
 def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     """The longest passages of equal words, around every anchor that the two share.
 
-    A single word that is frequent in a chunk is not a quote, so it makes no run. If a line has function words only, those
-    count that the chunk writes as names: the month May, or Will.
+    A single word that is frequent in a chunk is not a quote, so it makes no run. In a line of function words, the
+    ones count that the chunk writes as names: the month May, or Will.
     """
     if anchors := line.anchors():
         places = chunk.places({anchor for _, anchor in anchors})
