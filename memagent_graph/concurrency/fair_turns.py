@@ -31,6 +31,7 @@ class Turn:
         self.end()
         slots = _slots.get()
         await slots.acquire()
+        self.end()  # steps that run side by side share a read's turn: another may have taken one meanwhile
         self._held = slots
         self._alarm = asyncio.get_running_loop().call_later(_LONGEST_SECONDS, self.end)
 

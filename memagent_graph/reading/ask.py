@@ -341,6 +341,7 @@ class Ask:
         self._logged_events = len(self.events)
         place, chunk = self._place, self._place.chunk_index
         position = chunk if chunk is not None else self._state.get("chunks_read", 0)
+        is_the_reply = outcome is not Outcome.KEPT_PREVIOUS and memory == completion.text.strip()
         recording.record(
             Conversation(
                 run_id=run_id,
@@ -365,7 +366,7 @@ class Ask:
                 cached_tokens=usage.cached_tokens,
                 finish_reason=completion.finish_reason.value,
                 text=completion.text,
-                memory=memory if memory is not None and memory != completion.text.strip() else None,
+                memory=None if is_the_reply else memory,
                 prompt_token_ids=completion.prompt_token_ids,
                 token_ids=completion.token_ids,
                 logprobs=completion.logprobs,

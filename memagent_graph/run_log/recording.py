@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,7 +83,7 @@ class Recording:
                 await future
             except RunLogError as error:
                 self.failure = self.failure or error.message
-            except (sqlite3.Error, OSError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  also what a setting or a redaction raises
                 self.failure = self.failure or log_error(self.log.path, error).message
 
     def _hand_in(self, job: Job) -> None:

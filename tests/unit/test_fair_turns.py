@@ -61,3 +61,19 @@ async def test_a_read_that_is_cancelled_while_it_waits_leaves_the_turn_to_the_ne
     waiting.cancel()
     first.end()
     await asyncio.wait_for(third.begin(), 5)
+
+
+async def test_steps_side_by_side_that_share_a_turn_leave_no_slot_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = asyncio.Semaphore(2)
+    monkeypatch.setattr(turns, "_slots", turns.PerLoop(lambda: slots))
+    shared, others = Turn(), [Turn(), Turn()]
+    for other in others:
+        await other.begin()
+    side_by_side = asyncio.gather(shared.begin(), shared.begin())
+    await asyncio.sleep(0)
+    for other in others:
+        other.end()
+    await side_by_side
+    shared.end()
+    await asyncio.wait_for(slots.acquire(), 5)
+    await asyncio.wait_for(slots.acquire(), 5)

@@ -432,6 +432,29 @@ def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatc
     assert len(logged) < result.chunks_read
 
 
+@pytest.mark.parametrize("held", [Path("/data"), {1, 2}])
+def test_a_setting_that_json_cannot_hold_stops_the_log_and_not_the_read(make_reader, log, held) -> None:
+    result = make_reader(run_log=log, settings={"held": held}).read(TEXT, QUESTION, run_id="r")
+    assert result.answer == "4711"
+    (event,) = result.events
+    assert event.kind is EventKind.LOGGING_STOPPED
+    assert "not JSON serializable" in event.detail
+
+
+def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_reader, log) -> None:
+    def finds_it_once(prompt: str) -> str:
+        if "<section>" not in prompt and "boxed" in prompt:
+            return "\\boxed{4711}"
+        return "" if "<section>" in prompt and "a note" in prompt else "a note"
+
+    result = make_reader(ScriptedPolicy(finds_it_once), strategy="parallel", run_log=log).read(
+        TEXT, QUESTION, run_id="r"
+    )
+    texts = [(step.branch, step.role, step.text) for step in result.trace.steps]
+    assert "" in {text for _, role, text in texts if role == "extract"}
+    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").steps)
+
+
 def test_a_locked_file_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
     from memagent_graph.run_log import writer
     from memagent_graph.run_log.schema import connect
