@@ -266,8 +266,9 @@ class ReadManager:
     async def cancel(self, read: Read, state: ReadState = ReadState.CANCELLED) -> None:
         """End a read as cancelled or paused. What it has read is kept: if it is requested again, it continues."""
         if read.task is not None and not read.task.done():
-            read.ends_as = state
-            read.task.cancel()
+            if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
+                read.ends_as = state
+                read.task.cancel()
             await asyncio.wait([read.task])
 
     async def aclose(self) -> None:

@@ -60,6 +60,7 @@ class Uploads:
         path = self._path(owner, file_id)
         private_folder(path.parent)
         private_file(path)
+        unfinished = path.with_suffix(".unfinished")
         size = 0
         try:
             with path.open("wb") as target:
@@ -74,13 +75,14 @@ class Uploads:
                     target.write(piece)
             if not size:
                 raise bad_request("the file is empty", "file")
+            known = UploadedFile(file_id, size, int(time.time()), shown_name(name), in_one_line(purpose, _LONGEST_NAME))
+            private_file(unfinished)
+            unfinished.write_text(json.dumps(asdict(known)), encoding="utf-8")
+            unfinished.replace(path.with_suffix(".json"))
         except BaseException:
             path.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise
-        known = UploadedFile(file_id, size, int(time.time()), shown_name(name), in_one_line(purpose, _LONGEST_NAME))
-        about = path.with_suffix(".json")
-        private_file(about)
-        about.write_text(json.dumps(asdict(known)), encoding="utf-8")
         return known
 
     def all(self, owner: Owner) -> list[UploadedFile]:

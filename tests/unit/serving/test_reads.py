@@ -20,10 +20,13 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, ServingProcess, served
 
+from memagent_graph import Document, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
-from memagent_graph.serving.keys import Keys, Owner
+from memagent_graph.serving.api_errors import ApiError
+from memagent_graph.serving.keys import LOCAL, Keys, Owner
 from memagent_graph.serving.ledger import Entry, Ledger, ReadState
-from memagent_graph.serving.reads import Bounds
+from memagent_graph.serving.metrics import Metrics
+from memagent_graph.serving.reads import Ask, Bounds, ReadManager
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=1200)
 QUESTION = "What is the key of harbor?"
@@ -347,3 +350,24 @@ def test_the_ledger_knows_whose_a_read_is(tmp_path: Path) -> None:
     assert (found.state, found.error, found.ended is None) == (ReadState.FAILED, "why", False)
     assert ledger.of_owner("alice", newest=5, before=1.0) == [found]
     ledger.close()
+
+
+async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled_once(make_reader, tmp_path) -> None:
+    class SlowLedger(Ledger):
+        def mark(self, *given: Any, **options: Any) -> None:
+            time.sleep(0.05)
+            super().mark(*given, **options)
+
+    reader = make_reader(ScriptedPolicy(perfect_reader, delay=0.05), checkpoints=tmp_path / "checkpoints.sqlite")
+    manager = ReadManager(reader, SlowLedger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
+    document = reader.store.add(Document.from_text(LONG))
+    read, _ = await manager.start(Ask(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams()))
+    await asyncio.sleep(0.2)
+    first = asyncio.create_task(manager.cancel(read))
+    await asyncio.sleep(0.02)
+    await asyncio.gather(first, manager.cancel(read))
+    assert len(manager) == 0
+    assert read.state is ReadState.CANCELLED
+    with pytest.raises(ApiError, match="was cancelled"):
+        async for _ in manager.follow(read):
+            pass

@@ -1,0 +1,29 @@
+"""Uploaded files on a disk that fails: what was not written whole is not there."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.serving.keys import LOCAL
+from memagent_graph.serving.uploads import Uploads
+
+
+def test_an_upload_whose_description_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    uploads = Uploads(tmp_path, quota=10_000)
+    kept = uploads.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="no space"):
+            uploads.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
+    assert uploads.all(LOCAL) == [kept]
+    later = uploads.add(LOCAL, "later.txt", "user_data", io.BytesIO(b"a third"))
+    assert {file.id for file in uploads.all(LOCAL)} == {kept.id, later.id}
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
