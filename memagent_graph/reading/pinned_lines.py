@@ -10,7 +10,7 @@ Pins: TypeAlias = Callable[[str], Sequence[str]]
 
 
 def with_pins(memory: str, pins: Sequence[str], fits: Callable[[str], bool], cut: Callable[[str], str]) -> str:
-    """A memory with all pinned lines: missing ones are put before it.
+    """A memory with all pinned lines, whatever their indentation: missing ones are put before it.
 
     Where that is longer than a memory may be, all pinned lines go first, and the end of the rest is cut off.
 
@@ -21,10 +21,11 @@ def with_pins(memory: str, pins: Sequence[str], fits: Callable[[str], bool], cut
         cut: the beginning of a text, as long as the budget.
     """
     lines = memory.splitlines()
-    missing = [pin for pin in dict.fromkeys(pins) if pin not in lines]
+    held, pinned = {line.strip() for line in lines}, {pin.strip() for pin in pins}
+    missing = [pin for pin in dict.fromkeys(pins) if pin.strip() not in held]
     if not missing:
         return memory
     together = "\n".join([*missing, memory]) if memory else "\n".join(missing)
     if fits(together):
         return together
-    return cut("\n".join([*dict.fromkeys(pins), *(line for line in lines if line not in pins)]))
+    return cut("\n".join([*dict.fromkeys(pins), *(line for line in lines if line.strip() not in pinned)]))
