@@ -102,6 +102,11 @@ def shipped(name: str) -> str:
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
+def answer_form(answer_format: AnswerFormat) -> str:
+    """The end of the shipped prompt for the answer: how the answer is to be written."""
+    return shipped(f"answer_{answer_format.value}").rpartition("\n\n")[2]
+
+
 REPAIR = Role(
     "repair",
     Writes.ANSWER,

@@ -350,6 +350,11 @@ class ReaderContext:
             )
         )
 
+    @property
+    def schema(self) -> str:
+        """The schema of a structured answer, as prompts show it; empty if the answer is not structured."""
+        return self.structure.format.text if self.structure else ""
+
     def question_shown(self, question: str) -> str:
         """The question as prompts of memories show it: with the fields of a structured answer."""
         outline = self.structure.outline if self.structure else ""

@@ -19,7 +19,7 @@ from memagent_graph.errors import BudgetError, RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate
 from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
-from memagent_graph.roles import REPAIR, prompts_for, shipped
+from memagent_graph.roles import REPAIR, answer_form, prompts_for, shipped
 
 ERROR_TOKENS: Final = 256
 """The most tokens of what is wrong with a reply, in the prompt of a repair."""
@@ -90,7 +90,7 @@ def format_for_resume(
 
 
 def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
-    """Prompts whose answer shows the schema, also for roles that use the answer's template.
+    """Prompts whose answer shows the schema, also for roles that use the answer's template or end like it.
 
     A template of the user's own is kept: it shows the schema where it has {schema}.
     """
@@ -98,9 +98,18 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
     answer = before.answer
     if answer.text in packaged:
         answer = PromptTemplate(shipped("answer_json"), "answer_json.txt", ANSWER_FIELDS)
-    others = {name: answer if each == before.answer else each for name, each in before.others.items()}
+    others = {name: answer if each == before.answer else _asks_for_json(each) for name, each in before.others.items()}
     repair = prompts_for((REPAIR,), before).others
     return replace(prompts, answer=answer, others={**others, **repair})
+
+
+def _asks_for_json(template: PromptTemplate) -> PromptTemplate:
+    """A template that ends with a form of answers, with the schema instead of it; any other as it is."""
+    for form in map(answer_form, AnswerFormat):
+        if template.text.endswith(form):
+            text = template.text.removesuffix(form) + shipped("schema_form")
+            return PromptTemplate(text, template.source, template.names | {"schema"})
+    return template
 
 
 def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext) -> None:

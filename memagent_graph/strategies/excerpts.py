@@ -30,7 +30,7 @@ from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, span_of
 from memagent_graph.reading.steps import answered
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, shipped
+from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for, shipped
 from memagent_graph.trace import Writes
 
 _STEP_TOKENS: Final = 1024
@@ -44,8 +44,7 @@ T = TypeVar("T")
 
 def _question_words(answer_format: AnswerFormat) -> str:
     """The question on a text, and, as in the shipped prompt for the answer, its form."""
-    _, _, form = shipped(f"answer_{answer_format.value}").rpartition("\n\n")
-    return f"{shipped('question')}\n\n{form}"
+    return f"{shipped('question')}\n\n{answer_form(answer_format)}"
 
 
 QUESTION: Final = Role(
@@ -89,7 +88,7 @@ class Call:
 
     def needs(self, text: str) -> int:
         """How many tokens of the window a question on a text takes: prompt and reply."""
-        messages = self.context.prompts.messages(self.role.name, self.question, chunk=text)
+        messages = self.context.prompts.messages(self.role.name, self.question, chunk=text, schema=self.context.schema)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
         return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
 

@@ -28,7 +28,9 @@ from memagent_graph import (
     ScriptedPolicy,
     StopReason,
     load_prompts,
+    load_tokenizer,
 )
+from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import (
     BudgetError,
     PolicyRequestError,
@@ -311,6 +313,26 @@ def test_every_strategy_answers_in_the_form(structured_reader, name) -> None:
     result = reader.read(TEXT, QUESTION, response_format=Key)
     assert result.value == Key(place="harbor", key=4711)
     assert [step.role for step in result.trace.answers][-1] == "repair"
+
+
+@pytest.mark.parametrize("name", ["full_context", "middle_truncation", "retrieval"])
+def test_a_question_on_an_excerpt_shows_the_schema_instead_of_the_box(structured_reader, name) -> None:
+    reader = structured_reader(GOOD, strategy=name)
+    result = reader.read(TEXT[:1200], QUESTION, response_format=Key)
+    assert result.value == Key(place="harbor", key=4711)
+    (prompt,) = reader.policy.prompts
+    assert json.loads(part(prompt, "schema")) == Key.model_json_schema()
+    assert "boxed" not in prompt
+    reader.read(TEXT[:1200], QUESTION)
+    assert reader.policy.prompts[-1].endswith("\\boxed{}.")
+
+
+def test_an_excerpt_leaves_room_for_the_schema(structured_reader) -> None:
+    reader = structured_reader(GOOD, strategy="middle_truncation")
+    reader.read(document_with({}, words=5000), QUESTION, response_format=Key)
+    (prompt,) = reader.policy.prompts
+    tokens = load_tokenizer("embedded").count(prompt) + CHAT_TEMPLATE_TOKENS + ROOMY.answer_tokens
+    assert ROOMY.context_window - 100 < tokens <= ROOMY.context_window
 
 
 class TestAServer:
