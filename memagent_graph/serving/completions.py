@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from memagent_graph.documents import DocumentRef
 from memagent_graph.policy import Message
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.ask import shown_tokens
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.serving.api_errors import ApiError, bad_request
@@ -53,6 +54,7 @@ from memagent_graph.serving.request_texts import Source, document_of, sources_of
 from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.spool import Body, Spool, require_plain
 from memagent_graph.serving.uploads import Uploads, shown_name, stored
+from memagent_graph.tokenizers.shortening import shortened
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Try"
 READ_HEADER: Final = "X-Memagent-Read"
@@ -402,9 +404,18 @@ def _has_news(progress: Progress) -> bool:
 def _questions(chat: ChatRequest, plan: Plan, context: ReaderContext, continues: bool) -> tuple[str, str]:
     """The question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
-    question = question_of(chat, plan, tokenizer, tokens, with_context=not continues)
+    question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
     was_read = continues and any(place.message == plan.asked for place in plan.places)
     return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
+
+
+def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
+    """A question that is within its budget also where tags in it are escaped."""
+    most = tokens
+    while (excess := shown_tokens(context, question) - tokens) > 0 and most > 1:
+        most = max(1, most - excess)
+        question = shortened(question, most, context.tokenizer)
+    return question
 
 
 def _write(data: JsonText, path: Path) -> None:

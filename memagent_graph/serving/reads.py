@@ -358,7 +358,7 @@ class ReadManager:
     async def _parts(self, read: Read, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         reader, ask = await self.reader_for(read.ask), read.ask
         limits = _tighter(self.bounds.limits, ask.owner)
-        if resumes:
+        if resumes and reader.keeps_checkpoints:
             try:
                 async with aclosing(reader.astream_resume(read.run_id, limits=limits, pins=read.pinned)) as parts:
                     async for part in parts:

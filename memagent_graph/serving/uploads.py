@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -87,7 +88,10 @@ class Uploads:
 
     def all(self, owner: Owner) -> list[UploadedFile]:
         """The files of a key, the newest first."""
-        found = [_read(path) for path in self._folder_of(owner).glob("file-*.json")]
+        found = []
+        for path in self._folder_of(owner).glob("file-*.json"):
+            with suppress(FileNotFoundError):  # deleted in the meantime
+                found.append(_read(path))
         return sorted(found, key=lambda file: (-file.created_at, file.id))
 
     def get(self, owner: Owner, file_id: str) -> UploadedFile:

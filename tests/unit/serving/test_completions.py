@@ -14,7 +14,7 @@ import openai
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import document_with, perfect_reader
+from support.scripts import document_with, part, perfect_reader
 from support.serving import Served, served
 
 from memagent_graph import ScriptedPolicy
@@ -133,6 +133,17 @@ def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI,
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.memagent["calls"] == len(calls) == reply.memagent["chunks_read"] + 1
     assert reply.memagent["read"] == ["the message"]
+
+
+def test_a_question_full_of_tags_is_shortened_until_it_fits_where_they_are_escaped(
+    client: openai.OpenAI, upstream: Upstream
+) -> None:
+    asked = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
+    reply = ask(client, user(f"{LONG}\n\n{asked}"))
+    assert reply.choices[0].finish_reason == "stop"
+    problem = part(upstream.requests[-1]["messages"][-1]["content"], "problem")
+    assert QUESTION in problem
+    assert "<\\section>" in problem
 
 
 def test_the_cost_is_that_of_all_calls(client: openai.OpenAI, upstream: Upstream) -> None:
