@@ -509,7 +509,8 @@ class MemAgent:
         await self._require_same(state, structured(graph.reader_context, form), run_id, None)
         step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author)
+            kept = {each.id for each in (await trace_so_far(graph, run_id)).steps}
+            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, kept=kept)
             await asyncio.to_thread(self.run_log.wait, entered)
 
     edit_memory = synchronous(aedit_memory)

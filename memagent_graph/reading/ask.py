@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -101,6 +101,7 @@ class Ask:
         place: its place in the run.
         previous: the memory that is kept if no reply is accepted.
         turn: the read's turn on the event loop.
+        trace: the ids of the trace around the step.
     """
 
     def __init__(
@@ -113,9 +114,10 @@ class Ask:
         *,
         previous: str,
         turn: Turn,
+        trace: Mapping[str, str],
     ) -> None:
         self._state, self._context, self._role, self._messages = state, context, role, messages
-        self._place, self._previous, self._turn = place, previous, turn
+        self._place, self._previous, self._turn, self._trace = place, previous, turn, trace
         self._bound = role.tokens(context.budget)
         self._attempts = self._logged_events = 0
         self._asked = (0.0, 0.0)
@@ -334,7 +336,7 @@ class Ask:
         if recording is None or recording.failure is not None:
             return
         run_id = self._state.get("run_id", "")
-        recording.begin(run_id, self._state["question"], self._state["document"], context.prompts)
+        recording.begin(run_id, self._state["question"], self._state["document"], context.prompts, self._trace)
         began, seconds = self._asked
         usage = self._usage(completion)
         events = self.events[self._logged_events :]
@@ -376,7 +378,7 @@ class Ask:
                     LoggedEvent(began + seconds, event["kind"], event["detail"], chunk, event["rule"])
                     for event in events
                 ),
-                trace=recording.trace,
+                trace=self._trace,
             ),
             [message["content"] for message in self._messages],
         )

@@ -56,6 +56,8 @@ class StepContext:
     """Policy, tokenizer, store, prompts and budgets."""
     node: str
     turn: Turn = field(repr=False)
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The ids of the trace around it, for the log."""
     records: list[StepRecord] = field(default_factory=list)
     cost: Counters = field(default_factory=no_cost)
     chunks: int = 0
@@ -131,12 +133,12 @@ class StepContext:
         context = self.context
         asked = question or self.state["question"]
         if context.structure is not None:
-            fields = {"schema": context.structure.format.text, **fields}
+            fields = {"schema": context.schema, **fields}
             if question is None and role.writes is not Writes.ANSWER:
                 asked = context.question_shown(asked)
         self.reading = place.chunk_index
         messages = context.prompts.messages(role.name, asked, **fields)
-        ask = Ask(self.state, context, role, messages, place, previous=previous, turn=self.turn)
+        ask = Ask(self.state, context, role, messages, place, previous=previous, turn=self.turn, trace=self.trace)
         if note is not None:
             ask.note(*note)
         reply = await ask.reply()
@@ -190,8 +192,13 @@ class StepContext:
         self.context.meter.chosen_again = pending["index"]
 
     def limit(self) -> StopReason | None:
-        """The limit that stops the read here, if there is one; pass it to `stopped`."""
-        return self.context.meter.exceeded(self.context.limits)
+        """The limit that stops the read here, if there is one; pass it to `stopped`.
+
+        The number of chunks is no limit once all of the document was read.
+        """
+        reason = self.context.meter.exceeded(self.context.limits)
+        has_read_all = reason is StopReason.MAX_CHUNKS and not self.state.get("span")
+        return None if has_read_all and self.context.is_at_end(self.state) else reason
 
     def chunks_left(self, most: int) -> int:
         """How many chunks may be read before the limit, at most `most`."""
@@ -354,9 +361,8 @@ class StepNode(Runnable[Any, Change]):
 
     async def _executed(self, state: Any, context: ReaderContext, config: RunnableConfig | None, turn: Turn) -> Change:
         recording = context.meter.recording
-        if recording is not None:
-            recording.trace = trace_ids(config)
-        step = StepContext(state, observed(context, config), self.node, turn)
+        trace = {} if recording is None else trace_ids(config)
+        step = StepContext(state, observed(context, config), self.node, turn, trace)
         begin = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)

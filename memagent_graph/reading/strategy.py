@@ -175,7 +175,7 @@ class StrategyGraph:
         """Begin a run: reset every channel."""
         run_id = state.get("run_id") or new_run_id()
         if recording := step.context.meter.recording:
-            recording.begin(run_id, state["question"], state["document"], step.context.prompts, afresh=True)
+            recording.begin(run_id, state["question"], state["document"], step.context.prompts, step.trace, afresh=True)
         blank = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _GIVEN}
         return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
 

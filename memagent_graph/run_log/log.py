@@ -7,7 +7,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -168,9 +168,16 @@ class RunLog:
         self._writer.hurry()
 
     def edit(
-        self, run_id: str, position: int, memory: str, *, step: str | None = None, author: str | None = None
+        self,
+        run_id: str,
+        position: int,
+        memory: str,
+        *,
+        step: str | None = None,
+        author: str | None = None,
+        kept: Collection[str] | None = None,
     ) -> Future[None]:
-        """Log that a person replaced the memory that a step wrote: everything that depends on it is superseded.
+        """Log that a person replaced the memory that a step wrote: what depends on it, or came later, is superseded.
 
         A run that is not in this log is ignored.
 
@@ -180,16 +187,19 @@ class RunLog:
             memory: the new memory.
             step: the step's id; the trunk's newest at that chunk if left out.
             author: who did it, if known.
+            kept: the ids of the steps that the run still has; if left out, only what depends on the step is superseded.
         """
-        kept = self._kept(TextKind.MEMORY, memory)
+        text = self._kept(TextKind.MEMORY, memory)
 
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 return
             edited = step if step is not None else rows.step_at(connection, run_id, position)
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
+            if kept is not None:
+                rows.supersede_except(connection, run_id, kept)
             event = LoggedEvent(time.time(), "memory_edited", edited_by(author), position)
-            rows.insert_event(connection, run_id, replace(event, text=kept, step=edited), None)
+            rows.insert_event(connection, run_id, replace(event, text=text, step=edited), None)
             rows.withdraw_rewards(connection, run_id, event.time)
             connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))
             connection.execute("UPDATE answers SET answer = NULL WHERE run_id = ?", (run_id,))

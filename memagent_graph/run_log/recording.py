@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -33,8 +33,6 @@ class Recording:
     checkpointed: bool = True
     """Whether steps are saved. Then none may count before its conversation is in the file, otherwise a resumed run
     would continue after a gap in its log. If not, a step is written while the next one waits for the policy."""
-    trace: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the running step's trace, updated by the graph's nodes."""
     failure: str | None = None
     """Why nothing more is written, if so."""
     reported: bool = False
@@ -51,23 +49,31 @@ class Recording:
         self._ended = True
 
     def begin(
-        self, run_id: str, question: str, document: DocumentRef, prompts: Prompts, *, afresh: bool = False
+        self,
+        run_id: str,
+        question: str,
+        document: DocumentRef,
+        prompts: Prompts,
+        trace: Mapping[str, str],
+        *,
+        afresh: bool = False,
     ) -> None:
         """Log the run, once per call of the graph; `afresh` if it begins and does not continue."""
         if not self._begun:
             self._begun = True
             given = run_id, question, document, self.settings, self.strategy
-            self._hand_in(self.log.begin_job(*given, prompts=prompts, trace=self.trace, afresh=afresh))
+            self._hand_in(lambda: self.log.begin_job(*given, prompts=prompts, trace=trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only a call's first in its branch and role can replace one of an earlier execution."""
         place = conversation.branch, conversation.role
-        self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=place not in self._recorded))
+        is_first = place not in self._recorded
+        self._hand_in(lambda: self.log.record_job(conversation, prompt_texts, supersede=is_first))
         self._recorded.add(place)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Log how the run ended."""
-        self._hand_in(self.log.end_job(run_id, stop_reason, answer))
+        self._hand_in(lambda: self.log.end_job(run_id, stop_reason, answer))
         self._ended = True
 
     async def settle(self) -> None:
@@ -81,14 +87,19 @@ class Recording:
         for future in awaited:
             try:
                 await future
-            except RunLogError as error:
-                self.failure = self.failure or error.message
-            except Exception as error:  # noqa: BLE001  also what a setting or a redaction raises
-                self.failure = self.failure or log_error(self.log.path, error).message
+            except Exception as error:  # noqa: BLE001  also a value that JSON or SQLite cannot hold
+                self._fail(error)
 
-    def _hand_in(self, job: Job) -> None:
+    def _hand_in(self, make: Callable[[], Job]) -> None:
         if self.failure is None:
-            self._pending.append(self.log.hand_in(job))
+            try:
+                self._pending.append(self.log.hand_in(make()))
+            except Exception as error:  # noqa: BLE001  also what a redaction hook raises
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        found = error if isinstance(error, RunLogError) else log_error(self.log.path, error)
+        self.failure = self.failure or found.message
 
 
 class _StepIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -189,6 +189,13 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
             gone.add(step)
     marked = gone if with_them else gone.difference(steps)
     rows = {(row,) for row, step, _ in found if step in marked}
+    connection.executemany("UPDATE conversations SET superseded = 1 WHERE id = ?", rows)
+
+
+def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:
+    """Mark everything but these steps as no longer part of the run."""
+    found = connection.execute("SELECT id, step FROM conversations WHERE run_id = ? AND superseded = 0", (run_id,))
+    rows = [(row,) for row, step in found.fetchall() if step not in steps]
     connection.executemany("UPDATE conversations SET superseded = 1 WHERE id = ?", rows)
 
 

@@ -13,7 +13,10 @@ from typing import Any, ClassVar, Final, NotRequired, get_type_hints
 from typing_extensions import TypedDict
 
 from memagent_graph.errors import StrategyError
+from memagent_graph.events import EventKind
+from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import Prompts
+from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import ReaderContext, StepRecord
 from memagent_graph.reading.steps import unless_enough
@@ -136,10 +139,12 @@ class Converged(Strategy):
             return {"probed_at": chunks, "drafts": []}
         reply = await step.ask(PROBE, memory=memory, parents=parents, slot=chunks)
         if reply.logprobs is None:
-            raise StrategyError(
-                f"{step.context.policy.name} returns no log-probs, and --stop converged needs them",
-                hint="Read without --stop converged, or use a server that returns logprobs (vLLM, llama.cpp).",
-            )
+            if _should_have_logprobs(reply, step.records[-1]):
+                raise StrategyError(
+                    f"{step.context.policy.name} returns no log-probs, and --stop converged needs them",
+                    hint="Read without --stop converged, or use a server that returns logprobs (vLLM, llama.cpp).",
+                )
+            return {"probed_at": chunks, "drafts": []}
         drafts = [*(state.get("drafts") or []), reply.value or ""][-self.drafts :]
         confidence = math.exp(sum(reply.logprobs) / len(reply.logprobs)) if reply.logprobs else 0.0
         return {"probed_at": chunks, "drafts": drafts, "enough": self._is_enough(drafts, confidence)}
@@ -150,6 +155,12 @@ class Converged(Strategy):
             return False
         changes = [1 - _overlap(before, after) for before, after in pairwise(drafts)]
         return sum(changes) / len(changes) <= self.change
+
+
+def _should_have_logprobs(reply: Reply, record: StepRecord) -> bool:
+    """Whether a draft without log-probs means that the policy has none: not if it is empty, refused or garbled."""
+    dropped = any(event["kind"] == EventKind.LOGPROBS_DROPPED.value for event in record["events"])
+    return bool(reply.raw) and not dropped and record["finish_reason"] != FinishReason.REFUSED.value
 
 
 def _overlap(one: str, other: str) -> float:

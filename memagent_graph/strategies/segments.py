@@ -24,6 +24,8 @@ class SegmentsState(side.SideBySideState):
     segments: NotRequired[list[side.Segment]]
     cursors: NotRequired[Annotated[dict[str, Cursor], put]]
     """By segment, named after its first chunk: where its next chunk begins."""
+    wave: NotRequired[list[str]]
+    """The segments that read a chunk next, at the same time."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,20 @@ class Segments(side.SideBySide):
 
 
 async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
-    return step.stopped(reason, state.get("chunks_read", 0)) if (reason := step.limit()) else {}
+    if reason := step.limit():
+        return step.stopped(reason, state.get("chunks_read", 0))
+    still_open = list(_open_segments(state))
+    return {"wave": still_open[: step.chunks_left(len(still_open))]}
 
 
 def _each_segment(state: SegmentsState) -> str | Sequence[Send]:
     if state.get("stop_reason"):
         return END
-    findings = state.get("findings", {})
+    findings, cursors = state.get("findings", {}), _open_segments(state)
+    memories = {name: findings[name]["text"] if name in findings else "" for name in cursors}
     return [
-        branch("read_segment", state, name, cursor=cursor, memory=findings[name]["text"] if name in findings else "")
-        for name, cursor in _open_segments(state).items()
+        branch("read_segment", state, name, cursor=cursors[name], memory=memories[name])
+        for name in state.get("wave", ())
     ] or "gather"
 
 

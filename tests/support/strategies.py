@@ -82,6 +82,7 @@ class SegmentsState(ReaderState):
     segments: NotRequired[list[Segment]]
     lines: NotRequired[Annotated[dict[str, Any], put]]
     """By segment: where its next chunk begins, its memory, and the step that wrote it."""
+    wave: NotRequired[list[str]]
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,30 @@ class Segments(Strategy):
     async def _cut(self, state, step):
         return {"segments": await cut_segments(step, self.count)}
 
+    def is_at_end(self, state):
+        return not self._open(state)
+
+    def _open(self, state):
+        lines = state.get("lines", {})
+        places = {
+            str(number): {"memory": "", **segment, **lines.get(str(number), {})}
+            for number, segment in enumerate(state["segments"])
+        }
+        return {name: line for name, line in places.items() if line["cursor"]["index"] < line["end"]}
+
     async def _next_chunks(self, state, step):
-        return step.stopped(reason, state["chunks_read"]) if (reason := step.limit()) else {}
+        if reason := step.limit():
+            return step.stopped(reason, state["chunks_read"])
+        open_ = list(self._open(state))
+        return {"wave": open_[: step.chunks_left(len(open_))]}
 
     def _after_next(self, state):
         if state.get("stop_reason"):
             return END
-        lines, fresh = state.get("lines", {}), {"memory": "", "cursor": None}
-        places = {str(number): segment for number, segment in enumerate(state["segments"])}
-        open_ = {name: {**segment, **fresh, **lines.get(name, {})} for name, segment in places.items()}
+        open_ = self._open(state)
         return [
-            branch("read_segment", state, name, cursor=line["cursor"] or places[name]["cursor"], memory=line["memory"])
-            for name, line in open_.items()
-            if (line["cursor"] or places[name]["cursor"])["index"] < line["end"]
+            branch("read_segment", state, name, cursor=open_[name]["cursor"], memory=open_[name]["memory"])
+            for name in state["wave"]
         ] or "merge"
 
     async def _read_segment(self, state, step):

@@ -238,6 +238,20 @@ def test_redacted_texts_take_their_ids_with_them(make_reader, tmp_path) -> None:
     assert b"4711" not in raw
 
 
+def test_a_redaction_that_raises_ends_the_log_and_not_the_read(make_reader, tmp_path) -> None:
+    def redact(kind: TextKind, text: str) -> str:
+        if kind is TextKind.COMPLETION:
+            raise RuntimeError("no such pattern")
+        return text
+
+    log = RunLog(tmp_path / "redacted.sqlite", redact=redact)
+    result = make_reader(run_log=log).read(TEXT, QUESTION, run_id="r")
+    assert result.answer == "4711"
+    (event,) = (each for each in result.events if each.kind is EventKind.LOGGING_STOPPED)
+    assert "no such pattern" in event.detail
+    assert list(log.conversations("r")) == []
+
+
 def test_keys_never_reach_the_file(tmp_path, monkeypatch) -> None:
     from memagent_graph.settings import ReaderSettings
 
@@ -541,6 +555,10 @@ def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
     state = graph.invoke({"question": QUESTION, "document": TEXT}, {"callbacks": [Tracer()]})
     rows = list(log.conversations(state["run_id"]))
     assert {row.trace["langchain_run_id"] for row in rows} <= seen
+    assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)
+    side_by_side = make_reader(ScriptedPolicy(exactly, delay=0.01), strategy="map_reduce", run_log=log).graph()
+    state = side_by_side.invoke({"question": QUESTION, "document": TEXT}, {"callbacks": [Tracer()]})
+    rows = list(log.conversations(state["run_id"]))
     assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)
     untraced = make_reader(run_log=log).read(TEXT, QUESTION, run_id="u")
     assert all(not row.trace for row in log.conversations(untraced.run_id))

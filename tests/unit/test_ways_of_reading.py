@@ -233,6 +233,32 @@ def test_without_log_probs_it_says_what_to_do(make_reader, tmp_path) -> None:
         reader.read(TEXT, QUESTION)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        Completion("", FinishReason.REFUSED, "scripted"),
+        Completion("no", FinishReason.REFUSED, "scripted"),
+        Completion("", FinishReason.STOP, "scripted"),
+        Completion("\\boxed{4711}", FinishReason.STOP, "scripted", token_ids=[1, 2], logprobs=[0.0]),
+    ],
+    ids=["refused", "refused in words", "empty", "garbled log-probs"],
+)
+def test_a_probe_that_fails_is_not_enough_and_reading_continues(make_reader, said) -> None:
+    class Failing(Recording):
+        async def complete(self, prompt, sampling):
+            completion = await super().complete(prompt, sampling)
+            return said if sampling.logprobs and sampling.temperature == 0 else completion
+
+    reader = make_reader(
+        Failing(perfect_reader, logprob=0.0),
+        strategy="overwrite+converged:every=4",
+        sampling=SamplingParams(temperature=1.0),
+    )
+    result = reader.read(TEXT, QUESTION)
+    assert (result.answer, result.stop_reason) == ("4711", StopReason.ANSWERED)
+    assert any(step.role == "probe" for step in result.trace.steps)
+
+
 @pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=2", "refine", "reread"])
 def test_any_strategy_can_be_stopped(make_reader, strategy) -> None:
     def reads(prompt: str) -> str:
