@@ -150,8 +150,9 @@ class Prompts:
 
     def template(self, role: str) -> PromptTemplate:
         """The template of a role."""
-        own = {"update": self.update, "answer": self.answer}.get(role)
-        return own if own is not None else self.others[role]
+        if role == "update":
+            return self.update
+        return self.answer if role == "answer" else self.others[role]
 
     @cached_property
     def fingerprint(self) -> str:

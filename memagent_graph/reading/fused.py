@@ -45,28 +45,29 @@ class FusedNode(StepNode):
             return change
         state, total = dict(input), dict[str, Any]()
         while True:
-            self._merge(total, change)
-            self._merge(state, change)
+            self._merge(change, state, total)
             if context.meter.exceeded(context.limits) or (self.leave and self.leave(state) != self.first.node):
                 return total
             try:
                 chosen = await self.first.run(state, runtime, config)
             except MemAgentError:
                 return total  # the graph runs this step again, and fails with it
-            self._merge(state, chosen)
+            self._merge(chosen, state)
             if self.route(state) != self.node:
                 return total  # the graph runs this step again, and follows its route
             context.unseen_update({**change, "memory": state.get("memory", "")})
             # Other tasks get their turn here, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
-            self._merge(total, chosen)
+            self._merge(chosen, total)
             change = await self.run(state, runtime, config)
 
-    def _merge(self, into: dict[str, Any], change: Change) -> None:
-        """Apply a change to a state, or to an earlier change, with the channels' reducers, as the graph does."""
+    def _merge(self, change: Change, *into: dict[str, Any]) -> None:
+        """Apply a change to states, or to earlier changes, with the channels' reducers, as the graph does."""
         for key, value in change.items():
-            before, reducer = into.get(key), self.reducers.get(key)
-            into[key] = value if before is None or reducer is None else reducer(before, value)
+            reducer = self.reducers.get(key)
+            for each in into:
+                before = each.get(key) if reducer else None
+                each[key] = value if before is None or reducer is None else reducer(before, value)
 
 
 def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:

@@ -142,7 +142,7 @@ class StepContext:
         if note is not None:
             ask.note(*note)
         reply = await ask.reply()
-        self.cost = add_cost(self.cost, ask.cost)
+        self.cost = add_cost(self.cost, ask.cost) if self.records else ask.cost
         self.records.append(ask.record(reply.text))
         if place.reads or role.writes is not Writes.DECISION:
             self.tips[self.branch] = ask.id
