@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 
 from memagent_graph.events import ReadEvent
 
@@ -257,12 +258,15 @@ class Replayed:
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
         """The memory of a branch after updates: its own newest one, or all of theirs joined."""
         places = self.places(sources)
+        if len(places) == 1:
+            return self.updates[places[0]].memory
         own = [place for place in places if self.updates[place].branch == branch]
         return "\n".join(filter(None, (self.updates[place].memory for place in ([max(own)] if own else places))))
 
     def add(self, step: TraceStep) -> MemoryUpdate | None:
         """Add the next step; returns the update that it started or changed, if any."""
-        before = tuple(dict.fromkeys(source for parent in step.parents for source in self._after.get(parent, ())))
+        after = [self._after.get(parent, ()) for parent in step.parents]
+        before = after[0] if len(after) == 1 else tuple(dict.fromkeys(chain.from_iterable(after)))
         self.sources[step.id] = before
         self._after[step.id] = before
         if step.writes is Writes.ANSWER or not (step.reads or step.writes is Writes.MEMORY):
