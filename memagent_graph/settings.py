@@ -26,7 +26,7 @@ from memagent_graph.run_log import RunLog
 log = logging.getLogger(__name__)
 
 _REASONS: Final = {
-    None: "as named",
+    None: "the one you named",
     "environment": "the server in OPENAI_BASE_URL, because no policy is named",
     "added": "the policy that was added to this machine, because no policy and no server is named",
     "embedded": "no policy and no server is named, and none was added to this machine",
@@ -144,7 +144,8 @@ class ReaderSettings:
             decided = replace(self, model=name, chosen="embedded" if name == "embedded" else "added")
         else:
             decided = self
-        folder = decided.profile or (decided.model if decided.policy_name == "local" else None)
+        name = decided.policy_name
+        folder = decided.profile or (decided.model if name == "local" else name if name in KNOWN else None)
         if decided.strategy is None and folder and (profile := load_profile(folder)) and profile.strategy:
             decided = replace(decided, strategy=profile.strategy, strategy_of_profile=True)
         log.info("%s", decided.policy_told)

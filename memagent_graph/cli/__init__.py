@@ -7,8 +7,12 @@ collapsed while it was trained, 10 checkpoints that cannot be read or written, 1
 
 from __future__ import annotations
 
+import errno
+import io
 import os
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -44,4 +48,28 @@ def main() -> None:
     """The `memagent` command."""
     # Threads that spin while they wait make a local policy many times slower if anything else is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    app()
+    _make_writable()
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+        sys.stderr.write(
+            f"error: standard output cannot be written: {error.strerror}\n"
+            "what to do: Make room, or write elsewhere. A read that has finished is in the log: memagent show latest.\n"
+        )
+        sys.exit(1)
+
+
+def _make_writable() -> None:
+    """Let every text be printed: characters that the terminal does not have become question marks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed by whoever started the command
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+_NOT_WRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

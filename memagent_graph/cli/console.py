@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import rich.console
 import rich.markup
@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from memagent_graph.cli.output import print_json
-from memagent_graph.errors import BudgetError, MemAgentError
+from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import counted, plain
 from memagent_graph.results import ReadResult
@@ -165,7 +165,7 @@ class Console:
         self.err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
-        if error.run_id and self.resume_command and not isinstance(error, BudgetError):  # the budget stays the same
+        if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
             self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
         return int(code)
@@ -182,6 +182,10 @@ class Console:
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), column, TimeRemainingColumn(),
             console=self.err, transient=True, disable=self._quiet,
         )  # fmt: skip
+
+
+_NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyError)
+"""Errors after which the same command would fail again."""
 
 
 def _error_values(error: Exception) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import typer
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec, StrategyName
 from memagent_graph.cli.output import print_json
+from memagent_graph.plain_text import counted
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -162,7 +163,7 @@ def _print(
         if result.chunks_read:
             table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
         else:
-            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {result.usage.turns} turns")
+            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {counted(result.usage.turns, 'turn')}")
         for source in result.evidence[:2] if result.memory != nothing else ():
             quote = " ".join(source.quote.split())
             place = f"chunk {source.chunk_index}" if result.chunks_read else f"character {source.start_char:,}"

@@ -74,11 +74,16 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
         typer.confirm(
             f"Delete {counted(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
         )
+    held = [each.run_id for each in records if each.stop_reason is None and _is_being_read(log, each.run_id)]
+    records = [each for each in records if each.run_id not in held]
+    if held and not request.as_json:
+        named = ", ".join(map(in_one_line, held))
+        typer.echo(f"not deleted, because it is being read: {named}", err=True)
     before = log.size_bytes
     deleted = log.delete(record.run_id for record in records) if records else 0
     freed = max(before - log.size_bytes, 0)
     if request.as_json:
-        print_json({"deleted": deleted, "bytes_freed": freed})
+        print_json({"deleted": deleted, "bytes_freed": freed, "being_read": held})
         return
     typer.echo(f"{counted(deleted, 'run')} deleted, {size(freed)} given back", err=True)
     if unused := log.unused_bytes if deleted else 0:
@@ -87,6 +92,15 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
             "if there is room on the disk for a copy of the log",
             err=True,
         )
+
+
+def _is_being_read(log: RunLog, run_id: str) -> bool:
+    """Whether a reader holds a run, where readers keep their checkpoints: by default, or next to the log."""
+    from memagent_graph.storage.checkpoints import is_being_read  # noqa: PLC0415  it loads the database's driver
+    from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+
+    places = {default_checkpoints(), log.path.with_name(default_checkpoints().name)}
+    return any(is_being_read(each, run_id) for each in places)
 
 
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:

@@ -47,7 +47,7 @@ _BINARY_KINDS = (
     (b"\x93NUMPY", "a NumPy array"),
     (b"GGUF", "a GGUF model"),
 )
-_TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08\x00")
+_TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)
 
@@ -245,6 +245,11 @@ class StreamDecoder:
         charset, length = mark if mark is not None else (self._declared or "utf-8", 0)
         if mark is None and self._declared is None:
             refuse_binary(self._name, self._held[:SAMPLE_BYTES])
+        if mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
+            raise EncodingError(
+                f"{self._name} has no byte order mark, which {kind} needs",
+                hint=f"Pass the encoding {kind}-le or {kind}-be.",
+            )
         self._charset, self._offset = charset, length
         self._decoder = codecs.getincrementaldecoder(charset)(self._errors)
         rest, self._held = self._held[length:], b""

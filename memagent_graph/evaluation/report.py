@@ -32,7 +32,7 @@ from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be
 from memagent_graph.evaluation.standings import STANDINGS_LEGEND, standings, standings_table
 from memagent_graph.evaluation.statistics import Estimate
 from memagent_graph.evaluation.suites import suite_parts
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import counted, in_one_line
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
@@ -126,7 +126,7 @@ def _legend(rows: Sequence[Row]) -> str:
 
 def _introduction(results: Results) -> str:
     rows = results.rows
-    told = [f"{len(rows):,} attempts of {', '.join(results.systems)}"]
+    told = [f"{counted(len(rows), 'attempt')} of {', '.join(results.systems)}"]
     model = results.settings.get("policy", {}).get("model")
     if model:
         told.append(f"policy {model}")

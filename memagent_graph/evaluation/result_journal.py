@@ -157,12 +157,23 @@ def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
 
 
 def require_no_results(folder: Path) -> None:
-    """Raise `EvaluationError` if a folder has results, finished or not."""
+    """Raise `EvaluationError` if a folder has results, finished or not, or files that these would replace."""
+    if folder.exists() and not folder.is_dir():
+        raise EvaluationError(f"{folder} is a file, not a folder", hint="Name a folder (--out).")
     if (folder / JOURNAL).exists():
         raise EvaluationError(
             f"{folder} holds the results of an evaluation",
             hint="Continue it (--resume), or name another folder (--out).",
         )
+    if present := [each.name for name in _REPLACED for each in folder.glob(name)]:
+        raise EvaluationError(
+            f"{folder} has a file {present[0]} that does not belong to an evaluation, and would be replaced",
+            hint="Name another folder (--out).",
+        )
+
+
+_REPLACED: Final = (TABLE, "report.md", "standings.*", "*.png", "*.svg")
+"""What an evaluation writes next to its journal; see `output_folder`."""
 
 
 def load_results(path: Path) -> Results:

@@ -404,7 +404,9 @@ class OpenAICompatiblePolicy:
                 "address: http://USER:PASSWORD@HOST:PORT/v1.",
             )
         if error.worth_repeating:
-            tried = f"still answered {status} after {self._max_retries} retries"
+            tried = f"answered {status}"
+            if self._max_retries:
+                tried = f"still answered {status} after {_retries(self._max_retries)}"
             if wait is not None and wait > self._timeouts.read:
                 tried = f"answered {status} and asks to wait for {wait:.0f} s"
             return PolicyOverloadedError(
@@ -418,7 +420,7 @@ class OpenAICompatiblePolicy:
         return PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
 
     def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
-        retried = f" after {self._max_retries} retries" if self._max_retries else ""
+        retried = f" after {_retries(self._max_retries)}" if self._max_retries else ""
         if isinstance(error, OverlongReplyError):
             return PolicyResponseError(
                 f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
@@ -535,3 +537,7 @@ def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingEx
         except MemAgentError:
             continue
     return None, missing
+
+
+def _retries(count: int) -> str:
+    return f"{count} {'retry' if count == 1 else 'retries'}"

@@ -172,7 +172,13 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
 
 
 def check_question(question: str, context: ReaderContext) -> None:
-    """Raise `MemAgentError` for an empty question, `BudgetError` for one that exceeds its budget."""
+    """Raise `MemAgentError` for a question that is empty or not text, `BudgetError` for one that exceeds its budget."""
+    if not isinstance(question, str):
+        raise MemAgentError(f"a question is of type {type(question).__name__}", hint="Questions are text.")
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise MemAgentError(f"the question is not valid Unicode: {error}", hint="Pass it in UTF-8.") from error
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
     budget = context.budget.question_tokens
@@ -196,8 +202,6 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
     if not asked:
         raise MemAgentError("there is no question", hint="Give at least one.")
     for question in asked:
-        if not isinstance(question, str):
-            raise MemAgentError(f"a question is of type {type(question).__name__}", hint="Questions are text.")
         check_question(question, context)
     return asked
 

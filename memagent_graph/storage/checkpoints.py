@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from memagent_graph.errors import CheckpointError, MissingExtraError
+from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
@@ -97,6 +97,18 @@ def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
     if not isinstance(path, Path) or str(path) == ":memory:":
         return nullcontext()
     return lease(path.with_name(path.name + "-reading"), run_id)
+
+
+def is_being_read(checkpoints: Path, run_id: str) -> bool:
+    """Whether a reader on this machine holds the lease of a run whose state is in this SQLite file."""
+    folder = checkpoints.with_name(checkpoints.name + "-reading")
+    try:
+        with lease(folder, run_id) if folder.is_dir() else nullcontext():
+            return False
+    except RunHeldError:
+        return True
+    except CheckpointError:
+        return False
 
 
 def _stop(connection: aiosqlite.Connection) -> None:

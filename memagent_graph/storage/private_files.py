@@ -1,7 +1,8 @@
 """Private files: documents, questions and answers can be opened only by their owner.
 
-New files are created like this (0600 in folders of 0700). Files in the data folder that an older version made readable
-for all are closed, with a warning in the log. An existing file elsewhere keeps its mode: someone chose it.
+New files are created like this (0600 in folders of 0700). The user's data folder, and files in it, that an older
+version made readable for all are closed, with a warning in the log. An existing file elsewhere, and a folder that
+MEMAGENT_HOME names, keep their mode: someone chose it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.storage.paths import data_folder
+from memagent_graph.storage.paths import data_folder, is_data_folder_chosen
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ def private_folder(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
-    _close_to_others(data_folder())
+    if not is_data_folder_chosen():
+        _close_to_others(data_folder())
 
 
 def private_file(path: Path) -> None:

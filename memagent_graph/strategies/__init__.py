@@ -101,6 +101,10 @@ def _named(text: str) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
         return _checked(_class_of(_SHIPPED, name), name, options)
+    if name.partition(":")[0] in strategy_names():
+        raise StrategyError(
+            f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
+        )
     if ":" in name:
         return _checked(load_own(name, what="a strategy", error=StrategyError), name, options)
     entries = added(STRATEGIES)

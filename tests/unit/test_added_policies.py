@@ -16,6 +16,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import Origin, added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
 from memagent_graph.policies.base_weights import Base, sha256_of
+from memagent_graph.policies.profile import require_profile, save_profile
 from memagent_graph.settings import ReaderSettings
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -235,6 +236,9 @@ def test_named_then_server_then_added_then_embedded(monkeypatch) -> None:
     found = ReaderSettings().decided()
     assert (found.model, found.chosen, found.policy_name) == ("smollm2", "added", "local")
     assert ReaderSettings.from_log(found.for_log(), "r") == found
+    save_profile(replace(require_profile("embedded"), strategy="retrieval"), policies_folder() / "smollm2")
+    for settings in (ReaderSettings(), ReaderSettings(model="smollm2"), ReaderSettings(policy="smollm2")):
+        assert settings.decided().strategy == "retrieval"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     assert ReaderSettings().decided().chosen == "environment"
     named = ReaderSettings(model="smollm2").decided()

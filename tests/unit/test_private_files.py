@@ -36,7 +36,10 @@ def test_all_that_a_read_leaves_is_its_owners_alone() -> None:
     assert mode(data_folder()) == mode(default_store()) == 0o700
 
 
-def test_what_was_open_to_all_in_the_data_folder_is_closed_with_a_warning(caplog) -> None:
+def test_what_was_open_to_all_in_the_data_folder_is_closed_with_a_warning(caplog, monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("MEMAGENT_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert data_folder().is_relative_to(tmp_path)
     data_folder().mkdir(parents=True)
     RunLog(default_run_log()).close()
     default_run_log().chmod(0o644)
@@ -50,6 +53,16 @@ def test_what_was_open_to_all_in_the_data_folder_is_closed_with_a_warning(caplog
     caplog.clear()
     RunLog(default_run_log()).close()
     assert not caplog.records
+
+
+def test_a_folder_that_the_user_named_keeps_its_mode(tmp_path, monkeypatch) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("MEMAGENT_HOME", str(shared))
+    RunLog(default_run_log()).close()
+    RunLog(default_run_log()).close()
+    assert (mode(shared), mode(default_run_log())) == (0o1777, 0o600)
 
 
 def test_a_file_elsewhere_keeps_the_mode_that_someone_gave_it(tmp_path) -> None:

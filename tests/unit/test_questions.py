@@ -217,3 +217,13 @@ def test_what_does_not_go_together_is_refused(make_reader) -> None:
     ):
         with pytest.raises(MemAgentError, match=told):
             reader.read(TEXT, **given)
+
+
+@pytest.mark.parametrize(("question", "words"), [("caf\udce9?", "not valid Unicode"), (3, "of type int")])
+def test_a_question_that_is_not_text_is_refused_before_a_run_begins(make_reader, tmp_path, question, words) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    reader = make_reader(run_log=log)
+    for ask in ({"question": question}, {"questions": [question]}):
+        with pytest.raises(MemAgentError, match=words):
+            reader.read("A text.", **ask)
+    assert log.counts() == (0, 0)

@@ -243,6 +243,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
+        (["niah_single_2", "--out", __file__], 7, "is a file, not a folder"),
         (["no_such_task"], 7, "there is no task 'no_such_task'"),
         (["niah_single_2", "--lengths", "20"], 7, "too small for niah_single_2"),
         (["niah_single_2", "--lengths", "8k,many"], 7, "'many' is not a length"),

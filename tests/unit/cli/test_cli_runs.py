@@ -22,7 +22,8 @@ from memagent_graph.cli import app
 from memagent_graph.cli.run_choice import point_in_time
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.schema import connect
-from memagent_graph.storage.paths import default_run_log
+from memagent_graph.storage.leases import lease
+from memagent_graph.storage.paths import default_checkpoints, default_run_log
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
@@ -187,7 +188,11 @@ def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> 
     values = json.loads(memagent("runs", "--question", "who is c", "--delete", "--yes", "--json").stdout)
     assert values["deleted"] == 1
     assert values["bytes_freed"] > 50_000
-    assert json.loads(memagent("runs", "--delete", "--json").stdout) == {"deleted": 0, "bytes_freed": 0}
+    assert json.loads(memagent("runs", "--delete", "--json").stdout) == {
+        "deleted": 0,
+        "bytes_freed": 0,
+        "being_read": [],
+    }
 
 
 def test_space_that_cannot_be_given_back_is_told_and_no_failure(log, monkeypatch) -> None:
@@ -227,6 +232,40 @@ def test_on_a_terminal_deleting_asks_first(log, own_home, typed, left, code) -> 
     assert b"Delete 1 run (a) from" in errors
     assert output.strip() == b""
     assert log.counts()[0] == left
+
+
+def test_a_run_that_is_being_read_is_not_deleted(log) -> None:
+    write_run(log, "read", stop_reason=None)
+    write_run(log, "killed", stop_reason=None)
+    checkpoints = default_checkpoints()
+    with lease(checkpoints.with_name(checkpoints.name + "-reading"), "read"):
+        done = memagent("runs", "--delete", "--yes")
+        assert "not deleted, because it is being read: read" in done.stderr
+        assert "1 run deleted" in done.stderr
+        assert json.loads(memagent("runs", "--delete", "--yes", "--json").stdout)["being_read"] == ["read"]
+    assert [record.run_id for record in log.runs()] == ["read"]
+    memagent("runs", "--delete", "--yes")
+    assert log.counts()[0] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full here")
+def test_output_that_cannot_be_written_is_an_error_in_one_line(log, own_home) -> None:
+    write_run(log, "a", name="naïve.txt")
+    command = [sys.executable, "-m", "memagent_graph", "runs"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: standard output cannot be written: No space left on device\n")
+    assert "memagent show latest" in done.stderr
+    assert "Traceback" not in done.stderr
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ascii_only)
+    assert (done.returncode, "na?ve.txt" in done.stdout, done.stderr) == (0, True, "")
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command, "--json"],
+        check=False, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_an_unknown_run_is_an_error_and_nothing_is_deleted(log) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from support.evaluation import failed, row
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.result_journal import JOURNAL, Journal, load_results, open_journal
+from memagent_graph.evaluation.result_journal import JOURNAL, Journal, load_results, open_journal, require_no_results
 from memagent_graph.evaluation.result_table import (
     TABLE,
     Plan,
@@ -259,3 +260,11 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match="eval"):
         write_table(replace(table_of([], [], {}, "e")), tmp_path / TABLE)
+
+
+@pytest.mark.parametrize("name", ["report.md", "results.parquet", "standings.csv", "my_plot.png"])
+def test_a_folder_with_files_that_would_be_replaced_is_refused(tmp_path, name) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(EvaluationError, match=re.escape(name)):
+        require_no_results(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
