@@ -181,7 +181,7 @@ class Ask:
             rule = rules.rule_for(found.kind)
             if rule is UpdateRule.RETRY and remaining:
                 self.note(found.kind, found.detail, rule)
-                self.note(EventKind.RESAMPLED, f"{remaining} more {'try' if remaining == 1 else 'tries'}")
+                self.note(EventKind.RESAMPLED, f"{remaining} more tries")
                 self._log(completion, Outcome.DISCARDED)
                 continue
             parsed = self._parsed(self._cut(text)) if rule is UpdateRule.ACCEPT else None
@@ -233,7 +233,7 @@ class Ask:
                 return text, extracted
             self.note(EventKind.EMPTY, "the policy wrote no answer")
             if remaining:
-                self.note(EventKind.RESAMPLED, f"{remaining} more {'try' if remaining == 1 else 'tries'}")
+                self.note(EventKind.RESAMPLED, f"{remaining} more tries")
             self._log(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
 

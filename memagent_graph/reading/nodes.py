@@ -192,13 +192,8 @@ class StepContext:
         self.context.meter.chosen_again = pending["index"]
 
     def limit(self) -> StopReason | None:
-        """The limit that stops the read here, if there is one; pass it to `stopped`.
-
-        The number of chunks is no limit once all of the document was read.
-        """
-        reason = self.context.meter.exceeded(self.context.limits)
-        has_read_all = reason is StopReason.MAX_CHUNKS and not self.state.get("span")
-        return None if has_read_all and self.context.is_at_end(self.state) else reason
+        """The limit that stops the read here, if there is one; pass it to `stopped`."""
+        return self.context.meter.exceeded(self.context.limits)
 
     def chunks_left(self, most: int) -> int:
         """How many chunks may be read before the limit, at most `most`."""

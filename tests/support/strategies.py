@@ -115,9 +115,6 @@ class Segments(Strategy):
     async def _cut(self, state, step):
         return {"segments": await cut_segments(step, self.count)}
 
-    def is_at_end(self, state):
-        return not self._open(state)
-
     def _open(self, state):
         lines = state.get("lines", {})
         places = {

@@ -144,12 +144,6 @@ def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log, chunks) -
     ]
 
 
-def test_a_limit_of_as_many_chunks_as_there_are_is_none(agent) -> None:
-    whole = agent.read(TEXT, QUESTION)
-    result = agent.read(TEXT, QUESTION, limits=Limits(max_chunks=whole.chunks_read))
-    assert (result.stop_reason, result.answer) == (whole.stop_reason, whole.answer)
-
-
 def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     agent.read(TEXT, QUESTION, run_id="r")
     agent.edit_memory("r", 2, "harbor 99")
