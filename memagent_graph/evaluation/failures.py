@@ -65,6 +65,9 @@ class NeedleLoss:
     """The first chunk whose memory had it, in any form; None if a merge wrote it."""
 
 
+_ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
+
+
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
     """The outcome of each of a sample's needles, in order; empty if it has none.
 
@@ -74,7 +77,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
         completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids, if
             known.
     """
-    if StopReason(run.stop_reason or StopReason.MAX_CHUNKS).resumable or not run.updates:
+    if run.stop_reason not in _ENDED or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
     said = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
     return tuple(_analyse(needle, run, said or "", completions or {}) for needle in sample.needles)

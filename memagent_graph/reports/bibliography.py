@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
+from itertools import chain, count
+from string import ascii_lowercase
 from typing import Final
 
 from memagent_graph.reports.evidence_matrix import ReportDocument
@@ -57,15 +59,13 @@ def _entry(key: str, document: ReportDocument) -> str:
 
 
 def _key(known: Mapping[str, str], used: set[str]) -> str:
-    """Return a key such as `lovelace1843notes`; if it is already used, a letter is added."""
+    """Return a key such as `lovelace1843notes`; if it is already used, a letter or a number is added."""
     author = re.split(r"\s+and\s+", known.get("author", ""))[0]
     family = author.split(",")[0] if "," in author else (author.split() or ["anonymous"])[-1]
     word = next((word for word in re.findall(r"\w+", known["title"]) if len(word) > 3), "document")
     key = _ascii(f"{family}{known.get('year', '')}{word}") or "document"
-    found, letters = key, iter("abcdefghijklmnopqrstuvwxyz")
-    while found in used:
-        found = f"{key}{next(letters, '')}" if len(used) < 27 else f"{key}{len(used)}"
-    return found
+    suffixes = chain(["", *ascii_lowercase], map(str, count(2)))
+    return next(found for suffix in suffixes if (found := f"{key}{suffix}") not in used)
 
 
 def _ascii(text: str) -> str:

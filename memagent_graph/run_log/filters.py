@@ -45,7 +45,7 @@ class RunFilter:
             "began < ?": self.until,
         }
         given = {term: value for term, value in terms.items() if value is not None}
-        values = [*given.values(), *(self.run_ids or ()), self.newest or -1]
+        values = [*given.values(), *(self.run_ids or ()), -1 if self.newest is None else self.newest]
         conditions = [*given] if self.run_ids is None else [*given, f"run_id IN ({', '.join('?' * len(self.run_ids))})"]
         return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY began DESC, run_id DESC LIMIT ?", values
 

@@ -136,7 +136,9 @@ class RunLog:
 
         return job
 
-    def record(self, conversation: Conversation, prompt_texts: Sequence[str] = ()) -> Future[int]:
+    def record(
+        self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
+    ) -> Future[int]:
         """Log a conversation; the future's result is its row. Its run must have begun.
 
         What is in its place (branch, role and slot) from an earlier execution, because the run was resumed or edited,
@@ -145,8 +147,9 @@ class RunLog:
         Args:
             conversation: the conversation.
             prompt_texts: the prompt's messages, for the redaction hook alone; they are not stored.
+            supersede: whether to mark what it replaces.
         """
-        return self._writer.submit(self.record_job(conversation, prompt_texts))
+        return self._writer.submit(self.record_job(conversation, prompt_texts, supersede=supersede))
 
     def record_job(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
@@ -386,6 +389,7 @@ class RunLog:
         """
         columns = "c.*" if with_ids else rows.WITHOUT_IDS
         with self._connection() as connection:
+            connection.execute("BEGIN")  # all of it as of one moment, also while the run is being written
             events = rows.grouped(connection, "events", run_id, rows.event, order="id")
             reads = rows.grouped(connection, "conversation_reads", run_id, rows.span)
             parents = rows.grouped(connection, "conversation_parents", run_id, itemgetter("parent"))

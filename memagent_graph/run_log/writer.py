@@ -123,11 +123,7 @@ class Writer:
                             connection = None  # later entries go to a new file, or to the one that is there now
                             raise _moved(self._path)
                         if connection is None:
-                            private_file(self._path)
-                            connection = connect(self._path)
-                            prepare(connection, self._path)
-                            migrate(connection, self._path)
-                            opened = _identity(self._path)
+                            connection, opened = _opened(self._path)
                         outcomes = _run(connection, batch)
                     except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
                         outcomes = [error] * len(batch)
@@ -220,3 +216,16 @@ def _settle(settled: Sequence[tuple[Any, Any]]) -> None:
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
+
+
+def _opened(path: Path) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
+    """A connection to the log's file, created or migrated if necessary, and the file's identity."""
+    private_file(path)
+    connection = connect(path)
+    try:
+        prepare(connection, path)
+        migrate(connection, path)
+        return connection, _identity(path)
+    except BaseException:
+        connection.close()
+        raise

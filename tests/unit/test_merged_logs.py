@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,23 @@ def test_a_file_that_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(RunLogError, match="is not a log of runs"):
         merge_logs(RunLog(tmp_path / "all.sqlite"), [tmp_path / "x"])
+
+
+async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_later(
+    make_reader: Any, tmp_path: Path
+) -> None:
+    first, second, third = await read_in_parts(make_reader, tmp_path, [3, 4])
+    with closing(RunLog(second)) as log:
+        last = list(log.conversations("r"))[-1]
+        lost = replace(
+            last, id=None, seq=None, step="lost", slot=last.slot + 1, parents=(last.step,), began=last.began + 1e-6
+        )
+        log.wait(log.record(lost))
+    one = RunLog(first)
+    merge_logs(one, [third])  # the process that began continued after the second one was killed
+    one.close()
+    whole = RunLog(tmp_path / "all.sqlite")
+    merge_logs(whole, [first, second])
+    steps = [each.step for each in whole.conversations("r")]
+    assert "lost" not in steps
+    assert whole.trace("r").answers

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind
+from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -652,3 +653,23 @@ def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continu
     # The next run has a log again.
     make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="next")
     assert log.get("next").answer == "1904"
+
+
+def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
+    log.begin("r", QUESTION, REF, {})
+    log.wait(log.record(conversation(0)))
+    reading = log.conversations("r")
+    first = next(reading)
+    log.wait(log.record(replace(conversation(1), parents=(first.step,))))
+    assert list(reading) == []
+    assert [each.parents for each in log.conversations("r")] == [first.parents, (first.step,)]
+
+
+def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_path, monkeypatch) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "prepare", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
+        with pytest.raises(RunLogError, match="locked"):
+            log.wait(log.begin("a", QUESTION, REF, {}))
+    log.wait(log.begin("b", QUESTION, REF, {}))
+    assert [run.run_id for run in log.runs()] == ["b"]

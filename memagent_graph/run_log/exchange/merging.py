@@ -15,6 +15,7 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.importing import ImportReport
 from memagent_graph.run_log.exchange.logged_run import LoggedRun, stored_run
 from memagent_graph.run_log.log import RunLog
+from memagent_graph.run_log.records import Conversation
 
 _SQLITE: Final = b"SQLite format 3\0"
 
@@ -66,13 +67,27 @@ def _joined(log: RunLog, part: LoggedRun) -> int | None:
     if there is None:
         log.add(part.record, held, events=part.events, rewards=part.rewards, templates=part.templates)
         return len(held)
-    known = {(each.step, each.attempt) for each in there.conversations}
+    present = list(there.conversations)
+    known = {(each.step, each.attempt) for each in present}
     new = [each for each in held if (each.step, each.attempt) not in known]
     has_end = part.record.ended is not None and there.record.ended is None
     if not new and not has_end:
         return None
-    for each in new:
-        log.wait(log.record(replace(each, id=None, seq=None)))
+    newest: dict[tuple[str, str, int], float] = {}
+    for each in (each for each in present if not each.superseded):
+        newest[_place(each)] = max(each.began, newest.get(_place(each), each.began))
+    stale: set[str] = set()
+    for each in sorted(new, key=lambda each: (each.began, each.seq or 0)):  # parents first
+        is_stale = each.superseded or each.began < newest.get(_place(each), each.began)
+        if is_stale or not stale.isdisjoint(each.parents):
+            stale.add(each.step)
+        was_replaced = each.step in stale
+        added = replace(each, id=None, seq=None, superseded=was_replaced)
+        log.wait(log.record(added, supersede=not was_replaced))
     if part.record.stop_reason is not None and (has_end or new):
         log.wait(log.end(run_id, part.record.stop_reason, part.record.answer))
     return len(new)
+
+
+def _place(conversation: Conversation) -> tuple[str, str, int]:
+    return conversation.branch, conversation.role, conversation.slot

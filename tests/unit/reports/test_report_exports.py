@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
+from memagent_graph.reports import bibliography
 from memagent_graph.reports.bibliography import bibtex
 from memagent_graph.reports.checked_report import Report, checked_report
 from memagent_graph.reports.docx_export import docx_bytes
@@ -309,3 +310,11 @@ def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         write_report(report, tmp_path / "file", ("md",))
+
+
+def test_bibtex_keys_are_unique_however_many_are_alike() -> None:
+    used: set[str] = set()
+    for title in ["Report27", *["Report"] * 40]:
+        key = bibliography._key({"title": title, "author": "Ada Lovelace", "year": "1843"}, used)
+        assert key not in used
+        used.add(key)

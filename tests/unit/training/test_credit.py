@@ -100,6 +100,19 @@ def test_a_memory_that_rests_on_the_evidence_earns_all_of_it_where_it_was_writte
     assert RecallGain()(run)[gold_chunk(run)] == sum(RecallGain()(run)) == 1.0
 
 
+def test_a_passage_that_was_looked_up_does_not_replace_its_chunk(read) -> None:
+    run = read()
+    chunk = gold_chunk(run)
+    place = next(at for at, each in enumerate(run.conversations_K) if each.reads and each.reads[0].index > chunk)
+    later, whole = run.conversations_K[place], next(
+        span for each in run.conversations_K for span in each.reads if span.index == chunk
+    )  # fmt: skip
+    passage = replace(whole, start_byte=whole.end_byte - 5)
+    conversations = list(run.conversations_K)
+    conversations[place] = replace(later, reads=(*later.reads, passage))
+    assert EvidenceF2()(replace(run, conversations_K=tuple(conversations))) == 1.0
+
+
 def test_a_gate_is_right_where_it_rewrites_at_evidence_and_keeps_elsewhere(read) -> None:
     run = read()
     right = GateRight()(run)

@@ -568,3 +568,14 @@ def test_replay_needs_neither_torch_nor_trl() -> None:
         "import memagent_training.data.replay, memagent_training.rewards.judge, memagent_training.rewards.step_rewards"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_an_edit_of_an_earlier_reading_does_not_count(log, make_reader, tmp_path) -> None:
+    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
+    reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
+    reader.edit_memory("r", 1, "better")
+    reader.read(TEXT, QUESTION, run_id="r")
+    reader.read(TEXT, QUESTION, run_id="s")
+    for run_id in "rs":
+        log.reward(run_id, float(run_id == "r"))
+    assert load_groups(log).report.refused == {}

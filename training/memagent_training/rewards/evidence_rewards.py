@@ -75,7 +75,8 @@ class _OfEvidence:
         evidence = self._evidence(run)
         if isinstance(evidence, str):
             return None
-        read = {span.index: span for each in run.conversations_K for span in each.reads}.values()
+        # A passage that was looked up has its chunk's index; both count.
+        read = [span for each in run.conversations_K for span in each.reads]
         places = [place for each in evidence for place in each]
         unread = sum(not any(_holds(span, (place,)) for span in read) for place in places)
         return frozenset(span.index for span in read if _holds(span, places)), unread
