@@ -389,7 +389,8 @@ class RunLog:
         """
         columns = "c.*" if with_ids else rows.WITHOUT_IDS
         with self._connection() as connection:
-            connection.execute("BEGIN")  # all of it as of one moment, also while the run is being written
+            if not connection.in_transaction:  # it is if the file is of an older version
+                connection.execute("BEGIN")  # all of it as of one moment, also while the run is being written
             events = rows.grouped(connection, "events", run_id, rows.event, order="id")
             reads = rows.grouped(connection, "conversation_reads", run_id, rows.span)
             parents = rows.grouped(connection, "conversation_parents", run_id, itemgetter("parent"))
