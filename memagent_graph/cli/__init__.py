@@ -52,7 +52,7 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        if error.errno not in _NOT_WRITABLE:
+        if error.errno not in _NOT_WRITABLE or error.filename is not None:  # another file than standard output
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
         sys.stderr.write(
