@@ -2,7 +2,7 @@
 
     python scripts/draw_structure.py
 
-A part is a module or package directly below `memagent_graph`; training and each integration are one part more. Imports
+The first figure has the packages, the others the parts of one: the modules and packages directly below it. Imports
 inside functions, or only for type checkers, count too, as dashed arrows. Arrows that follow from others are left out.
 """
 
@@ -15,13 +15,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "memagent_graph": ROOT / "memagent_graph",
-    "memagent_training": ROOT / "training/memagent_training",
     "langchain_memagent": ROOT / "integrations/langchain_memagent",
+    "memagent_corpus": ROOT / "integrations/memagent_corpus",
     "memagent_mcp": ROOT / "integrations/memagent_mcp",
-    "memagent_ray": ROOT / "integrations/memagent_ray",
+    "memagent_report": ROOT / "integrations/memagent_report",
+    "memagent_serve": ROOT / "integrations/memagent_serve",
+    "memagent_evaluation": ROOT / "training/memagent_evaluation",
+    "memagent_training": ROOT / "training/memagent_training",
+    "recipes": ROOT / "training/recipes",
 }
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- drawn by scripts/draw_structure.py -->", "<!-- end of what is drawn -->"
+_DRAWN = ("memagent_graph", "memagent_training")
+"""The packages whose parts are drawn, too."""
 Graph = dict[str, dict[str, bool]]
 """What each node imports; the value is whether at least one of these imports runs when the module is loaded."""
 
@@ -62,13 +68,13 @@ def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
 
 
 def rooms(graph: Graph, within: str = "") -> Graph:
-    """The graph of parts: those of the whole code, or those of one package."""
+    """The graph of the packages, or of the parts of one package."""
 
     def room_of(module: str) -> str | None:
         package, *parts = module.split(".")
         if within:
             return f"{package}.{parts[0]}" if package == within and parts else None
-        return ".".join([package, *parts[:1]]) if package == "memagent_graph" else package
+        return package
 
     found: Graph = {room: {} for module in graph if (room := room_of(module))}
     for module, imported in graph.items():
@@ -142,9 +148,10 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
 def page(text: str) -> str:
     """The page with up-to-date figures."""
     graph, files = module_graph(), modules()
-    house, training = (drawn(rooms(graph, within), files) for within in ("", "memagent_training"))
+    packages, *parts = (drawn(rooms(graph, within), files) for within in ("", *_DRAWN))
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{house}\n\n### Within training\n\n{training}\n\n{END}{after}"
+    appendix = "\n\n".join(f"### Within `{package}`\n\n{part}" for package, part in zip(_DRAWN, parts, strict=True))
+    return f"{before}{BEGIN}\n\n{packages}\n\n{appendix}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from memagent_evaluation.prose import reference_topics
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.counting import TokenCounter
+from memagent_evaluation.tasks.fitting import closest_subset
+from memagent_evaluation.tasks.lists import LISTS
+from memagent_evaluation.tasks.needles import SHAPES
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.prose import reference_topics
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.counting import TokenCounter
-from memagent_graph.evaluation.tasks.fitting import closest_subset
-from memagent_graph.evaluation.tasks.lists import LISTS
-from memagent_graph.evaluation.tasks.needles import SHAPES
 from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 
 CL100K = (
