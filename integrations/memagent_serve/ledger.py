@@ -6,13 +6,11 @@ belongs to another key, does not exist for a client.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -60,20 +58,18 @@ class Entry:
     error: str | None = None
     edited: bool = False
     """Whether a person changed it; the same request then gets another read."""
-    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By branch: the lines of memory that a person pinned."""
 
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS reads (
     run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT NOT NULL, document TEXT NOT NULL,
     began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
-    apart INTEGER NOT NULL DEFAULT 0, pins TEXT NOT NULL DEFAULT '{}'
+    edited INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
 CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
 """
-_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart AS edited, pins"
+_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, edited"
 _FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
@@ -137,11 +133,9 @@ class Ledger:
         page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
         return page, counted[0][0]
 
-    def mark_edited(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Record that a person changed a read, and the pinned lines, if they are given."""
-        self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
-        if pins is not None:
-            self._run("UPDATE reads SET pins = ? WHERE run_id = ?", (json.dumps(pins), run_id))
+    def mark_edited(self, run_id: str, *, edited: bool = True) -> None:
+        """Record whether a person changed a read."""
+        self._run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
         """One read; None if it does not exist, or belongs to another key."""
@@ -154,17 +148,7 @@ class Ledger:
 
     def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
         rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
-        return [
-            Entry(
-                **{
-                    **dict(row),
-                    "state": ReadState(row["state"]),
-                    "edited": bool(row["edited"]),
-                    "pins": json.loads(row["pins"]),
-                }
-            )
-            for row in rows
-        ]
+        return [Entry(**{**dict(row), "state": ReadState(row["state"]), "edited": bool(row["edited"])}) for row in rows]
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
         try:

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
@@ -86,8 +86,6 @@ class Read:
     state: ReadState = ReadState.WAITING
     updates: list[MemoryUpdate] = field(default_factory=list)
     """Those of this process, in order."""
-    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By branch: the lines that a person pinned; they take effect at the next memory."""
     result: ReadResult | None = None
     error: Exception | None = None
     followers: int = 0
@@ -112,10 +110,6 @@ class Read:
     def update(self) -> MemoryUpdate | None:
         """The newest."""
         return self.updates[-1] if self.updates else None
-
-    def pinned(self, branch: str) -> list[str]:
-        """The lines that a branch must keep; the trunk, which merges the branches, must keep those of all."""
-        return [line for name, lines in self.pins.items() if branch in ("", name) for line in lines]
 
     @property
     def version(self) -> tuple[int, asyncio.Event]:
@@ -204,7 +198,7 @@ class ReadManager:
 
         Args:
             ask: its request.
-            entry: its entry in the ledger, with the pinned lines.
+            entry: its entry in the ledger.
 
         Raises:
             ApiError: 429; too many reads are running.
@@ -214,7 +208,7 @@ class ReadManager:
                 return known
             self._require_room(ask.owner)
             request = "" if entry.edited else entry.request
-            read = Read(entry.run_id, ask, request, entry.began, pins=entry.pins)
+            read = Read(entry.run_id, ask, request, entry.began)
             self._launch(read, "resumed")
         return read
 
@@ -360,14 +354,14 @@ class ReadManager:
         limits = _tighter(self.bounds.limits, ask.owner)
         if resumes and reader.keeps_checkpoints:
             try:
-                async with aclosing(reader.astream_resume(read.run_id, limits=limits, pins=read.pinned)) as parts:
+                async with aclosing(reader.astream_resume(read.run_id, limits=limits)) as parts:
                     async for part in parts:
                         yield part
                 return
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
-        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits, pins=read.pinned)
+        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits)
         async with aclosing(stream) as parts:
             async for part in parts:
                 yield part

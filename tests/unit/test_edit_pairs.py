@@ -1,4 +1,4 @@
-"""What a person changes in memories: pinned lines that come back, who did it, and pairs to learn preferences from."""
+"""What a person changes in memories: who did it, and pairs to learn preferences from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typer.testing import CliRunner
 from memagent_graph import ScriptedPolicy
 from memagent_graph.cli import app
 from memagent_graph.errors import RunLogError
-from memagent_graph.events import EventKind
-from memagent_graph.reading.pinned_lines import with_pins
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.edits import author_of, edited_by
 from memagent_graph.run_log.exchange import export_edits
@@ -28,43 +26,6 @@ def log(tmp_path):
     log = RunLog(tmp_path / "runs.sqlite")
     yield log
     log.close()
-
-
-# Pins
-
-
-@pytest.mark.parametrize(
-    ("memory", "pins", "kept"),
-    [
-        ("a\nb", ["b"], "a\nb"),
-        ("a\nb", ["c"], "c\na\nb"),
-        ("", ["c", "c"], "c"),
-        ("ab", ["b"], "b\nab"),
-        ("1234567\nc", ["c", "d"], "c\nd\n123456"),
-        ("1234567890", [], "1234567890"),
-    ],
-)
-def test_pinned_lines_come_first_and_the_end_of_the_rest_goes(memory: str, pins: list[str], kept: str) -> None:
-    assert with_pins(memory, pins, lambda text: len(text) <= 10, lambda text: text[:10]) == kept
-
-
-def test_a_pin_holds_within_the_budget_and_is_told_in_result_and_log(make_reader, log) -> None:
-    policy = ScriptedPolicy(lambda prompt: "word " * 55 if "<section>" in prompt else "\\boxed{x}")
-    reader = make_reader(policy, run_log=log)
-    budget = reader.graph().reader_context.budget.memory_tokens
-    count = reader.graph().reader_context.tokenizer.count
-    result = list(reader.stream(TEXT, QUESTION, run_id="r", pins=lambda branch: ["harbor 4711"]))[-1]
-    assert all(update.memory.startswith("harbor 4711\n") for update in result.updates)
-    assert max(count(update.memory) for update in result.updates) <= budget
-    assert {event.kind for event in result.updates[0].events} == {EventKind.PINNED}
-    assert log.trace("r").updates[0].memory == result.updates[0].memory
-    assert next(iter(log.conversations("r"))).text == "word " * 55
-
-
-def test_decisions_and_answers_get_no_pinned_line(make_reader) -> None:
-    reader = make_reader()
-    result = list(reader.stream(TEXT, QUESTION, pins=lambda branch: ["pinned"]))[-1]
-    assert (result.answer, result.memory.splitlines()[0]) == ("4711", "pinned")
 
 
 def test_an_answer_so_far_leaves_the_run_as_it_is(make_reader, log, tmp_path) -> None:

@@ -56,10 +56,10 @@ class Watch:
                 self._sent += 1
                 if update.step not in self._by_step:
                     yield _event("update", self._shown(update))
-        state = json.dumps([entry.edited, entry.pins, read_value(entry, read)["state"]])
+        state = json.dumps([entry.edited, read_value(entry, read)["state"]])
         if state != self._state:
             self._state = state
-            value = {**read_value(entry, read), "pins": entry.pins, **await self._end()}
+            value = {**read_value(entry, read), **await self._end()}
             yield _event("state", value)
 
     async def _snapshot(self) -> dict[str, Any]:

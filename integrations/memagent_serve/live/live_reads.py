@@ -1,4 +1,4 @@
-"""The actions of a person on reads: ask, pause, edit a memory, pin a line, ask before the end, judge an answer.
+"""The actions of a person on reads: ask, pause, edit a memory, ask before the end, judge an answer.
 
 A read that a person changed is marked as edited. It no longer answers the request that started it.
 """
@@ -15,6 +15,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunNotFoundError
 from memagent_graph.reader import AnswerSoFar
 from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.state import ReaderContext
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
@@ -29,8 +30,6 @@ from memagent_serve.uploads import UploadedFile, stored
 
 _ASKS_KEPT: Final = 1024
 _FILES_KEPT: Final = 1024
-_PINNED_SHARE: Final = 2
-"""The divisor of the memory budget: pinned lines may take one half."""
 
 
 class LiveReads:
@@ -84,11 +83,8 @@ class LiveReads:
         asked = list(dict.fromkeys(question.strip() for question in questions))
         if not files or not asked:
             raise bad_request("choose a document and ask a question", "questions" if files else "files")
-        try:
-            for question in asked:
-                check_question(question, context)
-        except MemAgentError as error:
-            raise bad_request(str(error), "questions") from error
+        for question in asked:
+            _require_answerable(question, context, "questions")
         known = [self._serving.uploads.get(owner, each) for each in files]
         references = [await self.document(owner, each) for each in known]
         document = references[0] if len(references) == 1 else await self._joined(references)
@@ -213,40 +209,26 @@ class LiveReads:
             if newest is None or newest.chunk_index != chunk or newest.memory != before:
                 self.edits[run_id] += 1
                 raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
-            lines = text.splitlines()
-            pins = {name: [pin for pin in held if name != branch or pin in lines] for name, held in entry.pins.items()}
-            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
+            # Before the edit: if the process is killed in between, the original request must not get the edited read.
+            await asyncio.to_thread(self._ledger.mark_edited, run_id)
             try:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
+                await asyncio.to_thread(self._ledger.mark_edited, run_id, edited=entry.edited)
                 raise bad_request(str(error), "text") from error
             await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1
 
-    async def pin(self, owner: Owner, run_id: str, branch: str, line: str, *, pinned: bool) -> None:
-        """Pin or unpin a line of a branch's memory. This takes effect at the next memory update.
+    async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
+        """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
-            ApiError: 400; pinned lines would take more than half of a memory.
+            ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
-        context = await self._reader.aprepare()
-        async with self._changing:
-            entry = await self.entry(owner, run_id)
-            held = [each for each in entry.pins.get(branch, ()) if each != line]
-            pins = {**entry.pins, branch: [*held, line] if pinned else held}
-            everything = "\n".join(each for lines in pins.values() for each in lines)
-            if not line.strip() or len(line.splitlines()) != 1:
-                raise bad_request("only a line of memory can be pinned", "line")
-            if pinned and context.tokenizer.count(everything) > context.budget.memory_tokens // _PINNED_SHARE:
-                raise bad_request("pinned lines may take at most half of a memory", "line")
-            if (read := self._manager.find(owner, run_id)) is not None:
-                read.pins, read.request = pins, ""
-            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
-
-    async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
-        """Answer a question from the current memory; the read itself is not affected."""
         entry = await self.entry(owner, run_id)
         reader = await self._manager.reader_for(await self._ask_of(owner, entry))
+        if question is not None:
+            _require_answerable(question, await reader.aprepare(), "question")
         try:
             answer = await reader.aanswer_so_far(run_id, question)
         except RunNotFoundError as error:
@@ -269,6 +251,13 @@ class LiveReads:
         self._asks[read.run_id] = read.ask
         self._asks.move_to_end(read.run_id)
         _shorten(self._asks, _ASKS_KEPT)
+
+
+def _require_answerable(question: str, context: ReaderContext, param: str) -> None:
+    try:
+        check_question(question, context)
+    except MemAgentError as error:
+        raise bad_request(str(error), param) from error
 
 
 def _shorten(kept: OrderedDict[Any, Any], most: int) -> None:

@@ -7,9 +7,10 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,6 +33,8 @@ _PAGE_ENTRIES: Final = 200
 _MOST_QUESTIONS: Final = 32
 _MOST_FILES: Final = 64
 _STREAMS_PER_OWNER: Final = 32
+_LONGEST_NOTE: Final = 4000
+"""In characters: a note on an answer."""
 _SEND_SECONDS: Final = 30.0
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -67,14 +70,6 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
     branch: str = ""
 
 
-class Pin(msgspec.Struct, forbid_unknown_fields=True):
-    """Pin or unpin a line."""
-
-    line: str
-    pinned: bool
-    branch: str = ""
-
-
 class AskNow(msgspec.Struct, forbid_unknown_fields=True):
     """Ask from the current memory; by default, the read's own question."""
 
@@ -85,7 +80,7 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     """Judge an answer."""
 
     up: bool
-    note: str | None = None
+    note: Annotated[str, Meta(max_length=_LONGEST_NOTE)] | None = None
 
 
 class LivePage:
@@ -118,7 +113,6 @@ class LivePage:
             Route(f"{one}/stop", self._stop, methods=["POST"]),
             Route(f"{one}/continue", self._resume, methods=["POST"]),
             Route(f"{one}/memory", self._edit, methods=["POST"]),
-            Route(f"{one}/pins", self._pin, methods=["POST"]),
             Route(f"{one}/answer", self._answer, methods=["POST"]),
             Route(f"{one}/thumbs", self._thumbs, methods=["POST"]),
             Route(f"{one}/sources", self._sources),
@@ -193,11 +187,6 @@ class LivePage:
     async def _edit(self, request: Request) -> Response:
         asked = await _body(self._serving, request, Edit)
         await self._live.edit(*_place(request), asked.chunk, asked.branch, asked.before, asked.text)
-        return _done()
-
-    async def _pin(self, request: Request) -> Response:
-        asked = await _body(self._serving, request, Pin)
-        await self._live.pin(*_place(request), asked.branch, asked.line, pinned=asked.pinned)
         return _done()
 
     async def _answer(self, request: Request) -> Response:
