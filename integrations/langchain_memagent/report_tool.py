@@ -26,8 +26,7 @@ from memagent_report import areport
 _DESCRIPTION = (
     "Write a report over several documents of any length. Every document is read from beginning to end with the same "
     "questions; the report has an answer with quotes from each, and sections whose sentences are bound to quotes that "
-    "are checked. Sentences that no quote supports are marked, and contradictions between documents are listed. Use it "
-    "for one question over several documents."
+    "are checked. Sentences that no quote supports are marked. Use it for one question over several documents."
 )
 
 

@@ -73,7 +73,7 @@ class WriteReport(ReaderOptions):
         typer.Option("--extractive", help="Use the answers as sections, even if the policy could write them."),
     ] = False
     judge: Annotated[
-        bool, typer.Option("--judge", help="Let the policy judge whether differing answers contradict each other.")
+        bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
     metadata: Annotated[
         Path | None,
@@ -162,7 +162,7 @@ class WriteReport(ReaderOptions):
         """
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_report import ReportSource  # noqa: PLC0415
-        from memagent_report.document_metadata import reference_fields  # noqa: PLC0415
+        from memagent_report.references import reference_fields  # noqa: PLC0415
 
         described = _metadata(self.metadata) if self.metadata else {}
         if others := described.keys() - {path.name for path in self.documents}:
@@ -182,7 +182,6 @@ class WriteReport(ReaderOptions):
         from memagent_graph.cli.output import print_json  # noqa: PLC0415
         from memagent_graph.plain_text import plain  # noqa: PLC0415
         from memagent_report.report_files import write_report  # noqa: PLC0415
-        from memagent_report.report_words import summary  # noqa: PLC0415
 
         for event in report.events:
             console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
@@ -196,7 +195,7 @@ class WriteReport(ReaderOptions):
             print_json({**report.to_dict(), "files": [str(path) for path in written]})
         elif self.out is None:
             console.out.print(plain(report.to_markdown()), markup=False)
-        console.err.print(plain(f"{summary(report)} Report {report.report_id}"), markup=False, style="dim")
+        console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
 
 
 def _metadata(path: Path) -> dict[str, dict[str, Any]]:
