@@ -1,4 +1,4 @@
-"""Parses a chat request, but only the necessary fields; long texts stay in its body."""
+"""Parses a chat request, but only the necessary fields; texts are decoded when they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta, Raw
 
 from memagent_serve.api_errors import ApiError, bad_request
-from memagent_serve.json_text import JsonText
 
 Fields: TypeAlias = Mapping[str, Raw]
 """A JSON object's values, as raw JSON."""
@@ -72,6 +71,32 @@ class FileContent(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class JsonText:
+    """A text in a request, as JSON."""
+
+    raw: Raw
+
+    @classmethod
+    def of(cls, raw: Raw) -> JsonText | None:
+        """The text; None if the JSON value is not a string."""
+        view = memoryview(raw)
+        return cls(raw) if len(view) >= 2 and view[0] == ord('"') else None
+
+    @property
+    def size(self) -> int:
+        """The size of the JSON in bytes; the text has at most as many."""
+        return len(memoryview(self.raw)) - 2
+
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError: it is not well formed.
+        """
+        return msgspec.json.decode(self.raw, type=str)
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part of a message: a text, a file, or something else."""
 
@@ -119,7 +144,7 @@ class ChatRequest:
         return next((kind for kind in kinds if kind not in {"text", "file", "refusal"}), None)
 
 
-def parse(body: memoryview) -> ChatRequest:
+def parse(body: bytes) -> ChatRequest:
     """Parse a body.
 
     Raises:
@@ -133,17 +158,17 @@ def parse(body: memoryview) -> ChatRequest:
         messages = _list.decode(fields["messages"]) if "messages" in fields else []
         if len(messages) > _MOST_MESSAGES:
             raise bad_request(f"there are more than {_MOST_MESSAGES:,} messages", "messages")
-        found = tuple(_message(_fields.decode(raw)) for raw in messages)
+        parsed = tuple(_message(_fields.decode(raw)) for raw in messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _blamed(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not found:
+    if not parsed:
         raise bad_request("there are no messages; send at least one", "messages", "empty_array")
-    return ChatRequest(fields, options, found)
+    return ChatRequest(fields, options, parsed)
 
 
-def _require_few_values(body: memoryview) -> None:
+def _require_few_values(body: bytes) -> None:
     """Refuse a large body with a huge number of small values, which would need many times their size in memory.
 
     In a normal request only text is long, so strings are skipped, and the rest is measured.

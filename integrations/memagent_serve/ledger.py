@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.storage.database import use_write_ahead_log
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.database import open_database
 
 
 class ReadState(StrEnum):
@@ -87,14 +86,7 @@ class Ledger:
         self.path = path
         self._lock = threading.Lock()
         try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
-            use_write_ahead_log(self._connection)
-            # Entries survive the process; after a power failure the newest may be missing, and are read again. Waiting
-            # for the disk at each entry would delay the start of every read.
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.executescript(_SCHEMA)
+            self._connection = open_database(path, _SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
         except (OSError, sqlite3.Error) as error:
             raise self._failure(error) from error

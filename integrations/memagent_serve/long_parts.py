@@ -13,8 +13,7 @@ from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
-from memagent_serve.chat_requests import ChatMessage, ChatRequest
-from memagent_serve.json_text import JsonText
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText
 
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for a chat template's text around each message."""
@@ -209,7 +208,8 @@ def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, 
 def _bounded(text: JsonText, tokens: int) -> str:
     """A text, or the beginning and end of one that is certainly longer than that many tokens."""
     most = tokens * _LONGEST_TOKEN
-    return text.text() if text.size <= 2 * most else f"{text.head(most)} [...] {text.tail(most)}"
+    whole = text.text()
+    return whole if len(whole) <= 2 * most else f"{whole[:most]} [...] {whole[-most:]}"
 
 
 def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
@@ -222,8 +222,9 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
         one: take only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _LONGEST_TOKEN
-    first = _PARAGRAPHS.split(text.head(reach).strip(), 1)[0].strip()
-    last = _PARAGRAPHS.split(text.tail(reach).strip())[-1].strip()
+    whole = text.text()
+    first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
+    last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if one:
         asks = first if first.endswith("?") and not last.endswith("?") else last
         return _last_tokens(asks, tokens, tokenizer) if asks is last else shortened(asks, tokens, tokenizer)

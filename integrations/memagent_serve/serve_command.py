@@ -91,8 +91,10 @@ class Serve(ReaderOptions):
     ] = False
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
-    max_body: Annotated[int, typer.Option(min=1, help="The maximum size of a request, in MiB.")] = 512
-    spool: Annotated[int, typer.Option(min=1, help="Disk space for large requests, in MiB.")] = 4096
+    max_body: Annotated[
+        int, typer.Option(min=1, help="The maximum size of a request, in MiB; larger documents are uploaded as files.")
+    ] = 64
+    request_memory: Annotated[int, typer.Option(min=1, help="Memory for large requests together, in MiB.")] = 512
     uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
@@ -149,7 +151,7 @@ class Serve(ReaderOptions):
             ),
             read_above=self.read_above,
             max_body=self.max_body * _MEGABYTE,
-            spool=self.spool * _MEGABYTE,
+            request_memory=self.request_memory * _MEGABYTE,
             uploads=self.uploads * _MEGABYTE,
             heartbeat=self.heartbeat,
             max_connections=self.max_connections,

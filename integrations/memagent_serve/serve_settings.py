@@ -19,7 +19,7 @@ class ServeSettings:
     """A server's settings. Sizes are in bytes, times in seconds."""
 
     folder: Path
-    """The folder of uploads, large requests and the list of reads."""
+    """The folder of uploads and the list of reads."""
     keys: Keys = field(default_factory=Keys)
     names: tuple[str, ...] = ()
     """Host names that clients may use, besides localhost."""
@@ -28,8 +28,8 @@ class ServeSettings:
     bounds: Bounds = field(default_factory=Bounds)
     read_above: int | None = None
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
-    max_body: int = 512 * 2**20
-    spool: int = 4 * 2**30
+    max_body: int = 64 * 2**20
+    request_memory: int = 512 * 2**20
     """The maximum size of all large requests together."""
     uploads: int = 2**30
     """The maximum size of one key's uploaded files together."""

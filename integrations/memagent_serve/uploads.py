@@ -144,12 +144,11 @@ def _no_file(file_id: str) -> ApiError:
     return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")
 
 
-async def stored(store: DocumentStore, path: Path, name: str) -> DocumentRef:
+async def stored(store: DocumentStore, file: IO[bytes], name: str) -> DocumentRef:
     """The text of a file in the store: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes determine the
     kind.
 
     Raises:
         DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
     """
-    with path.open("rb") as file:
-        return await store.add_async(Document.from_file(file, name))
+    return await store.add_async(Document.from_file(file, name))

@@ -59,7 +59,8 @@ class LiveReads:
         place = owner.name, file.id
         if place not in self._documents:
             path = self._serving.uploads.content(owner, file.id)
-            self._documents[place] = await stored(self._reader.store, path, file.filename)
+            with path.open("rb") as content:
+                self._documents[place] = await stored(self._reader.store, content, file.filename)
             _shorten(self._documents, _FILES_KEPT)
         return self._documents[place]
 

@@ -19,14 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from memagent_graph.timeline import build_timeline, compare_runs, render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
-from memagent_serve.app import Serving, bounded, owner_of, uploaded
+from memagent_serve.app import Serving, owner_of, uploaded
+from memagent_serve.bodies import bounded, require_plain
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.live.page_values import comparison_value, passage_value, read_value, sources_value
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
-from memagent_serve.spool import require_plain
 
 _BODY_BYTES: Final = 1 << 20
 _PAGE_ENTRIES: Final = 200

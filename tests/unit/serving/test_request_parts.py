@@ -1,33 +1,23 @@
-"""Requests taken apart: long texts piece by piece, which parts are read, and which text is the question."""
+"""Requests taken apart: which parts are read, and which text is the question."""
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_serve import json_text
 from memagent_serve.chat_requests import ChatRequest, parse
-from memagent_serve.json_text import JsonText
 from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 
 
-def text_of(raw: str | bytes) -> JsonText:
-    found = JsonText.of(msgspec.Raw(raw.encode() if isinstance(raw, str) else raw))
-    assert found is not None
-    return found
-
-
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
-    return parse(memoryview(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
+    return parse(json.dumps({"model": "m", "messages": list(messages), **fields}).encode())
 
 
 def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
@@ -38,38 +28,6 @@ def plan(chat: ChatRequest, room: int, findings: int = 100) -> Plan:
     sizes = sizes_of(chat, TOKENIZER)
     total = total_of(chat, sizes, TOKENIZER)
     return planned(chat, sizes, total=total, room=room, findings=findings)
-
-
-# Texts piece by piece
-
-
-@pytest.mark.parametrize("ascii_only", [True, False])
-@given(text=st.text(st.sampled_from('a \\"\n/\x01é中\U0001f600\U0001f9d1u0d8'), max_size=400), size=st.integers(1, 30))
-def test_pieces_of_a_text_are_the_text_wherever_it_is_parted(ascii_only: bool, text: str, size: int) -> None:
-    found = text_of(json.dumps(text, ensure_ascii=ascii_only))
-    whole, json_text._PIECE_BYTES = json_text._PIECE_BYTES, size + 12  # type: ignore[misc]
-    try:
-        assert "".join(found.pieces()) == text
-    finally:
-        json_text._PIECE_BYTES = whole  # type: ignore[misc]
-    assert text.startswith(found.head(size))
-    assert text.endswith(found.tail(size))
-
-
-def test_a_run_of_backslashes_is_parted_between_two_of_them() -> None:
-    text = "\\" * 3_000_000
-    assert text_of(json.dumps(text)).text() == text
-
-
-@given(data=st.binary(max_size=300), size=st.integers(20, 60), is_url=st.booleans())
-def test_base64_is_decoded_piece_by_piece(data: bytes, size: int, is_url: bool) -> None:
-    given_text = ("data:application/pdf;base64," if is_url else "") + base64.b64encode(data).decode()
-    found = text_of(json.dumps(given_text))
-    whole, json_text._PIECE_BYTES = json_text._PIECE_BYTES, max(size, 60)  # type: ignore[misc]
-    try:
-        assert b"".join(found.from_base64()) == data
-    finally:
-        json_text._PIECE_BYTES = whole  # type: ignore[misc]
 
 
 # What is read
