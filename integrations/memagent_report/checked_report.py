@@ -15,7 +15,7 @@ from typing import Final
 from memagent_report.drafts import Draft, DraftSentence
 from memagent_report.evidence_matrix import EvidenceMatrix, QuotePlace, ReportDocument, SourceQuote
 from memagent_report.report_data import Report, ReportEvent, ReportSection, ReportSentence
-from memagent_report.sentence_checks import Problem, ProblemKind, check_sentence
+from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
 from memagent_report.stated_facts import content_stems, facts_of
 
@@ -44,7 +44,7 @@ def checked_report(
         events: the events so far.
     """
     quotes = list(matrix.quotes())
-    quote_problems: dict[QuotePlace, Problem | None] = {}
+    quote_problems: dict[QuotePlace, SentenceProblem | None] = {}
     words: set[str] = set()
     for number, source in sources:
         name = matrix.documents[number].name
@@ -76,7 +76,7 @@ def checked_report(
     )
 
 
-def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Problem | None:
+def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
     """Return what is wrong with a quote: it is not in its document, or it is cut within a sentence. None if nothing is.
 
     Args:
@@ -86,9 +86,9 @@ def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Problem 
     """
     span = source.find(quote.text, quote.start_char)
     if span is None:
-        return Problem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not in {name}")
+        return SentenceProblem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not in {name}")
     if quote.is_whole and not source.is_whole(*span):
-        return Problem(ProblemKind.QUOTE_CUT, f"a quote from {name} begins or ends within a sentence")
+        return SentenceProblem(ProblemKind.QUOTE_CUT, f"a quote from {name} begins or ends within a sentence")
     return None
 
 
@@ -96,7 +96,7 @@ def _with_quotes(
     sentence: DraftSentence,
     pool: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
-    quote_problems: Mapping[QuotePlace, Problem | None],
+    quote_problems: Mapping[QuotePlace, SentenceProblem | None],
     is_common: Callable[[str], bool],
 ) -> ReportSentence:
     """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
@@ -114,9 +114,9 @@ def _problems(
     text: str,
     places: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
-    quote_problems: Mapping[QuotePlace, Problem | None],
+    quote_problems: Mapping[QuotePlace, SentenceProblem | None],
     is_common: Callable[[str], bool],
-) -> tuple[Problem, ...]:
+) -> tuple[SentenceProblem, ...]:
     own = [problem for place in places if (problem := quote_problems[place]) is not None]
     quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
     if own and not quotes:

@@ -45,7 +45,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteReport(ReaderOptions):
+class ReportDocuments(ReaderOptions):
     """Write a report over several documents. Every sentence cites quotes, and all quotes are checked.
 
     Each document is read for the same questions. The report is written from the answers and their quotes alone. The
@@ -201,7 +201,7 @@ class WriteReport(ReaderOptions):
 def _metadata(path: Path) -> dict[str, dict[str, Any]]:
     try:
         values = json.loads(path.read_text("utf-8"))
-        if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
+        if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
             raise TypeError("it is not a JSON object whose values are objects")
     except (OSError, ValueError, TypeError) as error:
         raise DocumentError(
@@ -213,4 +213,4 @@ def _metadata(path: Path) -> dict[str, dict[str, Any]]:
 
 def register(app: typer.Typer) -> None:
     """Add the command to a command line."""
-    add_command(app, "report", WriteReport)
+    add_command(app, "report", ReportDocuments)

@@ -11,9 +11,9 @@ from memagent_graph.events import EventKind
 from memagent_graph.plain_text import counted
 from memagent_report.drafts import Contradiction, ReportMode
 from memagent_report.evidence_matrix import (
-    Cell,
     CellState,
     EvidenceMatrix,
+    MatrixCell,
     QuotePlace,
     SourceQuote,
     from_json,
@@ -21,7 +21,7 @@ from memagent_report.evidence_matrix import (
 )
 from memagent_report.references import quote_location, reference_text
 from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
-from memagent_report.sentence_checks import Problem
+from memagent_report.sentence_checks import SentenceProblem
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
@@ -39,7 +39,7 @@ class ReportSentence:
     text: str
     quotes: tuple[QuotePlace, ...]
     """The quotes that it cites."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SentenceProblem, ...] = ()
     """What the quotes do not support; empty if the sentence is quoted."""
     document: int | None = None
     """The document whose answer it is, in an extractive report."""
@@ -196,8 +196,8 @@ class Report:
         """Return the content of the report in reading order, for every format."""
         chapters = [self._section(section) for section in self.sections]
         if self.contradictions:
-            found = tuple(map(self._contradiction, self.contradictions))
-            chapters.append(Chapter("Answers that contradict each other, as judged by the policy", found))
+            pairs = tuple(map(self._contradiction, self.contradictions))
+            chapters.append(Chapter("Answers that contradict each other, as judged by the policy", pairs))
         chapters.append(Chapter("Evidence matrix", table=tuple(self._table())))
         if self.references:
             chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
@@ -248,7 +248,7 @@ def _details(sentence: ReportSentence) -> str:
     return "; ".join(problem.detail for problem in sentence.problems)
 
 
-def _cell_text(cell: Cell) -> str:
+def _cell_text(cell: MatrixCell) -> str:
     """Return a cell's answer, or why there is none."""
     if cell.state is CellState.ANSWERED:
         return cell.answer or ""

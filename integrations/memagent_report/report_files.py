@@ -41,7 +41,7 @@ def matrix_csv(report: Report) -> bytes:
 
 def _csv_value(value: Any) -> str:
     if isinstance(value, list):
-        value = _QUOTE_GAP.join("" if each is None else str(each) for each in value)
+        value = _QUOTE_GAP.join("" if item is None else str(item) for item in value)
     if value is None:
         return ""
     return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
@@ -69,7 +69,7 @@ def matrix_parquet(report: Report) -> bytes:
 
 def _storable(value: Any) -> Any:
     if isinstance(value, list):
-        return [_storable(each) for each in value]
+        return [_storable(item) for item in value]
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -128,8 +128,8 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
         MissingExtraError: a format needs a package that is not installed; nothing was written.
     """
-    chosen = dict.fromkeys(("json", *formats))
-    contents = {FORMATS[each][0]: FORMATS[each][1](report) for each in chosen}
+    chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
+    contents = {file_name: content(report) for file_name, content in chosen}
     if not contents.get("references.bib", b"x"):
         del contents["references.bib"]
     try:

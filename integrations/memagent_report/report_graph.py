@@ -37,9 +37,9 @@ from memagent_graph.trace import MemoryUpdate
 from memagent_report.checked_report import checked_report
 from memagent_report.drafts import Draft, extractive_draft
 from memagent_report.evidence_matrix import (
-    Cell,
     CellState,
     EvidenceMatrix,
+    MatrixCell,
     ReportDocument,
     from_json,
     to_json,
@@ -181,7 +181,7 @@ class ReportWork:
     def _failed(self, sent: _Sent, error: str) -> ReportState:
         cells = {
             str(number): [
-                to_json(Cell(number, question, CellState.FAILED, error=error))
+                to_json(MatrixCell(number, question, CellState.FAILED, error=error))
                 for question in range(len(sent["questions"]))
             ]
             for number in sent["numbers"]
@@ -250,7 +250,9 @@ class ReportWork:
         return {"report": report.to_dict()}
 
     def _matrix(self, state: ReportState) -> EvidenceMatrix:
-        cells = [from_json(cell, Cell) for number in range(len(self.documents)) for cell in state["cells"][str(number)]]
+        cells = [
+            from_json(cell, MatrixCell) for number in range(len(self.documents)) for cell in state["cells"][str(number)]
+        ]
         return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
 
     def _source(self, document: ReportDocument) -> SourceText:

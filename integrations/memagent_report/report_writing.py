@@ -145,7 +145,9 @@ class ReportWriting(Strategy):
         answers, left_out = _fitting(_answers(matrix), context, context.budget.chunk_tokens)
         reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_note(left_out, "answers"))
         count = len(matrix.questions)
-        outline = [(heading, [each for each in numbers if each < count]) for heading, numbers in reply.value or ()]
+        outline = [
+            (heading, [number for number in numbers if number < count]) for heading, numbers in reply.value or ()
+        ]
         outline = [(heading, numbers) for heading, numbers in outline if numbers]
         placed = {number for _, numbers in outline for number in numbers}
         outline += [(question, [number]) for number, question in enumerate(matrix.questions) if number not in placed]

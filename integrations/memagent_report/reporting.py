@@ -190,8 +190,8 @@ async def _report_documents(
     replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []
-    for given in documents:
-        source = given if isinstance(given, ReportSource) else ReportSource(given)
+    for item in documents:
+        source = item if isinstance(item, ReportSource) else ReportSource(item)
         try:
             document = Document.of(source.document)
             if document.is_live:

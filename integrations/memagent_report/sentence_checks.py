@@ -69,7 +69,7 @@ class ProblemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SentenceProblem:
     """Something in a sentence that its quotes do not support."""
 
     kind: ProblemKind
@@ -82,7 +82,7 @@ def check_sentence(
     *,
     names: Iterable[str] = (),
     is_common: Callable[[str], bool] = lambda word: False,
-) -> tuple[Problem, ...]:
+) -> tuple[SentenceProblem, ...]:
     """Return what the quotes of a sentence do not support; empty if the sentence is quoted.
 
     Args:
@@ -93,7 +93,7 @@ def check_sentence(
             sentence; for example because the documents contain it in lower case.
     """
     if not quotes:
-        return (Problem(ProblemKind.NO_QUOTE, "no quote supports it"),)
+        return (SentenceProblem(ProblemKind.NO_QUOTE, "no quote supports it"),)
     facts, known = facts_of(_without_names(sentence, names)), [facts_of(quote) for quote in quotes]
     text = facts.text.casefold().rstrip(". ")
     if text and any(text in quote.text.casefold() for quote in known):
@@ -115,24 +115,24 @@ def _without_names(sentence: str, names: Iterable[str]) -> str:
     return sentence
 
 
-def _quotations(facts: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+def _quotations(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
     for match in re.finditer(r'"([^"]{3,})"', facts.text):
         passage = match[1].strip(" .,;:").casefold()
         if not any(passage in quote.text.casefold() for quote in known):
-            yield Problem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
+            yield SentenceProblem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
 
 
-def _numbers(facts: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+def _numbers(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
     date_parts = {part for quote in known for date in quote.dates for part in (date.year, date.month, date.day)}
     for number in facts.numbers:
         shown = facts.text[number.start : number.end]
         same = [(other, quote) for quote in known for other in quote.numbers if _same_value(number, other)]
         if not same and (number.unit or number.value not in date_parts):
-            yield Problem(ProblemKind.NUMBER, f"{shown} is in none of its quotes")
+            yield SentenceProblem(ProblemKind.NUMBER, f"{shown} is in none of its quotes")
         elif same and number.unit and not any(_may_have_unit(number.unit, other, quote) for other, quote in same):
             units = sorted({other.unit for other, _ in same if other.unit})
             there = f"there it is {' or '.join(units)}" if units else "there it has none"
-            yield Problem(ProblemKind.UNIT, f"{shown} has another unit in its quotes: {there}")
+            yield SentenceProblem(ProblemKind.UNIT, f"{shown} has another unit in its quotes: {there}")
 
 
 def _same_value(one: Number, other: Number) -> bool:
@@ -149,11 +149,11 @@ def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
     return next_word is None or not _has_content(next_word[1].casefold())
 
 
-def _dates(facts: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+def _dates(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
     dates = [date for quote in known for date in quote.dates]
     for date in facts.dates:
         if not any(date.is_within(other) for other in dates) and not _is_in_two_parts(date, known):
-            yield Problem(ProblemKind.DATE, f"{facts.text[date.start : date.end]} is in none of its quotes")
+            yield SentenceProblem(ProblemKind.DATE, f"{facts.text[date.start : date.end]} is in none of its quotes")
 
 
 def _is_in_two_parts(date: Date, known: Sequence[Facts]) -> bool:
@@ -169,13 +169,13 @@ def _is_in_two_parts(date: Date, known: Sequence[Facts]) -> bool:
     return False
 
 
-def _codes(facts: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+def _codes(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
     for code in facts.codes:
         if not any(code in quote.text.casefold() for quote in known):
-            yield Problem(ProblemKind.CODE, f"{code} is in none of its quotes")
+            yield SentenceProblem(ProblemKind.CODE, f"{code} is in none of its quotes")
 
 
-def _names(facts: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
+def _names(facts: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[SentenceProblem]:
     words = {word.text for quote in known for word in quote.words}
     may_be_names = {word.text for quote in known for word in quote.words if word.is_name or word.is_first}
     in_capitals = {word.text for quote in known if quote.text.isupper() for word in quote.words}
@@ -186,7 +186,7 @@ def _names(facts: Facts, known: Sequence[Facts], is_common: Callable[[str], bool
             continue
         if word.is_name and word.text in words and _in_title_case(facts):
             continue
-        yield Problem(ProblemKind.NAME, f"{facts.text[word.start : word.end]} is in none of its quotes")
+        yield SentenceProblem(ProblemKind.NAME, f"{facts.text[word.start : word.end]} is in none of its quotes")
 
 
 def _has_content(word: str) -> bool:
@@ -200,7 +200,7 @@ def _in_title_case(facts: Facts) -> bool:
     return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)
 
 
-def _words(facts: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+def _words(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
     """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
     sentence, quotes = _terms(facts), [_terms(quote) for quote in known]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
@@ -208,14 +208,18 @@ def _words(facts: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     best = shared.index(max(shared))
     if shared[best] >= _COPY_SHARE * len(sentence):
         if change := _change(sentence, quotes[best], matchers[best]):
-            yield Problem(ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words")
+            yield SentenceProblem(
+                ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words"
+            )
         return
     stems = content_stems(facts)
     missing = stems.difference(*map(content_stems, known))
     # Its numbers and dates are in the quotes, so they count as words that are.
     total = len(stems) + len(facts.numbers) + len(facts.dates)
     if stems and len(missing) > (1 - _LEAST_SHARED) * total:
-        yield Problem(ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes")
+        yield SentenceProblem(
+            ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes"
+        )
 
 
 def _terms(facts: Facts) -> list[str]:

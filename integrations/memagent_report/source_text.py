@@ -20,7 +20,7 @@ from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
-from memagent_report.evidence_matrix import Cell, CellState, SourceQuote
+from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
 from memagent_report.stated_facts import Facts, content_stems, facts_of, normalized, stem
 
 LONGEST_QUOTE: Final = 600
@@ -165,7 +165,7 @@ _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 """The weights of a word of the answer, and of a name, number, date or code in it; a word of the question has 1."""
 
 
-def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> Cell:
+def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
     """Return the cell for one read.
 
     Its quotes are the whole sentences around the passages in the run's evidence (see `ReadResult.evidence`). Those that
@@ -181,7 +181,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
     empty = gives_no_answer(result.answer)
     state = CellState.STOPPED if stopped else CellState.EMPTY if empty else CellState.ANSWERED
     usage = result.usage
-    return Cell(
+    return MatrixCell(
         document=document,
         question=question,
         state=state,

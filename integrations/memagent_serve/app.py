@@ -34,7 +34,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
-from memagent_serve.reads import Read, ReadManager
+from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import Relaying, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads, listing
@@ -50,7 +50,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass
-class Serving:
+class ServerResources:
     """The resources of the routes. Other parts of the server (a page, MCP) share them.
 
     Args:
@@ -82,7 +82,9 @@ class Serving:
         self.ledger.close()
 
 
-def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None) -> Starlette:
+def make_app(
+    serving: ServerResources, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None
+) -> Starlette:
     """The application.
 
     Args:
@@ -127,7 +129,7 @@ def owner_of(request: Request) -> Owner:
     return owner
 
 
-async def uploaded(serving: Serving, request: Request) -> UploadedFile:
+async def uploaded(serving: ServerResources, request: Request) -> UploadedFile:
     """Store the file of a request's form.
 
     Raises:
@@ -143,7 +145,7 @@ async def uploaded(serving: Serving, request: Request) -> UploadedFile:
         return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
 
 
-def _routes(serving: Serving) -> list[Route]:
+def _routes(serving: ServerResources) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
     async def completions(request: Request) -> Response:
@@ -197,14 +199,14 @@ def _routes(serving: Serving) -> list[Route]:
         return JSONResponse(_shown(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
-        found = manager.find(owner_of(request), request.path_params["id"])
-        if found is not None:
-            await manager.cancel(found)
+        running = manager.find(owner_of(request), request.path_params["id"])
+        if running is not None:
+            await manager.cancel(running)
         return await read(request)
 
     async def health(request: Request) -> Response:
         parts = {"server": "ok", "policy": await _policy_health(reader), "reads": await _ledger_health(serving.ledger)}
-        is_well = all(each == "ok" for each in parts.values())
+        is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
 
     async def metrics(request: Request) -> Response:
@@ -244,7 +246,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
 
 
-def _shown(entry: Entry, read: Read | None = None) -> dict[str, Any]:
+def _shown(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request"}}
     if read is not None:
         values["chunks"] = read.chunks

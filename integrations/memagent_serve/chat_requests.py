@@ -97,7 +97,7 @@ class JsonText:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessagePart:
     """A part of a message: a text, a file, or something else."""
 
     kind: str
@@ -113,7 +113,7 @@ class ChatMessage:
 
     role: str
     fields: Fields
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
 
     def field(self, name: str) -> Any:
         """The value of a small field; None if it is missing."""
@@ -196,7 +196,7 @@ def _message(fields: dict[str, Raw]) -> ChatMessage:
     if content is None or _is_one_of(content, _NOTHING):
         return ChatMessage(role, fields, ())
     if (text := JsonText.of(content)) is not None:
-        return ChatMessage(role, fields, (Part("text", text),))
+        return ChatMessage(role, fields, (MessagePart("text", text),))
     return ChatMessage(role, fields, tuple(map(_part, _list.decode(content))))
 
 
@@ -206,21 +206,21 @@ def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
     return len(view) <= max(map(len, values)) and bytes(view) in values
 
 
-def _part(raw: Raw) -> Part:
+def _part(raw: Raw) -> MessagePart:
     if (text := JsonText.of(raw)) is not None:
-        return Part("text", text, raw=raw)
+        return MessagePart("text", text, raw=raw)
     fields = _fields.decode(raw)
     kind = msgspec.json.decode(fields.get("type", Raw(b"null")), type=str)
     if kind == "text" and "text" in fields:
         text = JsonText.of(fields["text"])
         if text is None:
             raise bad_request("the text of a part is not a string", "messages")
-        return Part("text", text, raw=raw)
+        return MessagePart("text", text, raw=raw)
     if kind in {"file", "input_file"}:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
-        return Part("file", file=content, raw=raw)
-    return Part(kind, raw=raw)
+        return MessagePart("file", file=content, raw=raw)
+    return MessagePart(kind, raw=raw)
 
 
 def _blamed(words: str) -> str | None:

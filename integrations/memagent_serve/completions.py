@@ -39,9 +39,9 @@ from memagent_serve.chat_replies import (
 )
 from memagent_serve.chat_requests import ChatRequest, FileContent, JsonText, Options, parse, require_readable
 from memagent_serve.keys import Owner
-from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import Ask, Progress, Read, ReadManager
+from memagent_serve.reads import ReadManager, ReadProgress, ReadRequest, ServedRead
 from memagent_serve.request_texts import (
     Source,
     body_after,
@@ -80,7 +80,7 @@ class Continuation:
     """A request that is passed on to the model, with the findings in place of the parts that were read."""
 
     request: ChatRequest
-    plan: Plan
+    plan: ReadingPlan
     shortened_request: str
     """The replacement of the user's latest request if that was read itself."""
 
@@ -92,7 +92,7 @@ class LongRequest:
     options: Options
     names: tuple[str, ...]
     """The names of the texts that are read."""
-    ask: Ask
+    ask: ReadRequest
     continuation: Continuation | None
     """None if the read's answer is the reply."""
     reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -231,7 +231,7 @@ class ChatCompletions:
         return LongRequest(
             options=options,
             names=tuple(source.name for source in sources),
-            ask=Ask(
+            ask=ReadRequest(
                 owner=owner,
                 document=await self._stored(sources),
                 question=question,
@@ -254,12 +254,12 @@ class ChatCompletions:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
 
-    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[Place, DocumentRef]:
+    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPlace, DocumentRef]:
         files = {}
         for number, message in enumerate(chat.messages):
             for place, part in enumerate(message.parts):
                 if part.file is not None:
-                    files[Place(number, place)] = await self._file(part.file, owner)
+                    files[PartPlace(number, place)] = await self._file(part.file, owner)
         return files
 
     async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
@@ -275,7 +275,7 @@ class ChatCompletions:
 
     # Replies
 
-    async def _whole(self, long_request: LongRequest, read: Read) -> Response:
+    async def _whole(self, long_request: LongRequest, read: ServedRead) -> Response:
         async with aclosing(self._manager.follow(read)) as parts:
             async for part in parts:
                 if isinstance(part, ReadResult):
@@ -309,7 +309,7 @@ class ChatCompletions:
         reply["memagent"] = read_details(result, long_request.names)
         return JSONResponse(reply)
 
-    async def _events(self, long_request: LongRequest, read: Read) -> AsyncIterator[str]:
+    async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """A streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead.of(read.run_id, long_request.options.model)
         names = ", ".join(long_request.names)
@@ -413,11 +413,11 @@ def _body_after(long_request: LongRequest, continuation: Continuation, result: R
     )
 
 
-def _has_news(progress: Progress) -> bool:
+def _has_news(progress: ReadProgress) -> bool:
     return progress.update is not None or not progress.state.has_ended
 
 
-def _questions(chat: ChatRequest, plan: Plan, context: ReaderContext, continues: bool) -> tuple[str, str]:
+def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
     """The question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from memagent_serve.app import Serving, make_app
+from memagent_serve.app import ServerResources, make_app
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
 
@@ -20,7 +20,7 @@ PROTOCOL: Final[dict[str, Any]] = {"http": "h11", "ws": "none"}
 client without a key could fill the memory. There are no WebSockets here."""
 
 
-async def run_server(serving: Serving, listener: socket.socket, sessions: PageSessions) -> None:
+async def run_server(serving: ServerResources, listener: socket.socket, sessions: PageSessions) -> None:
     """Answer clients.
 
     Args:

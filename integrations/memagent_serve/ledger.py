@@ -69,7 +69,7 @@ CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
 CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
 """
 _COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, edited"
-_FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
+_CONTAINS: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
 class Ledger:
@@ -120,10 +120,10 @@ class Ledger:
         Returns:
             `newest` of them after the first `skip`, and the total number.
         """
-        found = owner, text.casefold()
-        counted = self._run(f"SELECT count(*) FROM reads WHERE {_FOUND}", found)  # noqa: S608  one of those above
-        page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
-        return page, counted[0][0]
+        values = owner, text.casefold()
+        ((total,),) = self._run(f"SELECT count(*) FROM reads WHERE {_CONTAINS}", values)  # noqa: S608  one of those above
+        page = self._entries(f"{_CONTAINS} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip))
+        return page, total
 
     def mark_edited(self, run_id: str, *, edited: bool = True) -> None:
         """Record whether a person changed a read."""

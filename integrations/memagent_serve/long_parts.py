@@ -33,7 +33,7 @@ _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartPlace:
     """The place of a part: the message's number, and the part's number in it."""
 
     message: int
@@ -41,12 +41,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadingPlan:
     """The parts of a request that are read."""
 
     history: int
     """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
-    places: tuple[Place, ...]
+    places: tuple[PartPlace, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
     asked: int | None
     """The message of the user's latest request; None if there is none."""
@@ -85,7 +85,7 @@ def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
 _CALLS: Final = ("tool_calls", "function_call")
 
 
-def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> Plan:
+def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
     """Determine what to read so that the rest fits.
 
     Args:
@@ -98,19 +98,19 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
     messages = request.messages
     asked = latest_request(messages)
     files = [
-        Place(number, place)
+        PartPlace(number, place)
         for number, message in enumerate(messages)
         for place, part in enumerate(message.parts)
         if part.kind == "file"
     ]
     if total <= room and not files:
-        return Plan(0, (), asked)
+        return ReadingPlan(0, (), asked)
     room -= findings
     if total + _STUB_TOKENS * len(files) <= room:
-        return Plan(0, tuple(files), asked)
+        return ReadingPlan(0, tuple(files), asked)
     chosen, left = _largest_first(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
     if left <= room:
-        return Plan(0, tuple(sorted([*files, *chosen], key=_order)), asked)
+        return ReadingPlan(0, tuple(sorted([*files, *chosen], key=_order)), asked)
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
@@ -124,7 +124,7 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
     history = max((n for n, each in enumerate(messages) if each.role not in {"tool", "function"}), default=0)
     kept = [number for number in range(len(messages)) if _is_kept(messages, number, history, asked)]
     everything = [
-        Place(number, place)
+        PartPlace(number, place)
         for number in kept
         for place, part in enumerate(messages[number].parts)
         if part.text is not None and sizes[number][place] > _STUB_TOKENS
@@ -140,7 +140,9 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
     return None
 
 
-def question_of(request: ChatRequest, plan: Plan, tokenizer: Tokenizer, tokens: int, *, with_context: bool) -> str:
+def question_of(
+    request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, tokens: int, *, with_context: bool
+) -> str:
     """The question for reading a request, in at most `tokens` tokens.
 
     Args:
@@ -154,7 +156,7 @@ def question_of(request: ChatRequest, plan: Plan, tokenizer: Tokenizer, tokens: 
     asked = request.messages[plan.asked] if plan.asked is not None else None
     is_small = tokens < _ROOM_FOR_MORE
     said = [
-        _ends(part.text, tokens, tokenizer, one=is_small) if Place(plan.asked or 0, place) in plan.places
+        _ends(part.text, tokens, tokenizer, one=is_small) if PartPlace(plan.asked or 0, place) in plan.places
         else _bounded(part.text, tokens)
         for place, part in enumerate(asked.parts if asked else ())
         if part.text is not None
@@ -182,7 +184,7 @@ def speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
+def _said(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
     """The text of chosen messages, except the parts that are read."""
     said = []
     for number, message in enumerate(request.messages):
@@ -191,13 +193,13 @@ def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, 
         texts = [
             _bounded(part.text, tokens)
             for place, part in enumerate(message.parts)
-            if part.text is not None and Place(number, place) not in plan.places
+            if part.text is not None and PartPlace(number, place) not in plan.places
         ]
         # In a long system message, the beginning has the instructions.
         texts += [
             _bounded(part.text, tokens)[: tokens * 2]
             for place, part in enumerate(message.parts)
-            if part.text is not None and message.role in _SYSTEM and Place(number, place) in plan.places
+            if part.text is not None and message.role in _SYSTEM and PartPlace(number, place) in plan.places
         ]
         text = "\n".join(texts).strip()
         if text:
@@ -244,20 +246,20 @@ def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 
 def _largest_first(
     messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
-) -> tuple[list[Place], int]:
+) -> tuple[list[PartPlace], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
 
     Returns:
         the chosen parts, and the tokens of the rest.
     """
     large = [
-        Place(number, place)
+        PartPlace(number, place)
         for number, message in enumerate(messages)
         for place, part in enumerate(message.parts)
         if part.text is not None and sizes[number][place] > max(worthwhile, _STUB_TOKENS)
     ]
     large.sort(key=lambda place: -sizes[place.message][place.part])
-    chosen: list[Place] = []
+    chosen: list[PartPlace] = []
     for place in large:
         if total <= room:
             break
@@ -266,7 +268,7 @@ def _largest_first(
     return chosen, total
 
 
-def _saved(sizes: Sizes, place: Place) -> int:
+def _saved(sizes: Sizes, place: PartPlace) -> int:
     return sizes[place.message][place.part] - _STUB_TOKENS
 
 
@@ -275,12 +277,12 @@ def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, asked: 
 
 
 def _with_files(
-    history: int, places: Sequence[Place], files: Sequence[Place], kept: Sequence[int], asked: int | None
-) -> Plan:
+    history: int, places: Sequence[PartPlace], files: Sequence[PartPlace], kept: Sequence[int], asked: int | None
+) -> ReadingPlan:
     """Files of messages that are part of the transcript are read with it."""
     beside = [place for place in files if place.message in kept]
-    return Plan(history, tuple(sorted({*places, *beside}, key=_order)), asked)
+    return ReadingPlan(history, tuple(sorted({*places, *beside}, key=_order)), asked)
 
 
-def _order(place: Place) -> tuple[int, int]:
+def _order(place: PartPlace) -> tuple[int, int]:
     return place.message, place.part

@@ -112,10 +112,10 @@ def _cookie(port: int) -> str:
 def _session(scope: Scope) -> str:
     port = scope["server"][1] if scope.get("server") else 0
     try:
-        found = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_cookie(port))
+        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_cookie(port))
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""
 
 
 def _digest(session: str) -> bytes:

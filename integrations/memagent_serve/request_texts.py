@@ -16,14 +16,14 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.events import StopReason
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, Part
-from memagent_serve.long_parts import Place, Plan, speaker
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
+from memagent_serve.long_parts import PartPlace, ReadingPlan, speaker
 
 _READ_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 120
 
 Pieces: TypeAlias = Iterator[tuple[str | None, str]]
-Files: TypeAlias = Mapping[Place, DocumentRef]
+Files: TypeAlias = Mapping[PartPlace, DocumentRef]
 """The text of each attached file, from the store."""
 
 
@@ -38,7 +38,7 @@ class Source:
     """Set if it is in the store already."""
 
 
-def sources_of(request: ChatRequest, plan: Plan, files: Files, store: DocumentStore) -> list[Source]:
+def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """The texts that a plan reads, in order."""
     sources = []
     if plan.history:
@@ -72,7 +72,7 @@ def _joined(sources: Sequence[Source]) -> Pieces:
 _BREAK: Final = "\n\n"
 
 
-def _pieces_of(part: Part, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if stored is not None:
         return lambda: stored_pieces(store, stored)
     text = part.text
@@ -97,7 +97,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         position += len(text)
 
 
-def _transcript(request: ChatRequest, plan: Plan, files: Files, store: DocumentStore) -> Pieces:
+def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """The older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for number, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or number == plan.asked:
@@ -105,7 +105,7 @@ def _transcript(request: ChatRequest, plan: Plan, files: Files, store: DocumentS
         yield None, f"{speaker(message)}: "
         for place, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                yield from ((None, text) for _, text in _pieces_of(part, files.get(Place(number, place)), store)())
+                yield from ((None, text) for _, text in _pieces_of(part, files.get(PartPlace(number, place)), store)())
             else:
                 yield None, f"[{part.kind}]"
         if (calls := message.fields.get("tool_calls")) is not None:
@@ -113,7 +113,7 @@ def _transcript(request: ChatRequest, plan: Plan, files: Files, store: DocumentS
         yield None, _BREAK
 
 
-def _name(request: ChatRequest, message: ChatMessage, place: Place, stored: DocumentRef | None) -> str:
+def _name(request: ChatRequest, message: ChatMessage, place: PartPlace, stored: DocumentRef | None) -> str:
     if stored is not None:
         return in_one_line(stored["name"], _LONGEST_NAME)
     if message.role in {"tool", "function"}:
@@ -139,15 +139,15 @@ class _Function(msgspec.Struct):
     name: str
 
 
-class _Call(msgspec.Struct):
+class _ToolCall(msgspec.Struct):
     id: str | None = None
     function: _Function | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(list[_Call] | None)
+_decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
-def _calls(message: ChatMessage) -> list[_Call]:
+def _calls(message: ChatMessage) -> list[_ToolCall]:
     if "tool_calls" not in message.fields:
         return []
     try:
@@ -162,7 +162,7 @@ _SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presen
 """Fields that only the model server supports."""
 
 
-def needs_model_server(request: ChatRequest, plan: Plan) -> bool:
+def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
     """Whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
     It must if only the model server supports the request (tools, a format, log-probs), or if the read parts are tool
@@ -192,7 +192,7 @@ def findings(result: ReadResult) -> str:
 
 
 def messages_after(
-    request: ChatRequest, plan: Plan, names: Sequence[str], result: ReadResult, shortened_request: str
+    request: ChatRequest, plan: ReadingPlan, names: Sequence[str], result: ReadResult, shortened_request: str
 ) -> list[dict[str, Any]]:
     """The messages with the findings instead of the parts that were read.
 
@@ -222,7 +222,9 @@ def messages_after(
         texts = {}
         for place in places:
             text = (
-                report if Place(number, place) == bearer else "[Too long to show; the findings are given separately.]"
+                report
+                if PartPlace(number, place) == bearer
+                else "[Too long to show; the findings are given separately.]"
             )
             if number == plan.asked and message.parts[place].kind == "text":
                 text = f"{text}\n\n{shortened_request}"

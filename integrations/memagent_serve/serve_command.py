@@ -34,8 +34,8 @@ def _take_file(context: typer.Context, path: Path | None) -> Path | None:
         from memagent_serve.serve_settings import file_settings  # noqa: PLC0415
 
         with failures_told():
-            known = {str(each.name) for each in context.command.params}
-            context.default_map = {**(context.default_map or {}), **file_settings(path, known)}
+            names = {str(option.name) for option in context.command.params}
+            context.default_map = {**(context.default_map or {}), **file_settings(path, names)}
     return path
 
 
@@ -170,15 +170,14 @@ class Serve(ReaderOptions):
 
 async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
-    _require_extra()
     from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
-    from memagent_serve.app import Serving  # noqa: PLC0415
+    from memagent_serve.app import ServerResources  # noqa: PLC0415
     from memagent_serve.http_server import run_server  # noqa: PLC0415
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:
-            serving = Serving(reader, settings)
+            serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
                 f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_told}; "
@@ -191,16 +190,6 @@ async def _serve(request: Serve) -> None:
             if not settings.keys:
                 typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
             await run_server(serving, listener, sessions)
-
-
-def _require_extra() -> None:
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    from memagent_graph.errors import MissingExtraError  # noqa: PLC0415
-
-    needed = ("starlette", "uvicorn", "sse_starlette", "prometheus_client", "python_multipart")
-    if any(find_spec(each) is None for each in needed):
-        raise MissingExtraError("serve", "memagent serve")
 
 
 def register(app: typer.Typer) -> None:

@@ -74,10 +74,10 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
         raise MemAgentError(
             f"the settings file {path} cannot be read: {error}", hint="The file must be TOML."
         ) from error
-    found = {name.replace("-", "_"): value for name, value in values.items()}
-    if unknown := sorted(found.keys() - set(known)):
+    settings = {name.replace("-", "_"): value for name, value in values.items()}
+    if unknown := sorted(settings.keys() - set(known)):
         raise MemAgentError(
             f"the settings file {path} has unknown settings: {', '.join(unknown)}",
             hint="Settings are named like the options of `memagent serve`: --max-reads is max_reads.",
         )
-    return found
+    return settings

@@ -111,8 +111,8 @@ def messages_of(request: ChatRequest) -> list[Message]:
     if (kind := request.unreadable) is not None:
         raise bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
     return [
-        Message(role=each.role, content="\n".join(part.text.text() for part in each.parts if part.text is not None))
-        for each in request.messages
+        Message(role=message.role, content="\n".join(part.text.text() for part in message.parts if part.text))
+        for message in request.messages
     ]
 
 

@@ -88,11 +88,11 @@ class Uploads:
 
     def all(self, owner: Owner) -> list[UploadedFile]:
         """The files of a key, the newest first."""
-        found = []
+        files = []
         for path in self._folder_of(owner).glob("file-*.json"):
             with suppress(FileNotFoundError):  # deleted in the meantime
-                found.append(_read(path))
-        return sorted(found, key=lambda file: (-file.created_at, file.id))
+                files.append(_read(path))
+        return sorted(files, key=lambda file: (-file.created_at, file.id))
 
     def get(self, owner: Owner, file_id: str) -> UploadedFile:
         """One file.

@@ -24,9 +24,9 @@ from memagent_report import Report, references
 from memagent_report.checked_report import checked_report
 from memagent_report.drafts import Contradiction, Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
 from memagent_report.evidence_matrix import (
-    Cell,
     CellState,
     EvidenceMatrix,
+    MatrixCell,
     QuotePlace,
     ReportDocument,
     SourceQuote,
@@ -72,7 +72,7 @@ def report_of(
         }
         documents.append(ReportDocument(names[number], reference, known))
         quote = SourceQuote(text, 0, len(text), "page 1")
-        cells.append(Cell(number, 0, CellState.ANSWERED, text, (quote,), run_id=f"run-{number}"))
+        cells.append(MatrixCell(number, 0, CellState.ANSWERED, text, (quote,), run_id=f"run-{number}"))
         sources[number] = SourceText(text)
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]

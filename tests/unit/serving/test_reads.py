@@ -26,7 +26,7 @@ from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Keys, Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import Ask, Bounds, ReadManager
+from memagent_serve.reads import Bounds, ReadManager, ReadRequest
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=1200)
 QUESTION = "What is the key of harbor?"
@@ -361,7 +361,9 @@ async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled
     reader = make_reader(ScriptedPolicy(perfect_reader, delay=0.05), checkpoints=tmp_path / "checkpoints.sqlite")
     manager = ReadManager(reader, SlowLedger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
     document = reader.store.add(Document.from_text(LONG))
-    read, _ = await manager.start(Ask(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams()))
+    read, _ = await manager.start(
+        ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
+    )
     await asyncio.sleep(0.2)
     first = asyncio.create_task(manager.cancel(read))
     await asyncio.sleep(0.02)
@@ -377,7 +379,7 @@ async def test_without_checkpoints_a_request_that_is_repeated_is_read_again(make
     reader = make_reader()
     manager = ReadManager(reader, Ledger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
     document = reader.store.add(Document.from_text(LONG))
-    ask = Ask(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
+    ask = ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
     answers = []
     for _ in range(2):
         read, kind = await manager.start(ask)

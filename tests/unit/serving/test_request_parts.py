@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
 from memagent_serve.chat_requests import ChatRequest, parse
-from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 
@@ -24,7 +24,7 @@ def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def plan(chat: ChatRequest, room: int, findings: int = 100) -> Plan:
+def plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
     sizes = sizes_of(chat, TOKENIZER)
     total = total_of(chat, sizes, TOKENIZER)
     return planned(chat, sizes, total=total, room=room, findings=findings)
@@ -40,20 +40,20 @@ def test_a_request_that_fits_is_not_read() -> None:
 def test_the_fewest_and_largest_parts_are_read() -> None:
     chat = request(say("user", "word " * 2000), say("user", "some " * 300), say("user", "Which?"))
     found = plan(chat, 1000)
-    assert found.places == (Place(0, 0),)
+    assert found.places == (PartPlace(0, 0),)
     assert found.history == 0
     assert found.asked == 2
 
 
 def test_a_long_system_message_is_read() -> None:
     chat = request(say("system", "rule " * 2000), say("user", "Which?"))
-    assert plan(chat, 500).places == (Place(0, 0),)
+    assert plan(chat, 500).places == (PartPlace(0, 0),)
 
 
 def test_files_are_always_read() -> None:
     part = {"type": "file", "file": {"file_id": "file-1"}}
     chat = request(say("user", [part, {"type": "text", "text": "Which?"}]))
-    assert plan(chat, 10_000).places == (Place(0, 0),)
+    assert plan(chat, 10_000).places == (PartPlace(0, 0),)
 
 
 def test_of_many_small_messages_the_older_are_read_as_one() -> None:
@@ -85,7 +85,7 @@ def test_a_tool_result_is_never_parted_from_its_call() -> None:
 
 def test_where_nothing_fits_everything_is_read() -> None:
     chat = request(say("system", "rule " * 200), say("user", "word " * 200))
-    assert plan(chat, 150).places == (Place(0, 0), Place(1, 0))
+    assert plan(chat, 150).places == (PartPlace(0, 0), PartPlace(1, 0))
 
 
 # The question
