@@ -57,8 +57,7 @@ def tokenizer(request, tmp_path_factory):
         return load_tokenizer("embedded")
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     (save_small_cl100k if request.param == "cl100k" else save_unigram)(path)
-    loaded = load_tokenizer(path)
-    return loaded
+    return load_tokenizer(path)
 
 
 def tokens_of(sample, tokenizer):
