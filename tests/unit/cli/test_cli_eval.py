@@ -208,7 +208,7 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) 
 def test_questions_share_a_document_where_that_is_asked_for(tmp_path) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
-        base = ["eval", "multi_hop_2_backward", "records_count", "--base-url", server.base_url, *SMALL, "--small",
+        base = ["eval", "multi_hop_2_backward", "state_1", "--base-url", server.base_url, *SMALL, "--small",
                 "--out", out, "--lengths", "900"]  # fmt: skip
         memagent(*base, "-n", 3, "--questions-per-document", 3)
         memagent(*base, "-n", 6, "--questions-per-document", 3, "--resume")

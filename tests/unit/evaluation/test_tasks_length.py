@@ -22,8 +22,7 @@ CL100K = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 GENERATED = (
-    *(*SHAPES, "vt", *LISTS, "multi_hop_2", "multi_hop_4_backward", "state_2", "state_3", "kth_of_4"),
-    *("records_count", "records_most_frequent"),
+    *(*SHAPES, "vt", *LISTS, "multi_hop_2", "multi_hop_4_backward", "state_2", "state_3"),
 )
 PROSE = list(itertools.islice(reference_topics(), 300))
 

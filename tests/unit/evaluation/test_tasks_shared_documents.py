@@ -6,16 +6,14 @@ import pytest
 
 from memagent_evaluation.sample_documents import ThreadMaker
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.kth_of_n import KTH
 from memagent_evaluation.tasks.needles import SHAPES
-from memagent_evaluation.tasks.record_counting import RECORDS
 from memagent_evaluation.tasks.state_tracking import STATES
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-OWN = ("multi_hop_2_backward", "multi_hop_4_shuffled", *STATES, *KTH, *RECORDS)
+OWN = ("multi_hop_2_backward", "multi_hop_4_shuffled", *STATES)
 LENGTH = 5000
 
 
@@ -76,9 +74,7 @@ def test_less_than_one_question_is_refused(questions):
 @pytest.mark.parametrize(
     ("name", "questions", "message"),
     [
-        ("records_count", 13, "Ask for 12 at most"),
         ("state_1", 33, "32 people"),
-        ("kth_of_2", 200, "more names"),
         ("state_2:facts=3", 4, "hardly ever answer 4 questions"),
     ],
 )

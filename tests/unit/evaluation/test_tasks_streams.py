@@ -20,7 +20,7 @@ from memagent_graph.tokenizers import load_tokenizer
 TOKENIZER = load_tokenizer("embedded")
 NAMES = (
     *("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe"),
-    *("multi_hop_2", "state_3", "kth_of_4", "records_count", "records_most_frequent"),
+    *("multi_hop_2", "state_3"),
 )
 
 IN_A_PROCESS = """
