@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from memagent_evaluation.result_table import Row
+from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.statistics import Estimate
 
@@ -23,12 +23,12 @@ _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
-def is_prose(rows: Iterable[Row]) -> bool:
+def is_prose(rows: Iterable[ResultRow]) -> bool:
     """Whether some gold answer is a sentence or more, such as a summary."""
     return any(len(each.split()) > _WORDS_OF_PROSE for row in rows for each in row.gold)
 
 
-def scores_shown(rows: Sequence[Row]) -> dict[str, str]:
+def scores_shown(rows: Sequence[ResultRow]) -> dict[str, str]:
     """`SCORES`; also ROUGE-L if gold answers are sentences, and a judge's grade if there is one."""
     has = {"rouge_l": is_prose(rows), "judged": any(row.judge for row in rows)}
     return SCORES | {name: title for name, title in _MORE_SCORES.items() if has[name]}
@@ -42,7 +42,7 @@ def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
     return f"{length:,}"
 
 
-def labelled(row: Row) -> str:
+def labelled(row: ResultRow) -> str:
     """A row's length with its unit."""
     return f"{length_label(row.length, row.unit)} {row.unit}"
 
@@ -55,7 +55,7 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[
     return list(groups.items())
 
 
-def by_length(items: Sequence[_Item], row_of: Callable[[_Item], Row]) -> list[tuple[str, list[_Item]]]:
+def by_length(items: Sequence[_Item], row_of: Callable[[_Item], ResultRow]) -> list[tuple[str, list[_Item]]]:
     """Items by their rows' length, with a label; at the end all of them, as "all"."""
     ordered = sorted(items, key=lambda item: (row_of(item).unit, row_of(item).length))
     groups = grouped(ordered, lambda item: labelled(row_of(item)))

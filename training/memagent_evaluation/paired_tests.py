@@ -13,9 +13,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from memagent_evaluation.resampling import RESAMPLES, scipy_stats, sign_flip_p_value
-from memagent_evaluation.sample_size import questions_needed
-from memagent_evaluation.statistics import bootstrapped, by_cluster, check_scores, wilson
+from memagent_evaluation.statistics import (
+    RESAMPLES,
+    bootstrapped,
+    by_cluster,
+    check_scores,
+    scipy_stats,
+    sign_flip_p_value,
+    wilson,
+)
 from memagent_graph.errors import EvaluationError
 
 MARGIN: Final = 0.03
@@ -97,17 +103,7 @@ class Comparison:
         if self.is_significant:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
             return f"{figures}. {ahead} is better than {behind}."
-        needed = self._questions_that_would_do()
-        remedy = f"; about {_round(needed):,} questions would show a difference of this size" if needed else ""
-        return f"{figures}. The difference is not significant{remedy}."
-
-    def _questions_that_would_do(self) -> int | None:
-        if self.test is not Test.MCNEMAR or self.only_first == self.only_second:
-            return None
-        discordance = (self.only_first + self.only_second) / self.n
-        alpha = (1 - self.confidence) / self.corrected_for
-        needed = questions_needed(self.first_mean, self.second_mean, alpha=alpha, discordance=discordance).paired
-        return needed if needed > self.n else None
+        return f"{figures}. The difference is not significant."
 
 
 def compare(

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from memagent_evaluation.result_table import Cell, Plan
+from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import sample_of
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
@@ -89,21 +89,21 @@ class OwnQuestions(Protocol):
 
 def plan_of(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
-) -> Plan:
+) -> EvaluationPlan:
     """The plan for `count` questions of each task at each length, `repeats` times.
 
     If no lengths are given, tasks with their own lengths are asked at all of these, with as many questions as they
     have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
     """
     if lengths is not None:
-        return Plan.grid(systems, tuple(tasks), lengths, count, repeats)
+        return EvaluationPlan.grid(systems, tuple(tasks), lengths, count, repeats)
     cells = []
     for name, task in tasks.items():
         if isinstance(task, OwnLengths):
-            cells += [Cell(name, length, min(count, task.count(length))) for length in task.lengths]
+            cells += [PlanCell(name, length, min(count, task.count(length))) for length in task.lengths]
         else:
-            cells += [Cell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
-    return Plan(tuple(systems), tuple(cells), repeats=repeats)
+            cells += [PlanCell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
+    return EvaluationPlan(tuple(systems), tuple(cells), repeats=repeats)
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
@@ -120,7 +120,9 @@ def completion_tokens(task: Task, answer_tokens: int) -> int:
     return max(task.answer_tokens, answer_tokens)
 
 
-def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None) -> None:
+def check_plan(
+    plan: EvaluationPlan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None
+) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
     For a task that provides its questions (`OwnQuestions`), such as those of data files, all of them are checked.
@@ -150,7 +152,7 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *,
             raise
 
 
-def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
+def _checked(cell: PlanCell, unit: LengthUnit) -> list[int]:
     """The samples of a cell that are made as a check: the last one, and others evenly before it."""
     number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
     return [cell.count - 1 - place * cell.count // number for place in range(number)]

@@ -15,11 +15,11 @@ from statistics import fmean
 from typing import Any, Final
 from zlib import crc32
 
-from memagent_evaluation.comparisons import accuracy
 from memagent_evaluation.extra_modules import extra_module
 from memagent_evaluation.markdown_tables import grouped, length_label
-from memagent_evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_evaluation.written_files import written_whole
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
+from memagent_evaluation.standings import accuracy
+from memagent_graph.storage.whole_files import whole_file
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""
@@ -96,17 +96,17 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     return drawn
 
 
-def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
+def _together_and_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
     """The groups with their own plots, each with its name: all tasks, if a mean over them is meaningful, and each task
     if there are several.
     """
-    by_task: list[tuple[str, Sequence[Row]]] = list(grouped(rows, lambda row: row.task))
+    by_task: list[tuple[str, Sequence[ResultRow]]] = list(grouped(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
         return by_task
     return [("", rows), *(by_task if len(by_task) > 1 else [])]
 
 
-def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
+def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     """Accuracy against length: for each system lenient accuracy with its band, and strict accuracy dotted.
 
     There is no point at a length at which no document fits in a system's call.
@@ -115,7 +115,7 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     count = len({row.system for row in rows})
     ratio = max(row.length for row in rows) / min(row.length for row in rows)
     for place, (system, of_system) in enumerate(grouped(rows, lambda row: row.system)):
-        fitting = {row.length for row in of_system if row.outcome is not Outcome.DOES_NOT_FIT}
+        fitting = {row.length for row in of_system if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
         groups = sorted(
             (length, group) for length, group in grouped(of_system, lambda row: row.length) if length in fitting
         )
@@ -138,7 +138,7 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     _legend_beside(figure, axes)
 
 
-def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
+def draw_tradeoff(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     """Accuracy against cost, a panel for each length; the dashed line is the Pareto front: nothing cheaper is as
     good.
     """
@@ -175,11 +175,11 @@ def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, handlelength=1.8, fontsize=9)
 
 
-def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
+def depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
     """By length and tenth of the document: for each fact there, whether the answer has it."""
     grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
     for row in rows:
-        if row.outcome is not Outcome.DOES_NOT_FIT:
+        if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
             for depth, found in zip(row.needle_depths, row.needles_found, strict=True):
                 grid[row.length, min(int(depth * _DEPTH_BINS), _DEPTH_BINS - 1)].append(found)
     return dict(grid)
@@ -214,7 +214,7 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
     bar.outline.set_visible(False)
 
 
-def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
+def draw_cost(figure: Any, rows: Sequence[ResultRow], unit: str) -> bool:
     """Arithmetic per question against length, if the model's size is known; otherwise its tokens.
 
     With arithmetic, the estimate for one call with the whole document is drawn too.
@@ -245,13 +245,13 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
     return True
 
 
-def _mean_by_length(rows: Sequence[Row], cost: Callable[[Row], float | None]) -> dict[int, float]:
+def _mean_by_length(rows: Sequence[ResultRow], cost: Callable[[ResultRow], float | None]) -> dict[int, float]:
     """Means of the costs that are known, lengths in ascending order."""
     known = sorted((row.length, value) for row in rows if (value := cost(row)))
     return {length: fmean(value for _, value in group) for length, group in grouped(known, lambda each: each[0])}
 
 
-def _cost(row: Row, as_flops: bool) -> float | None:
+def _cost(row: ResultRow, as_flops: bool) -> float | None:
     return row.flops if as_flops else float(row.prompt_tokens + row.completion_tokens)
 
 
@@ -260,7 +260,7 @@ def _line(place: int) -> dict[str, Any]:
     return {"linewidth": 2.2, "marker": marker, "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.8}
 
 
-def _length_axis(axes: Any, rows: Sequence[Row], unit: str) -> None:
+def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, _labels_apart(lengths, unit))
@@ -286,12 +286,12 @@ def _legend_beside(figure: Any, axes: Any) -> None:
     figure.legend(handles, labels, loc="outside right upper", handlelength=1.8)
 
 
-def _tasks(rows: Sequence[Row]) -> str:
+def _tasks(rows: Sequence[ResultRow]) -> str:
     names = list(dict.fromkeys(row.task for row in rows))
     return ", ".join(names) if len(names) <= 2 else f"{len(names)} tasks"
 
 
-def _per_point(rows: Sequence[Row]) -> str:
+def _per_point(rows: Sequence[ResultRow]) -> str:
     counts = {len(group) for _, group in grouped(rows, lambda row: (row.system, row.length))}
     return f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
 
@@ -320,6 +320,6 @@ def _save(figure: Any, stem: Path) -> Path:
     """Write PNG and SVG; each appears when it is complete. Returns the PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         path = stem.with_name(stem.name + suffix)  # a task's options may have a point
-        with written_whole(path) as new:
-            figure.savefig(new, format=suffix[1:], metadata=metadata)
+        with writing(path), whole_file(path) as file:
+            figure.savefig(file, format=suffix[1:], metadata=metadata)
     return stem.with_name(f"{stem.name}.png")

@@ -1,7 +1,7 @@
-r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
+r"""Scores an answer against the gold strings: strict, lenient, RULER's string match, token F1 and ROUGE-L.
 
-A read that failed, did not finish or gave no answer is wrong in every score, and is counted by its `Outcome`; it is
-always in the denominator.
+A read that failed, did not finish or gave no answer is wrong in every score, and is counted by its `QuestionOutcome`; it
+is always in the denominator.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import AnswerFormat, last_boxed
@@ -40,6 +41,8 @@ _LAST_CHARACTERS: Final = 300
 _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
 _MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
+_ROUGE_WORD: Final = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff]|[^\W\u2e80-\u9fff\uf900-\ufaff_]+")
+"""Letters and digits in a row; in scripts without spaces, each character."""
 _MARK_ANYWHERE: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
 
 
@@ -80,7 +83,7 @@ def score(
     answer: str | None,
     raw_answer: str | None,
     *,
-    outcome: Outcome = Outcome.ANSWERED,
+    outcome: QuestionOutcome = QuestionOutcome.ANSWERED,
     answer_format: AnswerFormat = AnswerFormat.BOXED,
 ) -> Scores:
     r"""All scores of one answer.
@@ -93,7 +96,7 @@ def score(
         answer_format: the answer's form in the prompts. BOXED: strict looks at the last \boxed{} in the completion's
             last 300 characters, as the paper does (more if the gold strings would not fit). PLAIN: at the whole answer.
     """
-    if outcome is not Outcome.ANSWERED or answer is None or not sample.gold:
+    if outcome is not QuestionOutcome.ANSWERED or answer is None or not sample.gold:
         return WRONG
     said = strip_reasoning(answer if raw_answer is None else raw_answer)
     metric = sample.task.metric
@@ -235,3 +238,32 @@ def _inside_word(text: str, at: int) -> bool:
     return 0 < at < len(text) and all(
         (each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around
     )
+
+
+def rouge_l(answer: str, wordings: Iterable[str]) -> float:
+    """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
+    1.
+    """
+    given = _rouge_words(answer)
+    return max((_rouge_f1(given, _rouge_words(wording)) for wording in wordings), default=0.0)
+
+
+def _rouge_f1(given: Sequence[str], wanted: Sequence[str]) -> float:
+    common = _longest_common(given, wanted)
+    return 2 * common / (len(given) + len(wanted)) if common else 0.0
+
+
+def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest common subsequence, a row of its table in one number (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for at, word in enumerate(first):
+        places[word] = places.get(word, 0) | 1 << at
+    whole = row = (1 << len(first)) - 1
+    for word in second:
+        matching = row & places.get(word, 0)
+        row = (row + matching | row - matching) & whole
+    return len(first) - row.bit_count()
+
+
+def _rouge_words(text: str) -> list[str]:
+    return _ROUGE_WORD.findall(text.casefold())

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from memagent_evaluation.comparisons import accuracy
 from memagent_evaluation.markdown_tables import grouped, interval, length_label, markdown
-from memagent_evaluation.result_table import Outcome, Row
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow
 from memagent_evaluation.samples import LengthUnit
+from memagent_evaluation.standings import accuracy
 from memagent_evaluation.statistics import Estimate
 from memagent_evaluation.tasks.needles import SHAPES
 
@@ -54,7 +54,7 @@ def with_suites(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 
-def suite_scores(rows: Sequence[Row]) -> list[SuiteScore]:
+def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
     """All aggregates whose tasks were all measured, by system and length in tokens."""
     found = []
     for each in AGGREGATES:
@@ -65,7 +65,7 @@ def suite_scores(rows: Sequence[Row]) -> list[SuiteScore]:
     return found
 
 
-def suite_parts(rows: Sequence[Row]) -> list[str]:
+def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
     """The aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
     for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
@@ -80,7 +80,7 @@ def suite_parts(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def suites_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """The aggregates, JSON-ready."""
     return [
         {
@@ -94,12 +94,12 @@ def suites_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _mean(rows: Sequence[Row], tasks: Sequence[str]) -> Estimate | None:
+def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
     """The mean over tasks, which is that over questions if each task has the same number."""
     counts = {task: len(own) for task, own in grouped(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
-    return None if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
+    return None if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
 
 
 def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import count_events
@@ -38,7 +38,7 @@ _SEEDS_APART: Final = 1_000
 class Attempt:
     """What a system made of one question on one document."""
 
-    outcome: Outcome
+    outcome: QuestionOutcome
     """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
     answer: str | None
     """The answer in the form asked for, or the whole completion where it has not that form; None without an answer."""
@@ -202,19 +202,19 @@ class ReaderSystem:
             full_context = context.shape.forward_flops(tokens, context.budget.answer_tokens)
             usage = replace(usage, flops=0.0, full_context_flops=full_context)
         detail = f"does not fit: {error.needed:,} of {error.window:,} tokens"
-        return Attempt(Outcome.DOES_NOT_FIT, None, None, usage, detail=detail)
+        return Attempt(QuestionOutcome.DOES_NOT_FIT, None, None, usage, detail=detail)
 
 
 def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
-    outcome = Outcome.of(result.stop_reason)
+    outcome = QuestionOutcome.of(result.stop_reason)
     details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
-    if outcome is Outcome.UNFINISHED:
+    if outcome is QuestionOutcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
     if not result.chunks_read and (shown := result.trace.tokens_shown):
         details.insert(0, f"{shown:,} of {result.usage.document_tokens:,} tokens shown")
     return Attempt(
         outcome=outcome,
-        answer=result.answer if outcome is Outcome.ANSWERED else None,
+        answer=result.answer if outcome is QuestionOutcome.ANSWERED else None,
         raw_answer=result.raw_answer,
         usage=result.usage,
         run_id=result.run_id if logged else None,

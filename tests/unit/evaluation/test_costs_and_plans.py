@@ -9,15 +9,15 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memagent_evaluation.cost_tables import percentile
+from memagent_evaluation.sample_size import questions_needed, smallest_difference
+from memagent_evaluation.standings_files import as_csv, as_latex
 from support.evaluation import Keys, failed, results, row
 
-from memagent_evaluation.cost_tables import percentile
 from memagent_evaluation.planned_costs import plan_as_json, planned_costs, render_plan
 from memagent_evaluation.report import render_report, summary
-from memagent_evaluation.result_table import Plan
-from memagent_evaluation.sample_size import questions_needed, smallest_difference
+from memagent_evaluation.result_table import EvaluationPlan
 from memagent_evaluation.standings import standings
-from memagent_evaluation.standings_files import as_csv, as_latex
 from memagent_evaluation.systems import load_system
 from memagent_graph import Document
 from memagent_graph.errors import EvaluationError
@@ -56,7 +56,7 @@ def test_one_price_alone_is_refused() -> None:
 
 async def planned(make_reader, systems, lengths, count=5, **plan):
     reader = make_reader()
-    plan = Plan.grid(systems, ("keys",), lengths, count, **plan)
+    plan = EvaluationPlan.grid(systems, ("keys",), lengths, count, **plan)
     strategies = {name: load_system(name, reader).strategy for name in systems}
     return plan, planned_costs(plan, {"keys": Keys()}, strategies, await reader.aprepare())
 

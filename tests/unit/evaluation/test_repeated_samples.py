@@ -7,10 +7,10 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import failed, results, row
-
 from memagent_evaluation.comparisons import accuracy
 from memagent_evaluation.repeated_samples import pass_at_k, repeated
+from support.evaluation import failed, results, row
+
 from memagent_evaluation.report import render_report, summary
 from memagent_evaluation.standings import standings
 from memagent_graph.errors import EvaluationError

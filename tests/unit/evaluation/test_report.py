@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memagent_evaluation.comparisons import comparison, render_comparison
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.comparisons import comparison, render_comparison
 from memagent_evaluation.markdown_tables import length_label
 from memagent_evaluation.report import render_report, summary
 from memagent_evaluation.statistics import wilson

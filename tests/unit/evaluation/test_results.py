@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.evaluation import failed, row
 
-from memagent_evaluation.result_journal import JOURNAL, Journal, load_results, open_journal, require_no_results
+from memagent_evaluation.result_journal import JOURNAL, ResultJournal, load_results, open_journal, require_no_results
 from memagent_evaluation.result_table import (
     TABLE,
-    Plan,
+    EvaluationPlan,
     fingerprint,
     read_table,
     require_same,
@@ -27,7 +27,7 @@ from memagent_evaluation.result_table import (
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
 SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "haystack": None}}
-PLAN = Plan.grid(("memagent", "refine"), ("keys",), (1024, 4096), 2)
+PLAN = EvaluationPlan.grid(("memagent", "refine"), ("keys",), (1024, 4096), 2)
 
 ROWS = st.builds(
     row,
@@ -44,7 +44,7 @@ ROWS = st.builds(
 )
 
 
-def begun(folder: Path, *rows) -> Journal:
+def begun(folder: Path, *rows) -> ResultJournal:
     journal = open_journal(folder, SETTINGS)
     journal.plan(PLAN)
     for each in rows:
@@ -100,12 +100,12 @@ def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what
 def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
     with begun(tmp_path, row(index=0)) as journal:
         assert journal.results.missing == 7
-        journal.plan(Plan.grid(("memagent",), ("keys",), (1024,), 4))
+        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 4))
         assert journal.results.missing == 9
 
 
 def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> None:
-    plan = Plan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
+    plan = EvaluationPlan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
     keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
     rows = [row(system, length, task=task) for task, system, length in keys]
     ordered = [(each.task, each.length, each.system) for each in table_of(rows, [plan], {}, "e").rows]
@@ -120,7 +120,7 @@ def test_a_question_that_was_asked_again_has_its_newest_row(tmp_path) -> None:
 
 
 def test_the_longest_documents_are_asked_first_and_those_of_one_document_together() -> None:
-    keys = list(Plan.grid(("a", "b"), ("t",), (10, 30, 20), 2).keys())
+    keys = list(EvaluationPlan.grid(("a", "b"), ("t",), (10, 30, 20), 2).keys())
     assert [key[2] for key in keys] == [30] * 4 + [20] * 4 + [10] * 4
     assert [key[0] for key in keys] == ["a", "b"] * 6
     assert len(set(keys)) == len(keys)

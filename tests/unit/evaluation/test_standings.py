@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from memagent_evaluation.comparisons import comparison_parts
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.comparisons import comparison_parts
 from memagent_evaluation.report import render_report
-from memagent_evaluation.result_table import Outcome
-from memagent_evaluation.standings import Standing, standings, standings_table
+from memagent_evaluation.result_table import QuestionOutcome
+from memagent_evaluation.standings import SystemStanding, standings, standings_table
 
 STOPS = [
     row("gated", index=0, premature=False, over_read_tokens=0, saved=0.5, could_save=0.5, turns=4),
@@ -21,7 +21,7 @@ STOPS = [
 ]
 
 
-def only(*rows) -> Standing:
+def only(*rows) -> SystemStanding:
     (found,) = standings(results(*rows))
     return found
 
@@ -93,7 +93,7 @@ def test_systems_are_ranked_pair_by_pair_though_one_was_not_asked_long_documents
     rows = [row(length=length, index=at, question=f"{length}/{at}") for length in (1024, 4096) for at in range(40)]
     rows += [replace(each, system="bad", lenient=float(each.length == 1024)) for each in rows]
     rows += [replace(each, system="short") for each in rows[:40]]
-    rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[40:80]]
+    rows += [replace(each, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for each in rows[40:80]]
     ranking = comparison_parts(results(*rows))[-1]
     assert "on the 40 to 80 questions" in ranking
     assert (
@@ -104,7 +104,7 @@ def test_systems_are_ranked_pair_by_pair_though_one_was_not_asked_long_documents
 def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference() -> None:
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
     rows += [replace(each, system="short") for each in rows[:10]]
-    rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[10:20]]
+    rows += [replace(each, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for each in rows[10:20]]
     short = {each.length: each for each in standings(results(*rows)) if each.system == "short"}
     assert short["4K tokens"].accuracy is None
     assert (short["all"].n, short["all"].accuracy.mean) == (20, 0.5)

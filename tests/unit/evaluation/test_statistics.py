@@ -13,11 +13,11 @@ import numpy
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from memagent_evaluation.rankings import Ranking, ranking_of
+from memagent_evaluation.sample_size import questions_needed
 from scipy import stats
 
 from memagent_evaluation.paired_tests import Test, compare, holm, mcnemar, newcombe
-from memagent_evaluation.rankings import Ranking, ranking_of
-from memagent_evaluation.sample_size import questions_needed
 from memagent_evaluation.statistics import estimate, mean_interval, wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.seeding import Order
+from memagent_evaluation.tasks.generated import Order
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -49,7 +50,7 @@ def test_samples_are_the_same_in_any_process():
             capture_output=True,
             text=True,
             check=True,
-            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     ]

@@ -15,8 +15,8 @@ from typing import ClassVar, Final
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts, clear_of
 from memagent_evaluation.samples import Metric, Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Insertion
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.layouts import Insertion
 from memagent_graph.errors import EvaluationError
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")
@@ -27,7 +27,7 @@ _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _EnglishQuestion:
     """A question, its answers, its evidence in the document's order, and the misleading facts."""
 
     question: str
@@ -105,10 +105,10 @@ class EnglishTask(GeneratedTask):
         mine = asked[member]
         return self.planned(length, index, mine.question, mine.gold, haystack, insertions, questions)
 
-    def _all_asked(self, facts: EnglishFacts) -> list[_Asked]:
+    def _all_asked(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
         """The questions that share a document; the evidence of one does not answer another."""
         number = self.settings.questions_per_document
-        asked: list[_Asked] = []
+        asked: list[_EnglishQuestion] = []
         while len(asked) < number:
             clear = clear_of(fact for each in asked for fact in each.about)
             draws = (self._asked(facts) for _ in range(_DRAWS))
@@ -122,32 +122,34 @@ class EnglishTask(GeneratedTask):
             asked.append(drawn)
         return asked
 
-    def _asked(self, facts: EnglishFacts) -> _Asked:
+    def _asked(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind.split("_")[1]))
             answer = _bare(chain[-1].value)
             gives = (*(after.subject for after in chain[1:]), answer)
             order = -1 if self.kind.endswith("_backward") else 1
             foreign = (facts.fact(chain[-1].relation),)
-            return _Asked(question, (answer,), tuple(chain[::order]), gives[::order], foreign, tuple(chain))
+            return _EnglishQuestion(question, (answer,), tuple(chain[::order]), gives[::order], foreign, tuple(chain))
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
             listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
             values = tuple(each.value for each in listed)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
-            return _Asked(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
+            return _EnglishQuestion(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
         if self.kind == "change":
             old = facts.fact(facts.relation(changes=True))
             new = facts.change(old)
             question, answer = facts.question(new)
             before = old.subject if answer == new.subject else old.value
             gives = (before, _bare(answer))
-            return _Asked(question, (_bare(answer),), (old, new), gives, (facts.near_miss(new),), (old, new))
+            return _EnglishQuestion(question, (_bare(answer),), (old, new), gives, (facts.near_miss(new),), (old, new))
         fact = facts.fact()
         question, answer = facts.question(fact)
         if self.kind == "absent":
-            return _Asked(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
-        return _Asked(question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,))
+            return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
+        return _EnglishQuestion(
+            question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,)
+        )
 
 
 @cache

@@ -20,8 +20,8 @@ from typing import ClassVar, Protocol
 from memagent_evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Haystack, Insertion
 from memagent_evaluation.tasks.generated import DEPTHS, SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.layouts import Haystack, Insertion
 from memagent_evaluation.tasks.vocabulary import pair
 from memagent_graph.errors import EvaluationError
 
@@ -35,7 +35,7 @@ class Hay(StrEnum):
     """Lines of the same form as needles, with other keys."""
 
 
-class Kind(StrEnum):
+class KeyKind(StrEnum):
     """The kinds of keys and values."""
 
     WORDS = "word"
@@ -56,17 +56,17 @@ class Shape:
     """How many values each of them has."""
     queried: int = 1
     """How many of them are asked for."""
-    key: Kind = Kind.WORDS
-    value: Kind = Kind.NUMBERS
+    key: KeyKind = KeyKind.WORDS
+    value: KeyKind = KeyKind.NUMBERS
 
 
 SHAPES = {
     "niah_single_1": Shape(Hay.NOISE),
     "niah_single_2": Shape(Hay.PROSE),
-    "niah_single_3": Shape(Hay.PROSE, value=Kind.UUIDS),
+    "niah_single_3": Shape(Hay.PROSE, value=KeyKind.UUIDS),
     "niah_multikey_1": Shape(Hay.PROSE, keys=4),
     "niah_multikey_2": Shape(Hay.NEEDLES),
-    "niah_multikey_3": Shape(Hay.NEEDLES, key=Kind.UUIDS, value=Kind.UUIDS),
+    "niah_multikey_3": Shape(Hay.NEEDLES, key=KeyKind.UUIDS, value=KeyKind.UUIDS),
     "niah_multivalue": Shape(Hay.PROSE, values=4),
     "niah_multiquery": Shape(Hay.PROSE, keys=4, queried=4),
 }
@@ -115,11 +115,11 @@ class _FullSize:
         question = f"What {asked} for {name} mentioned in the provided text?"
         return _Key(name, tuple(found), tuple(statements), question)
 
-    def _new(self, kind: Kind, taken: Container[str]) -> str:
+    def _new(self, kind: KeyKind, taken: Container[str]) -> str:
         while True:
-            if kind is Kind.WORDS:
+            if kind is KeyKind.WORDS:
                 drawn = pair(self._chance)
-            elif kind is Kind.NUMBERS:
+            elif kind is KeyKind.NUMBERS:
                 drawn = str(self._chance.randrange(10**6, 10**7))
             else:
                 drawn = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
@@ -132,7 +132,7 @@ class _Small:
 
     def __init__(self, shape: Shape, chance: random.Random) -> None:
         self._facts = PlantedFacts(chance, held_out=True, number_share=1.0)
-        self._any_attribute = shape.value is Kind.UUIDS
+        self._any_attribute = shape.value is KeyKind.UUIDS
 
     def key(self, values: int, taken: Container[str]) -> _Key:
         for _ in range(_SMALL_DRAWS):

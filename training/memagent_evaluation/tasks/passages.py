@@ -19,9 +19,8 @@ from functools import partial
 from memagent_evaluation.data_files.published import data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.fitting import Insertion, Layout
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.seeding import Order, source
+from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Order, source
+from memagent_evaluation.tasks.layouts import DocumentLayout, Insertion
 from memagent_graph.errors import EvaluationError
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
@@ -101,10 +100,10 @@ class PassagesTask(GeneratedTask):
         places = sorted(chance.sample(range(length), len(inserted)))
         chance.shuffle(inserted)
         slots = tuple(place - number for number, place in enumerate(places))
-        layout = Layout(tuple(inserted), slots, left, ())
+        layout = DocumentLayout(tuple(inserted), slots, left)
         haystack = Passages(partial(self._others, length, index, taken))
         text = partial(layout.pieces, haystack)
-        return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack))
+        return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack), length)
 
     def _record(self, index: int) -> QARecord:
         if index >= len(self.records):

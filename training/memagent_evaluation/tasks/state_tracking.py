@@ -20,9 +20,9 @@ from typing import ClassVar, Final
 
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Haystack, Insertion
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.invented_names import FIRST_NAMES, WORDS
+from memagent_evaluation.tasks.layouts import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 
 PLACES, THINGS = WORDS["places"], WORDS["small_things"]
@@ -61,7 +61,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StoryQuestion:
     """A question on a story, its answer, and the events that show it."""
 
     subject: str
@@ -137,16 +137,17 @@ class Story:
             {thing: carrier for thing, (carrier, _) in self._carried.items()},
         )
 
-    def questions(self, kind: str) -> list[Asked]:
+    def questions(self, kind: str) -> list[StoryQuestion]:
         """All questions of one of `STATES` that the events answer."""
         if kind == "state_1":
-            return [Asked(who, _in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
+            return [StoryQuestion(who, _in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
         if kind == "state_2":
             return [
-                Asked(thing, _in_the_end(f"the {thing}"), stay.place, stay.shown) for thing, stay in self._last.items()
+                StoryQuestion(thing, _in_the_end(f"the {thing}"), stay.place, stay.shown)
+                for thing, stay in self._last.items()
             ]
         return [
-            Asked(
+            StoryQuestion(
                 thing,
                 f"According to the text, where was the {thing} before it came to the {stay.place}?",
                 before.place,
@@ -254,7 +255,7 @@ class StateTask(GeneratedTask):
         beside = [each.question for each in questions]
         return self.planned(length, index, asked.question, (asked.gold,), haystack, insertions, beside)
 
-    def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[Asked]]:
+    def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[StoryQuestion]]:
         """A story, and the questions on it that share the document."""
         number = self.settings.questions_per_document
         for _ in range(_STORIES):
