@@ -108,7 +108,11 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
         EvaluationError: like `evaluations_compared`.
     """
     compared = evaluations_compared(first, second, names)
-    parts = [f"# {names[0]} and {names[1]}", STANDINGS_LEGEND]
+    own, others = ({(row.system, row.attempt) for row in results.rows} for results in (first, second))
+    numbers = (
+        f"{counted(len(own & others), 'question')} in both; {counted(len(own ^ others), 'row')} without a partner."
+    )
+    parts = [f"# {names[0]} and {names[1]}", numbers, STANDINGS_LEGEND]
     for system, lines in compared.items():
         parts += [f"## {system}", standings_table(lines)]
     return "\n\n".join(parts) + "\n"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import rich.console
-from memagent_evaluation.progress_display import ProgressDisplay
 from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
 from support.strategies import EXAMPLE, reads_perfectly
@@ -20,13 +19,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from memagent_evaluation.attempt_rows import run_id_of
 from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationLimits, evaluate
-from memagent_evaluation.result_journal import ResultJournal, open_journal
+from memagent_evaluation.request import EvaluationProgress
+from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import ProcessMaker
 from memagent_evaluation.samples import Needle, Sample, Task
 from memagent_evaluation.systems import Attempt, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import (
     EvaluationError,
     PolicyAuthenticationError,
@@ -103,7 +104,7 @@ async def run(
         plan=replace(plan, systems=names), tasks={"keys": task or Keys()},
         systems={each.name: each for each in systems}, store=store, **options,
     )  # fmt: skip
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         ended = await evaluate(evaluation, journal, watcher)
         return ended, list(journal.results.rows)
 
@@ -168,10 +169,11 @@ async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path,
             return replace(super().sample(length, 0), index=index)
 
     evaluation = Evaluation(
-        plan=EvaluationPlan.grid(("oracle",), ("keys",), (50,), 80), tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
+        plan=EvaluationPlan.grid(("oracle",), ("keys",), (50,), 80),
+        tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
         store=store, concurrency=3,
     )  # fmt: skip
-    with open_journal(tmp_path / "out", {}) as journal:
+    with open_results(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)
         assert [row.outcome for row in journal.rows.values()] == ["answered"] * 80
     assert list((store.root / "texts").iterdir()) == []
@@ -194,7 +196,7 @@ async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(tm
 
 
 def row_evaluation(tmp_path: Path) -> str:
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         return journal.evaluation
 
 
@@ -227,7 +229,7 @@ async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_p
         await run(tmp_path, store, oracle, plan=plan, concurrency=4)
     assert len(oracle.asked) < 80
     assert list((store.root / "texts").iterdir()) == []
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         assert {row.outcome for row in journal.rows.values()} == {"answered"}
         assert journal.results.missing == 128 - len(journal.rows)
         assert 26 <= len(journal.rows) <= 30
@@ -254,7 +256,7 @@ async def test_a_server_that_goes_with_few_questions_left_is_noticed_and_costs_n
     with pytest.raises(type(error)):
         await run(tmp_path, store, oracle, plan=plan, concurrency=1)
     assert list((store.root / "texts").iterdir()) == []
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         assert [row.outcome for row in journal.rows.values()] == ["answered"] * answered
     ended, rows = await run(tmp_path, store, Oracle(store), plan=plan)
     assert (ended, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, questions)
@@ -380,7 +382,7 @@ async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_els
 
     evaluation = Evaluation(PLAN, {"keys": Few()}, {"oracle": Oracle(store)}, store)
     for asked in (14, 14):
-        with open_journal(tmp_path / "out", {}, resume=True) as journal:
+        with open_results(tmp_path / "out", {}, resume=True) as journal:
             with pytest.raises(EvaluationError, match=r"2 samples .* has 3 samples of that length\. Ask for fewer"):
                 await evaluate(evaluation, journal)
             assert [row.outcome for row in journal.rows.values()] == ["answered"] * asked
@@ -407,7 +409,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
         plan=EvaluationPlan.grid(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
         systems={"memagent": load_system("memagent", reader)}, store=store, run_log=log, saver=saver,
     )  # fmt: skip
-    with open_journal(tmp_path / "out", {}) as journal:
+    with open_results(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)
         for row in journal.rows.values():
             assert row.run_id == run_id_of(journal.evaluation, "memagent", row.sample_id)
@@ -435,7 +437,7 @@ async def test_every_system_s_runs_are_in_the_log(tmp_path, store, make_reader) 
 
 def test_a_plan_with_another_strategy_under_a_system_s_name_is_refused(tmp_path) -> None:
     plan = EvaluationPlan.grid(("retrieval",), ("keys",), (100,), 2)
-    with open_journal(tmp_path / "out", {}) as journal:
+    with open_results(tmp_path / "out", {}) as journal:
         journal.plan(replace(plan, data=(("retrieval", "retrieval 1"),)))
         journal.plan(replace(plan, systems=("refine",), data=(("refine", "refine 1"),)))
         with pytest.raises(EvaluationError, match="retrieval"):
@@ -449,13 +451,13 @@ async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
             self.rows: list[ResultRow] = []
             self.asked = 0
 
-        def begins(self, plan: EvaluationPlan, rows: Any) -> None:
+        def on_begin(self, plan: EvaluationPlan, rows: Any) -> None:
             self.known = len(rows)
 
-        def asks(self, system: str, sample: Sample) -> None:
+        def on_question(self, sample: Sample) -> None:
             self.asked += 1
 
-        def has(self, row: ResultRow) -> None:
+        def on_row(self, row: ResultRow) -> None:
             self.rows.append(row)
 
     first, second = EvaluationWatcher(), EvaluationWatcher()
@@ -489,7 +491,7 @@ async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) 
         store,
         maker=maker,
     )
-    with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
+    with open_results(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
         await evaluate(evaluation, journal)
 
 
@@ -510,29 +512,17 @@ def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
     terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=200)
     plan = EvaluationPlan.grid(("memagent",), ("keys",), (1024, 4096), 2)
     done = row(length=4096, index=0)
-    with ProgressDisplay(console=terminal) as display:
-        display.begins(plan, {done.key: done})
+    with ProgressDisplay("evaluating", console=terminal) as display:
+        progress = EvaluationProgress(display)
+        progress.on_begin(plan, {done.key: done})
         for sample in (Keys().sample(4096, 1), Keys().sample(1024, 0)):
-            display.asks("memagent", sample)
-        assert "left" not in display.told
-        display.has(row(length=4096, index=1, right=False))
-        assert display.told.startswith("4K 50%, ")
-        assert "left" in display.told
-        display.has(failed(length=1024))
-        assert display.told.startswith("1K 0% 4K 50%, 1 failed, ")
-
-
-def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(monkeypatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("memagent_evaluation.progress_display.time.monotonic", lambda: clock[0])
-    for quiet, lines in ((False, 2), (True, 0)):
-        shown = io.StringIO()
-        with ProgressDisplay(quiet=quiet, console=rich.console.Console(file=shown, width=200)) as display:
-            display.begins(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 6), {})
-            for index in range(6):
-                clock[0] += 25.0
-                display.has(row(index=index))
-        assert shown.getvalue().count("of 6: 1K 100%") == lines
+            progress.on_question(sample)
+        assert "left" not in progress.status
+        progress.on_row(row(length=4096, index=1, right=False))
+        assert progress.status.startswith("4K 50%, ")
+        assert "left" in progress.status
+        progress.on_row(failed(length=1024))
+        assert progress.status.startswith("1K 0% 4K 50%, 1 failed, ")
 
 
 class Broken(Keys):
@@ -566,7 +556,7 @@ async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and
         caught.value
     )
     assert "Mend the task's code" in str(caught.value)
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         assert {row.index for row in journal.results.rows} == {0, 1, 3, 4, 6, 7}
     with pytest.raises(EvaluationError, match=r"text\(\) of the task keys failed at length 100, index 5, seed 7: Zero"):
         await run(

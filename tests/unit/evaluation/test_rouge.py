@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memagent_evaluation.rouge import rouge_l
 from support.evaluation import results, row
 
 from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.scorers import rouge_l
 
 words = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 
