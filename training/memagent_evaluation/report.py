@@ -199,7 +199,7 @@ def _introduction(results: Results) -> str:
 
 
 def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
-    """Return title, unit and rows of each table of accuracy: all tasks, if every system was asked the same, and each."""
+    """Return title, unit and rows of each table of accuracy: each task, and all if every system was asked the same."""
     tables = [(task, unit, group) for (task, unit), group in grouped(rows, lambda row: (row.task, row.unit))]
     for unit, group in grouped(rows, lambda row: row.unit):
         if len({row.task for row in group}) > 1 and can_be_pooled(group):

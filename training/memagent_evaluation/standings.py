@@ -90,12 +90,17 @@ def standings(results: Results) -> list[SystemStanding]:
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
     lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
-    for name in ("against_first", "against_first_strict"):
-        compared = [place for place, line in enumerate(lines) if getattr(line, name) is not None]
-        comparisons = corrected([getattr(lines[place], name) for place in compared])
-        for place, comparison in zip(compared, comparisons, strict=True):
-            lines[place] = replace(lines[place], **{name: comparison})
-    return lines
+    lenient = _corrected([line.against_first for line in lines])
+    strict = _corrected([line.against_first_strict for line in lines])
+    return [
+        replace(line, against_first=one, against_first_strict=other)
+        for line, one, other in zip(lines, lenient, strict, strict=True)
+    ]
+
+
+def _corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    correction = iter(corrected([comparison for comparison in comparisons if comparison is not None]))
+    return [None if comparison is None else next(correction) for comparison in comparisons]
 
 
 def evaluations_compared(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:

@@ -120,8 +120,8 @@ class FileTask:
         if not 0 <= index < len(places):
             available = ", ".join(f"{length} ({self.count(length)})" for length in self.lengths)
             raise EvaluationError(
-                f"{self.source} has {len(places)} {self.name} questions of more than {length // 2} and at most {length} "
-                f"{self.unit.value}; there is none with index {index}",
+                f"{self.source} has {len(places)} {self.name} questions of more than {length // 2} and at most "
+                f"{length} {self.unit.value}; there is none with index {index}",
                 hint=f"Ask for fewer (--n), or for lengths that it has, with how many of each: {available}.",
             )
         row = places[index]

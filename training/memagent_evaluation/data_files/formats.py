@@ -24,13 +24,12 @@ from memagent_evaluation.data_files.file_task import (
     FileExample,
     FileTask,
     RowExamples,
-    TableRow,
     example_lengths,
     number_of,
     text_of,
     texts_of,
 )
-from memagent_evaluation.data_files.table_rows import open_rows
+from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.scorers import similarity_after_prefix
 from memagent_graph.errors import EvaluationError
