@@ -100,7 +100,7 @@ def row_of(
         chunks=attempt.chunks,
         document_bytes=prepared.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
-        needles_found=tuple(answered and _found(each, sample, attempt.answer or "") for each in sample.needles),
+        needles_found=tuple(answered and _found(needle, sample, attempt.answer or "") for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
@@ -131,8 +131,8 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
     losses = await asyncio.to_thread(analyse, sample, view, completions)
     return replace(
         row,
-        where_lost=tuple(each.loss.value for each in losses),
-        lost_at=tuple(each.chunk_index for each in losses),
+        where_lost=tuple(loss.loss.value for loss in losses),
+        lost_at=tuple(loss.chunk_index for loss in losses),
     )
 
 

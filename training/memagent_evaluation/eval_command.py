@@ -204,7 +204,7 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
     from memagent_evaluation.request import EvaluationRequest  # noqa: PLC0415
     from memagent_evaluation.suites import with_suites  # noqa: PLC0415
 
-    systems = tuple(dict.fromkeys(filter(None, (each.strip() for each in request.systems.split(",")))))
+    systems = tuple(dict.fromkeys(filter(None, (name.strip() for name in request.systems.split(",")))))
     if not systems:
         raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
     judge_key = request.judge_api_key or (None if request.judge_base_url else request.api_key)
@@ -301,8 +301,8 @@ def _typed(context: typer.Context) -> str:
     words = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:
         name = parameter.name or ""
-        given = context.get_parameter_source(name)
-        if given is None or given.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
+        origin = context.get_parameter_source(name)
+        if origin is None or origin.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
             continue
         value = context.params[name]
         option = max(parameter.opts, key=len)

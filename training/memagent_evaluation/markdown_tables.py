@@ -25,7 +25,7 @@ _Key = TypeVar("_Key")
 
 def is_prose(rows: Iterable[ResultRow]) -> bool:
     """Whether some gold answer is a sentence or more, such as a summary."""
-    return any(len(each.split()) > _WORDS_OF_PROSE for row in rows for each in row.gold)
+    return any(len(answer.split()) > _WORDS_OF_PROSE for row in rows for answer in row.gold)
 
 
 def scores_shown(rows: Sequence[ResultRow]) -> dict[str, str]:
@@ -50,8 +50,8 @@ def labelled(row: ResultRow) -> str:
 def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
     """Items by key, with keys in the order of their first item."""
     groups: dict[_Key, list[_Item]] = defaultdict(list)
-    for each in items:
-        groups[key(each)].append(each)
+    for item in items:
+        groups[key(item)].append(item)
     return list(groups.items())
 
 
@@ -71,7 +71,7 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
     right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
-    rule = ["---:" if each else "---" for each in right]
+    rule = ["---:" if is_right else "---" for is_right in right]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 

@@ -142,12 +142,12 @@ def compare(
             hint="Compare on the samples that both have, and count failed reads as 0 instead of leaving them out.",
         )
     ids = sorted(first)
-    a, b = [first[each] for each in ids], [second[each] for each in ids]
+    a, b = [first[sample_id] for sample_id in ids], [second[sample_id] for sample_id in ids]
     check_scores(a, confidence)
     check_scores(b, confidence)
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(x < y for x, y in zip(a, b, strict=True))
-    documents = [clusters[each] for each in ids] if clusters is not None else ids
+    documents = [clusters[sample_id] for sample_id in ids] if clusters is not None else ids
     shared = len(set(documents)) if len(set(documents)) < len(ids) else None
     if shared is not None:
         sums, counts = by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
@@ -213,9 +213,12 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Comparisons with p-values corrected for their number (Holm)."""
-    p_values = holm([each.p_value for each in comparisons])
+    p_values = holm([comparison.p_value for comparison in comparisons])
     number = len(comparisons)
-    return tuple(replace(each, p_value=p, corrected_for=number) for each, p in zip(comparisons, p_values, strict=True))
+    return tuple(
+        replace(comparison, p_value=p, corrected_for=number)
+        for comparison, p in zip(comparisons, p_values, strict=True)
+    )
 
 
 def _round(number: int) -> int:

@@ -36,9 +36,9 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         EvaluationError: one is not a number, or less than 1.
     """
     lengths = []
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        found = _LENGTH.fullmatch(part)
-        length = round(float(found[1]) * _FACTOR[found[2].lower()]) if found else 0
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _LENGTH.fullmatch(part)
+        length = round(float(match[1]) * _FACTOR[match[2].lower()]) if match else 0
         if length < 1:
             raise EvaluationError(
                 f"{part!r} is not a length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
@@ -195,10 +195,10 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
 
 def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
     """Without one that does nothing, as older evaluations do not have it."""
-    told = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
+    settings = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
     if rules.rule_for(EventKind.INVENTED) is UpdateRule.ACCEPT:
-        del told["invented"]
-    return told
+        del settings["invented"]
+    return settings
 
 
 def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
@@ -213,5 +213,5 @@ def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tupl
 
 def _described(path: Path) -> str:
     """A file or folder by name and size: it may be moved, but not changed."""
-    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"

@@ -165,9 +165,8 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
     """Draw a heat map: the share of facts in answers, by length and depth; cells without a fact stay empty."""
     axes = figure.subplots()
     lengths = sorted({length for length, _ in grid})
-    shares = [
-        [100 * fmean(grid.get((length, tenth), [math.nan])) for length in lengths] for tenth in range(_DEPTH_BINS)
-    ]
+    tenths = range(_DEPTH_BINS)
+    shares = [[100 * fmean(grid.get((length, tenth), [math.nan])) for length in lengths] for tenth in tenths]
     image = axes.imshow(shares, vmin=0, vmax=100, cmap="cividis", aspect="auto")
     for length, tenth in grid:
         column, share = lengths.index(length), shares[tenth][lengths.index(length)]

@@ -242,7 +242,9 @@ def write_table(results: Results, path: Path) -> None:
         MissingExtraError: pyarrow is not installed.
     """
     pa = _pyarrow()
-    columns = {each.name: [_storable(getattr(row, each.name)) for row in results.rows] for each in fields(ResultRow)}
+    columns = {
+        column.name: [_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
+    }
     facts = {
         "format": FORMAT,
         "evaluation": results.evaluation,
@@ -308,13 +310,13 @@ def read_table(path: Path) -> Results:
         if metadata.get(_METADATA + "format") != FORMAT:
             raise ValueError("it has other columns")
         rows = tuple(msgspec.convert(values, ResultRow) for values in table.to_pylist())
-        told = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
+        texts = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
         return Results(
             rows,
-            json.loads(told["settings"]),
-            told["evaluation"],
-            int(told["missing"]),
-            tuple(json.loads(told["commands"])),
+            json.loads(texts["settings"]),
+            texts["evaluation"],
+            int(texts["missing"]),
+            tuple(json.loads(texts["commands"])),
         )
     except (pa.ArrowException, OSError, ValueError, KeyError, msgspec.ValidationError) as error:
         raise EvaluationError(
@@ -331,15 +333,17 @@ def table_of(
 ) -> Results:
     """Rows in the table's order; the later one of two for the same question counts."""
     by_key = {row.key: row for row in rows}
-    asked = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
+    keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = {
         name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     }
-    systems = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.systems))}
+    systems = {
+        name: place for place, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
+    }
     ordered = sorted(
         by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)
     )
-    return Results(tuple(ordered), settings, evaluation, len(asked - by_key.keys()), tuple(commands))
+    return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -98,21 +98,21 @@ def score(
     """
     if outcome is not QuestionOutcome.ANSWERED or answer is None or not sample.gold:
         return WRONG
-    said = strip_reasoning(answer if raw_answer is None else raw_answer)
+    reply = strip_reasoning(answer if raw_answer is None else raw_answer)
     metric = sample.task.metric
-    wanted = boxed_at_end(said, sample.gold) if answer_format is AnswerFormat.BOXED else answer
+    wanted = boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
     own = sample.task if isinstance(sample.task, OwnMetric) else None
     return Scores(
         strict=float(wanted is not None and is_exactly(wanted, sample.gold, metric)),
         lenient=float(holds(answer, sample.gold, metric)),
-        string_match=own.own_score(sample, answer) if own else string_match(said, sample.gold, metric),
+        string_match=own.own_score(sample, answer) if own else string_match(reply, sample.gold, metric),
         token_f1=best_f1(answer, sample.gold, metric),
     )
 
 
-def boxed_at_end(said: str, gold: tuple[str, ...] = ()) -> str | None:
+def boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
     r"""The last \boxed{} in the last 300 characters, or in twice the length of all gold strings if that is more."""
-    return last_boxed(said[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
+    return last_boxed(reply[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
 
 
 def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
@@ -123,12 +123,12 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
     is a single word; list markers ("1.", "-") are left out.
     """
     if metric is Metric.ANY or len(gold) == 1:
-        return normalised(answer) in {normalised(each) for each in gold}
-    separator = _BETWEEN_WORDS if all(len(each.split()) == 1 for each in gold) else _BETWEEN_ITEMS
-    numeric = any(character.isdigit() for each in gold for character in each)
+        return normalised(answer) in {normalised(string) for string in gold}
+    separator = _BETWEEN_WORDS if all(len(string.split()) == 1 for string in gold) else _BETWEEN_ITEMS
+    numeric = any(character.isdigit() for string in gold for character in string)
     listed = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
     # A gold string may itself have a separator, so both sides are split in the same way.
-    return _items(listed, separator) == frozenset().union(*(_items(each, separator) for each in gold))
+    return _items(listed, separator) == frozenset().union(*(_items(string, separator) for string in gold))
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
@@ -137,21 +137,21 @@ def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
     An exactly right answer has them: "123,456" is two of two numbers, although it may be one compared with another gold
     string.
     """
-    found = [contains(answer, each) for each in gold]
-    return is_exactly(answer, gold, metric) or (any(found) if metric is Metric.ANY else all(found))
+    matches = [contains(answer, string) for string in gold]
+    return is_exactly(answer, gold, metric) or (any(matches) if metric is Metric.ANY else all(matches))
 
 
-def string_match(said: str, gold: tuple[str, ...], metric: Metric) -> float:
+def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
     """RULER's metric: gold strings in the completion, case folded and otherwise unchanged, also inside words."""
-    folded = said.casefold()
-    found = [each.casefold() in folded for each in gold]
-    return float(any(found)) if metric is Metric.ANY else sum(found) / len(found)
+    folded = reply.casefold()
+    matches = [string.casefold() in folded for string in gold]
+    return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)
 
 
 def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
     """F1 compared with the nearest of several wordings, or with all strings together if all are required."""
     if metric is Metric.ANY:
-        return max(token_f1(answer, each) for each in gold)
+        return max(token_f1(answer, string) for string in gold)
     return token_f1(answer, " ".join(gold))
 
 
@@ -189,8 +189,8 @@ def _folded(text: str) -> str:
 
 def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
     """The text with `instead` for its punctuation, except `meant`."""
-    kept = {at for found in meant.finditer(text) for at in range(*found.span())}
-    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in kept else instead, text)
+    places = {at for match in meant.finditer(text) for at in range(*match.span())}
+    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in places else instead, text)
 
 
 def contains(text: str, gold: str) -> bool:
@@ -204,13 +204,13 @@ def contains(text: str, gold: str) -> bool:
     return any(_has_words(form(text), form(gold)) for form in forms)
 
 
-def _has_words(held: str, wanted: str) -> bool:
-    at = held.find(wanted) if wanted else -1
+def _has_words(text: str, wanted: str) -> bool:
+    at = text.find(wanted) if wanted else -1
     while at >= 0:
         end = at + len(wanted)
-        if not (_inside_word(held, at) or _inside_word(held, end)):
+        if not (_inside_word(text, at) or _inside_word(text, end)):
             return True
-        at = held.find(wanted, at + 1)
+        at = text.find(wanted, at + 1)
     return False
 
 
@@ -220,9 +220,9 @@ def token_f1(text: str, gold: str) -> float:
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
     numbers.
     """
-    held, wanted = normalised(text).split(), normalised(gold).split()
-    shared = sum((Counter(held) & Counter(wanted)).values())
-    return 2 * shared / (len(held) + len(wanted)) if shared else 0.0
+    words, wanted = normalised(text).split(), normalised(gold).split()
+    shared = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
 
 
 def _without_articles(text: str) -> str:
@@ -236,7 +236,7 @@ def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
 def _inside_word(text: str, at: int) -> bool:
     around = text[at - 1 : at + 1]
     return 0 < at < len(text) and all(
-        (each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around
+        (character.isalnum() or character in _MARKS) and character < _FIRST_WITHOUT_SPACES for character in around
     )
 
 
@@ -244,13 +244,13 @@ def rouge_l(answer: str, wordings: Iterable[str]) -> float:
     """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
     1.
     """
-    given = _rouge_words(answer)
-    return max((_rouge_f1(given, _rouge_words(wording)) for wording in wordings), default=0.0)
+    words = _rouge_words(answer)
+    return max((_rouge_f1(words, _rouge_words(wording)) for wording in wordings), default=0.0)
 
 
-def _rouge_f1(given: Sequence[str], wanted: Sequence[str]) -> float:
-    common = _longest_common(given, wanted)
-    return 2 * common / (len(given) + len(wanted)) if common else 0.0
+def _rouge_f1(words: Sequence[str], wanted: Sequence[str]) -> float:
+    common = _longest_common(words, wanted)
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
 
 
 def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:

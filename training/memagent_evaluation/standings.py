@@ -93,8 +93,8 @@ def standings(results: Results) -> list[SystemStanding]:
     lenient = _corrected([line.against_first for line in lines])
     strict = _corrected([line.against_first_strict for line in lines])
     return [
-        replace(line, against_first=one, against_first_strict=other)
-        for line, one, other in zip(lines, lenient, strict, strict=True)
+        replace(line, against_first=first, against_first_strict=other)
+        for line, first, other in zip(lines, lenient, strict, strict=True)
     ]
 
 

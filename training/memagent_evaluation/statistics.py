@@ -124,10 +124,10 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 def by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[float], list[int]]:
     """The sum of the values of each cluster, and how many they are."""
-    found: dict[str, list[float]] = {}
+    groups: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
-        found.setdefault(cluster, []).append(value)
-    return [math.fsum(each) for each in found.values()], [len(each) for each in found.values()]
+        groups.setdefault(cluster, []).append(value)
+    return [math.fsum(group) for group in groups.values()], [len(group) for group in groups.values()]
 
 
 def bootstrapped(
@@ -157,9 +157,9 @@ def check_scores(values: Sequence[float], confidence: float, name: str = "the ev
     """Raise `EvaluationError` for no scores, for some that are not 0 to 1, and for a confidence that is not a share."""
     if not values:
         raise EvaluationError(f"{name} has no scores", hint="Measure at least one question.")
-    for each in values:
-        if not 0 <= each <= 1:
-            raise EvaluationError(f"{name} has the score {each}", hint="Scores lie between 0 and 1.")
+    for value in values:
+        if not 0 <= value <= 1:
+            raise EvaluationError(f"{name} has the score {value}", hint="Scores lie between 0 and 1.")
     if not 0 < confidence < 1:
         raise EvaluationError(f"the confidence is {confidence}", hint="Give a share such as 0.95.")
 

@@ -56,25 +56,27 @@ def with_suites(names: Iterable[str]) -> tuple[str, ...]:
 
 def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
     """All aggregates whose tasks were all measured, by system and length in tokens."""
-    found = []
-    for each in AGGREGATES:
-        own = [row for row in rows if row.task in each.tasks and row.unit == LengthUnit.TOKENS and not row.scripted]
-        if {row.task for row in own} == {*each.tasks}:
+    scores = []
+    for aggregate in AGGREGATES:
+        own = [
+            row for row in rows if row.task in aggregate.tasks and row.unit == LengthUnit.TOKENS and not row.scripted
+        ]
+        if {row.task for row in own} == {*aggregate.tasks}:
             for (system, length), group in grouped(own, lambda row: (row.system, row.length)):
-                found.append(SuiteScore(each.title, system, length, _mean(group, each.tasks)))
-    return found
+                scores.append(SuiteScore(aggregate.title, system, length, _mean(group, aggregate.tasks)))
+    return scores
 
 
 def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
     """The aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
     for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
-        lengths = sorted({each.length for each in scores})
+        lengths = sorted({score.length for score in scores})
         over = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
         table = [["system", *(length_label(length) for length in lengths), *over]]
         for system, own in grouped(scores, lambda each: each.system):
-            at = {each.length: each.score for each in own}
-            cells = [interval(one) if (one := at.get(length)) else "–" for length in lengths]
+            at = {score.length: score.score for score in own}
+            cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]
             table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
         parts += [f"**{title}**, string match in percent", markdown(table)]
     return parts
@@ -84,13 +86,13 @@ def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """The aggregates, JSON-ready."""
     return [
         {
-            "aggregate": each.aggregate,
-            "system": each.system,
-            "length": each.length,
-            "score": None if each.score is None else {"mean": each.score.mean, "low": each.score.low,
-                                                      "high": each.score.high},
+            "aggregate": score.aggregate,
+            "system": score.system,
+            "length": score.length,
+            "score": None if score.score is None else {"mean": score.score.mean, "low": score.score.low,
+                                                      "high": score.score.high},
         }
-        for each in suite_scores(rows)
+        for score in suite_scores(rows)
     ]  # fmt: skip
 
 
@@ -103,9 +105,9 @@ def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
 
 
 def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:
-    known = [each.mean for each in scores if each is not None]
+    known = [score.mean for score in scores if score is not None]
     if len(known) < len(scores):
         return ["–"] * 3
     ranks = range(1, len(known) + 1)
     weights = ([1] * len(known), ranks, ranks[::-1])
-    return [f"{100 * sum(w * x for w, x in zip(each, known, strict=True)) / sum(each):.1f}" for each in weights]
+    return [f"{100 * sum(w * x for w, x in zip(weight, known, strict=True)) / sum(weight):.1f}" for weight in weights]

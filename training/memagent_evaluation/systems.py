@@ -247,5 +247,5 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = system_names()
-    there = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
-    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, there))
+    choices = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
+    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, choices))

@@ -96,21 +96,21 @@ def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
-        found, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
+        kind, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
     elif "paragraphs" in first:
-        found, records = "squad", _each(rows, "squad", _article)
+        kind, records = "squad", _each(rows, "squad", _article)
     elif {"title", "context", "question", "answers"} <= first.keys():
-        found, records = "squad", _flat_squad(rows)
+        kind, records = "squad", _flat_squad(rows)
     else:
         raise EvaluationError(
             f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
             hint=_EITHER,
         )
-    if name not in {None, found}:
-        raise EvaluationError(f"{rows.place(0)}: a file of {found}, not of {name}", hint=f"Name {found} instead.")
+    if name not in {None, kind}:
+        raise EvaluationError(f"{rows.place(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
     made = list(records)
     if not made:
-        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[found])
+        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[kind])
     return made
 
 
@@ -130,7 +130,7 @@ def _each(rows: TableRows, name: str, made: Callable[[TableRow], Iterable[_T]]) 
 def _hotpotqa(row: TableRow) -> Iterator[QARecord]:
     paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _titled(row)]
     supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
-    if lost := supporting - {each.title for each in paragraphs}:
+    if lost := supporting - {pair.title for pair in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
     if not supporting:
         raise DamagedRowError('"supporting_facts" is empty')
@@ -138,14 +138,14 @@ def _hotpotqa(row: TableRow) -> Iterator[QARecord]:
         id=text_of(row, "_id" if "_id" in row else "id"),
         question=text_of(row, "question").strip(),
         answers=(text_of(row, "answer").strip(),),
-        gold=tuple(each for each in paragraphs if each.title in supporting),
-        distractors=tuple(each for each in paragraphs if each.title not in supporting),
+        gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting),
+        distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting),
     )
 
 
 def _titled(row: TableRow) -> Iterator[tuple[str, list[str]]]:
     for title, sentences in _pairs(row, "context", "sentences"):
-        if not (isinstance(sentences, list) and all(isinstance(each, str) for each in sentences)):
+        if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
             raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
         yield title, sentences
 
@@ -159,7 +159,8 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
         if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
             value = list(zip(titles, others, strict=True))
     if not isinstance(value, list) or not all(
-        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str) for each in value
+        isinstance(paragraph, list | tuple) and len(paragraph) == 2 and isinstance(paragraph[0], str)
+        for paragraph in value
     ):
         raise DamagedRowError(f'"{name}" is not a list of pairs with a title')
     return [(title, other) for title, other in value]
@@ -168,13 +169,15 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
 def _article(row: TableRow) -> Iterator[QARecord]:
     """The records of an article, which is a row of SQuAD's own files."""
     title = text_of(row, "title").replace("_", " ")
-    asked = [(Paragraph(title, text_of(each, "context").strip()), each) for each in _objects(row, "paragraphs")]
-    paragraphs = [paragraph for paragraph, _ in asked]
-    for at, (paragraph, content) in enumerate(asked):
+    entries = [
+        (Paragraph(title, text_of(content, "context").strip()), content) for content in _objects(row, "paragraphs")
+    ]
+    paragraphs = [paragraph for paragraph, _ in entries]
+    for at, (paragraph, content) in enumerate(entries):
         others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
         for question in _objects(content, "qas"):
             if not question.get("is_impossible", False):
-                answers = [text_of(each, "text").strip() for each in _objects(question, "answers")]
+                answers = [text_of(answer, "text").strip() for answer in _objects(question, "answers")]
                 yield _squad_record(question, answers, paragraph, others)
 
 
@@ -205,17 +208,17 @@ def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
         if answers.get("text"):
             gold = paragraph(row)
             if gold not in others:
-                others[gold] = tuple(each for each in articles[gold.title] if each != gold)
+                others[gold] = tuple(other for other in articles[gold.title] if other != gold)
             yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
 
-    for found in _each(rows, "squad", lambda row: [paragraph(row)]):
-        articles.setdefault(found.title, {})[found] = None
+    for entry in _each(rows, "squad", lambda row: [paragraph(row)]):
+        articles.setdefault(entry.title, {})[entry] = None
     yield from _each(rows, "squad", asked)
 
 
 def _objects(row: TableRow, name: str) -> list[TableRow]:
     value: Any = row.get(name)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise DamagedRowError(f'"{name}" is not a list of objects')
     return value
 

@@ -87,40 +87,40 @@ class EnglishTask(GeneratedTask):
         chance = self.chance(length, number)
         more = _more_facts(self.facts) if self.facts else None
         new = self.kind == "new"
-        asked = self._all_asked(EnglishFacts(chance, held_out=self.held_out, held_out_relations=new, more=more))
+        questions = self._all_asked(EnglishFacts(chance, held_out=self.held_out, held_out_relations=new, more=more))
         insertions: list[Insertion] = []
-        for place, each in enumerate(asked):
-            depths = sorted(chance.random() for _ in each.evidence)
+        for place, question in enumerate(questions):
+            depths = sorted(chance.random() for _ in question.evidence)
             insertions += [
                 Insertion(fact.statement, depth, gold if place == member else None)
-                for fact, gold, depth in zip(each.evidence, each.gives, depths, strict=True)
+                for fact, gold, depth in zip(question.evidence, question.gives, depths, strict=True)
             ]
         others = EnglishFacts(chance, held_out=self.held_out, more=more)
-        foreign = [fact for each in asked for fact in each.foreign]
+        foreign = [fact for question in questions for fact in question.foreign]
         foreign += [others.fact() for _ in range(length // self.foreign)]
-        clear = clear_of(fact for each in asked for fact in (*each.evidence, *each.about))
+        clear = clear_of(fact for question in questions for fact in (*question.evidence, *question.about))
         insertions += [Insertion(fact.statement, chance.random()) for fact in foreign if clear(fact)]
-        questions = [each.question for each in asked]
+        texts = [question.question for question in questions]
         haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
-        mine = asked[member]
-        return self.planned(length, index, mine.question, mine.gold, haystack, insertions, questions)
+        mine = questions[member]
+        return self.planned(length, index, mine.question, mine.gold, haystack, insertions, texts)
 
     def _all_asked(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
         """The questions that share a document; the evidence of one does not answer another."""
         number = self.settings.questions_per_document
-        asked: list[_EnglishQuestion] = []
-        while len(asked) < number:
-            clear = clear_of(fact for each in asked for fact in each.about)
+        questions: list[_EnglishQuestion] = []
+        while len(questions) < number:
+            clear = clear_of(fact for question in questions for fact in question.about)
             draws = (self._asked(facts) for _ in range(_DRAWS))
             # Words of a kind may run out; then some are drawn again, also inside a list.
             drawn = next((d for d in draws if all(map(clear, d.about)) and len({*d.gold}) == len(d.gold)), None)
             if drawn is None:
                 raise EvaluationError(
                     f"{self.name} has no {number} questions on one document",
-                    hint=f"Ask for {len(asked)}, or for fewer.",
+                    hint=f"Ask for {len(questions)}, or for fewer.",
                 )
-            asked.append(drawn)
-        return asked
+            questions.append(drawn)
+        return questions
 
     def _asked(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
@@ -133,7 +133,7 @@ class EnglishTask(GeneratedTask):
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
             listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
-            values = tuple(each.value for each in listed)
+            values = tuple(fact.value for fact in listed)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
             return _EnglishQuestion(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
         if self.kind == "change":

@@ -124,7 +124,7 @@ class GeneratedTask(ABC):
             EvaluationError: the insertions alone are longer.
         """
         tokenizer = self.settings.tokenizer
-        room = min(self.room(length, each) for each in (question, *beside))
+        room = min(self.room(length, text) for text in (question, *beside))
         least = least_tokens(haystack, insertions, tokenizer)
         if least > room:
             raise self.too_short(length, least - room)

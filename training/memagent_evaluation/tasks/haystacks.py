@@ -147,13 +147,13 @@ def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
 
 
 def _joined_lines(lines: Iterator[str]) -> Iterator[str]:
-    held: list[str] = []
+    paragraph: list[str] = []
     characters = 0
     for line in itertools.chain(lines, [""]):
         words = " ".join(line.split())
-        if held and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
-            yield " ".join(held)
-            held, characters = [], 0
+        if paragraph and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
+            yield " ".join(paragraph)
+            paragraph, characters = [], 0
         if words:
-            held.append(words)
+            paragraph.append(words)
             characters += len(words) + 1

@@ -122,10 +122,10 @@ class Chain:
     @property
     def question(self) -> str:
         """The question for the end, from the beginning."""
-        asked = self.facts[0].subject.name
+        phrase = self.facts[0].subject.name
         for fact in self.facts[:-1]:
-            asked = RELATIONS[fact.relation].phrase.format(s=asked)
-        return RELATIONS[self.facts[-1].relation].question.format(s=asked)
+            phrase = RELATIONS[fact.relation].phrase.format(s=phrase)
+        return RELATIONS[self.facts[-1].relation].question.format(s=phrase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,18 +206,18 @@ def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int)
 def _relations(chance: random.Random, hops: int) -> tuple[str, ...]:
     """Relations that can be followed one after the other, none of them twice, and none that could be guessed."""
     while True:
-        found = [chance.choice(list(RELATIONS))]
-        while len(found) < hops:
+        names = [chance.choice(list(RELATIONS))]
+        while len(names) < hops:
             following = [
                 name
                 for name, relation in RELATIONS.items()
-                if relation.of is RELATIONS[found[-1]].to and name not in found and (found[-1], name) not in _SUGGESTIVE
+                if relation.of is RELATIONS[names[-1]].to and name not in names and (names[-1], name) not in _SUGGESTIVE
             ]
             if not following:
                 break
-            found.append(chance.choice(following))
+            names.append(chance.choice(following))
         else:
-            return tuple(found)
+            return tuple(names)
 
 
 def _followed(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[HopFact, ...]:
@@ -240,8 +240,8 @@ def _others(chance: random.Random, names: Names, chain: tuple[HopFact, ...]) -> 
     besides = [
         (relation, fact.subject)
         for fact in chain
-        for relation, each in RELATIONS.items()
-        if each.of is fact.subject.kind and relation != fact.relation
+        for relation, other in RELATIONS.items()
+        if other.of is fact.subject.kind and relation != fact.relation
     ]
     chance.shuffle(besides)
     for place in count():

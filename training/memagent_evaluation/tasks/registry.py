@@ -93,8 +93,8 @@ def _loaded(name: str, settings: TaskSettings) -> Task:
         return _own_task(name, settings)
     if name in data_task_names():
         return load_data_task(name, settings.data, settings)
-    there = f"Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name."
-    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, task_names(), there))
+    choices = f"Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name."
+    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, task_names(), choices))
 
 
 def data_files(name: str, settings: TaskSettings) -> list[Path]:
@@ -132,8 +132,8 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
 
 
 def _own_task(name: str, settings: TaskSettings) -> Task:
-    found = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
-    task = _instance(found, settings, name) if isinstance(found, type) else found
+    loaded = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
+    task = _instance(loaded, settings, name) if isinstance(loaded, type) else loaded
     missing = [part for part in _PARTS if not hasattr(task, part)]
     if missing:
         raise EvaluationError(

@@ -155,7 +155,7 @@ class Story:
             )
             for thing, stays in self._been.items()
             for before, stay in pairwise(stays)
-            if [each.place for each in stays].count(stay.place) == 1
+            if [stay.place for stay in stays].count(stay.place) == 1
         ]
 
     def _within_reach(self) -> list[tuple[str, str]]:
@@ -177,9 +177,9 @@ class Story:
                 self._been[thing].append(self._last[thing])
 
     def _find(self, who: str, thing: str) -> None:
-        found = self._add(FINDS, who, thing, who)
-        self._carried[thing] = who, found
-        self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {found})
+        event = self._add(FINDS, who, thing, who)
+        self._carried[thing] = who, event
+        self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {event})
         self._been.setdefault(thing, [self._last[thing]])
 
     def _part(self, thing: str) -> None:
@@ -187,12 +187,12 @@ class Story:
         parted = self._add(PARTS, who, thing, who)
         self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {parted})
 
-    def _add(self, patterns: Sequence[str], who: str, what: str, told: str) -> int:
+    def _add(self, patterns: Sequence[str], who: str, what: str, gold: str) -> int:
         """Add an event, in a wording that was not used for the same before if possible; return its number."""
         texts = [pattern.format(who=who, what=what) for pattern in patterns]
-        text = self._chance.choice([each for each in texts if each not in self._used] or texts)
+        text = self._chance.choice([text for text in texts if text not in self._used] or texts)
         self._used.add(text)
-        self.events.append(Event(text, told))
+        self.events.append(Event(text, gold))
         return len(self.events) - 1
 
 
@@ -246,14 +246,14 @@ class StateTask(GeneratedTask):
         chance = self.chance(length, number)
         haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
         story, questions = self._story(chance, length, haystack)
-        asked = questions[member]
+        question = questions[member]
         depths = sorted(chance.random() for _ in story.events)
         insertions = [
-            Insertion(event.text, depth, event.told if place in asked.evidence else None)
+            Insertion(event.text, depth, event.told if place in question.evidence else None)
             for place, (event, depth) in enumerate(zip(story.events, depths, strict=True))
         ]
-        beside = [each.question for each in questions]
-        return self.planned(length, index, asked.question, (asked.gold,), haystack, insertions, beside)
+        beside = [other.question for other in questions]
+        return self.planned(length, index, question.question, (question.gold,), haystack, insertions, beside)
 
     def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[StoryQuestion]]:
         """A story, and the questions on it that share the document."""
