@@ -1,7 +1,6 @@
 r"""Scores an answer against the gold strings: strict, lenient, RULER's string match, token F1 and ROUGE-L.
 
-A read that failed, did not finish or gave no answer is wrong in every score. It is counted by its `QuestionOutcome`, and
-is always in the denominator.
+A read that failed, did not finish or gave no answer is wrong in every score. It X
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class ReaderSystem:
         """Read the document, or continue at the checkpoints of an earlier attempt with this id.
 
         Raises:
-            MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` is the id of a run with another
-                document or question.
+            MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
+                question.
         """
         reader = await self._reader_for(_Asking(answer_tokens, least_answer_tokens, repeat))
         began = time.monotonic()
@@ -186,8 +186,7 @@ class ReaderSystem:
             result = await reader.aresume(run_id)
         except RunNotFoundError:
             return None
-        resolve = reader.store.resolve
-        if result.question != question or resolve(result.document)["key"] != resolve(document)["key"]:
+        if result.question != question or result.document["key"] != document["key"]:
             raise RunMismatchError(
                 "the checkpoints with this run id belong to another question or document",
                 hint="Give every attempt its own run id, or name another file for checkpoints.",
