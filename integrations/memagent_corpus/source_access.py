@@ -261,7 +261,7 @@ def resolve_below(root: Path, path: str) -> Path:
         raise DocumentError(f"the file {path} does not exist", hint="Correct the path.") from None
     except (OSError, RuntimeError, ValueError) as error:
         raise RefusedSourceError(f"{path[:200]!r} cannot be resolved", hint="Correct the path.") from error
-    if base not in target.parents:
+    if base not in (target, *target.parents):
         raise _outside_root_error(path)
     return target
 
