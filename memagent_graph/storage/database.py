@@ -1,4 +1,4 @@
-"""Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them, too."""
+"""Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them."""
 
 from __future__ import annotations
 
