@@ -99,6 +99,7 @@ class RayEngine:
         ray = ray_module()
         remote = ray.remote(
             num_cpus=CPUS,
+            scheduling_strategy="SPREAD",  # over the machines
             max_restarts=-1,
             max_task_retries=_MAX_RETRIES,
             max_concurrency=self.documents_in_flight + 1,

@@ -164,7 +164,7 @@ def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
 
 @without_psycopg
 async def test_without_psycopg_it_is_said_what_to_install() -> None:
-    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite") and not is_server(None)
+    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite")
     with pytest.raises(MissingExtraError, match=r"memagent-graph\[postgres\]"):
         await open_saver("postgresql://host/name")
 
