@@ -16,11 +16,11 @@ import importlib.util
 import io
 import ipaddress
 import socket
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -153,7 +153,7 @@ class SourceAccess:
         options: dict[str, Any] = {}
         if scheme in WEB:
             require_public(location, allow_private=self.allow_private)
-            options = {"get_client": _any_client if self.allow_private else _public_client}
+            options = {"get_client": partial(_http_client, self.allow_private)}
         elif scheme != "memory":
             options = {"use_listings_cache": False}
         with store_errors(location):
@@ -167,11 +167,11 @@ class SourceAccess:
         Raises:
             DocumentError: the file cannot be opened, or opening it is not allowed.
         """
-        with ExitStack() as stack:
-            filesystem, path = self.filesystem(location)
-            with store_errors(location):
-                file = stack.enter_context(filesystem.open(path, "rb", block_size=_BLOCK_BYTES))
-            yield cast("IO[bytes]", file)
+        filesystem, path = self.filesystem(location)
+        with store_errors(location):
+            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
+        with file:
+            yield file
 
     def below_root(self, path: str) -> str:
         """Resolve a path from a table to a file's path or URL below the root.
@@ -222,8 +222,7 @@ class SourceAccess:
         if document.member is None and not scheme_of(document.location):
             yield Document.from_path(document.location, encoding=self.encoding)
             return
-        with ExitStack() as stack:
-            file = stack.enter_context(self._content(document.location, document.member))
+        with self._content(document.location, document.member) as file:
             limited = _SizeLimited(file, document.name, self.max_bytes)
             yield Document.from_file(cast("IO[bytes]", limited), name, encoding=self.encoding)
 
@@ -233,7 +232,7 @@ class SourceAccess:
             with self.open_file(location) as file:
                 yield file
             return
-        archive = _archives.get(self, location)
+        archive = _archive(self, location)
         try:
             with archive.open(member) as inner:
                 yield inner
@@ -272,7 +271,7 @@ def members_of(access: SourceAccess, location: str) -> list[zipfile.ZipInfo]:
     Raises:
         DocumentError: the file is not a zip archive, or exceeds the limits.
     """
-    return [member for member in _archives.get(access, location).infolist() if not member.is_dir()]
+    return [member for member in _archive(access, location).infolist() if not member.is_dir()]
 
 
 def require_public(url: str, *, allow_private: bool = False) -> None:
@@ -385,38 +384,20 @@ class _SizeLimited(io.RawIOBase):
         return data
 
 
-class _OpenArchives:
-    """Keeps the last zip archive open in this process, because reading its directory can take long."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[tuple[str, ArchiveLimits], tuple[ExitStack, zipfile.ZipFile]] = {}
-
-    def get(self, access: SourceAccess, location: str) -> zipfile.ZipFile:
-        key = (location, access.archive_limits)
-        with self._lock:
-            if key not in self._open:
-                for stack, _ in self._open.values():
-                    stack.close()
-                self._open.clear()
-                self._open[key] = self._opened(access, location)
-            return self._open[key][1]
-
-    def _opened(self, access: SourceAccess, location: str) -> tuple[ExitStack, zipfile.ZipFile]:
-        stack = ExitStack()
-        try:
-            file = stack.enter_context(access.open_file(location))
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            _check_limits(archive, access.archive_limits, shown(location))
-        except (zipfile.BadZipFile, NotImplementedError) as error:
-            stack.close()
-            raise DocumentError(
-                f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
-            ) from error
-        except BaseException:
-            stack.close()
-            raise
-        return stack, archive
+@lru_cache(maxsize=1)  # because reading an archive's directory can take long
+def _archive(access: SourceAccess, location: str) -> zipfile.ZipFile:
+    """Open a zip archive, and keep it open until another one is opened in this process."""
+    filesystem, path = access.filesystem(location)
+    try:
+        with store_errors(location):
+            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise DocumentError(
+            f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
+        ) from error
+    _check_limits(archive, access.archive_limits, shown(location))
+    return archive
 
 
 def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) -> None:
@@ -438,11 +419,8 @@ def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) ->
         )
 
 
-_archives: Final = _OpenArchives()
-
-
-async def _public_client(loop: Any = None, **options: Any) -> Any:
-    """Create an HTTP client that connects to public addresses only."""
+async def _http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:
+    """Create an HTTP client that connects to public addresses only, unless others are allowed."""
     import aiohttp  # noqa: PLC0415
 
     def open_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -453,20 +431,10 @@ async def _public_client(loop: Any = None, **options: Any) -> Any:
             raise _NotPublicError(str(refusal)) from refusal
         return socket.socket(family=family, type=kind, proto=protocol)
 
-    connector = aiohttp.TCPConnector(socket_factory=open_socket)
-    return aiohttp.ClientSession(connector=connector, **_safe_options(options))
-
-
-async def _any_client(loop: Any = None, **options: Any) -> Any:
-    """Create an HTTP client that connects to any address."""
-    import aiohttp  # noqa: PLC0415
-
-    return aiohttp.ClientSession(**_safe_options(options))
-
-
-def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the client options without those that could bypass the address check."""
-    return {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
+    connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)
+    # These options could bypass the check of addresses.
+    safe = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
+    return aiohttp.ClientSession(connector=connector, **safe)
 
 
 def _private_address_error(address: str) -> RefusedSourceError:
