@@ -8,6 +8,8 @@ import os
 import re
 import sqlite3
 import tempfile
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -24,7 +26,7 @@ from memagent_corpus.source_access import (
     shown,
     store_errors,
 )
-from memagent_corpus.table_inputs import DatasetInputs, InputColumns, TableInputs, is_table
+from memagent_corpus.table_inputs import DatasetTable, FileTable, InputColumns, TableInputs, is_table
 from memagent_graph.errors import DocumentError
 
 DATASET: Final = "dataset:"
@@ -95,7 +97,8 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     options = options or InputOptions()
     access, columns = options.access, options.columns
     if source.startswith(DATASET):
-        return DatasetInputs(source.removeprefix(DATASET), access, columns, options.subset, options.split)
+        dataset = DatasetTable(source.removeprefix(DATASET), options.subset, options.split)
+        return TableInputs((dataset,), access, columns)
     if source.startswith(_ZIP):
         pattern, separator, archive = source.removeprefix(_ZIP).partition("::")
         if not separator:
@@ -111,19 +114,38 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
             access.filesystem(root)  # refuses schemes
             return files
         tables = sorted(document.location for document in files.documents() if document.location and not document.error)
-        return TableInputs(tuple(tables), files.access, columns)
+        return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
     if _is_folder(source, access):
         return FileInputs(source, _with_root(access, source))
     folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
     if is_table(source):
-        return TableInputs((source,), _with_root(access, folder), columns)
+        return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
     if source.lower().split("?")[0].endswith(".zip"):
         return ArchiveInputs(source, access)
     return FileInputs(source, access if scheme_of(source) in WEB else _with_root(access, folder), is_file=True)
 
 
+class _NamedFiles(ABC):
+    """Files, each named by its path."""
+
+    @abstractmethod
+    def documents(self) -> Iterator[CorpusDocument]:
+        """List the files."""
+
+    def ids(self) -> None:
+        """Return None, because paths are unique."""
+        return
+
+    def total(self) -> CorpusSize:
+        """Count the files by listing them."""
+        sizes = Counter(documents=0, known=0, bytes=0)
+        for document in self.documents():
+            sizes.update(documents=1, known=document.size is not None, bytes=document.size or 0)
+        return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
+
+
 @dataclass(frozen=True)
-class FileInputs:
+class FileInputs(_NamedFiles):
     """The files in a folder and its subfolders, those that match a pattern, or one file, on a disk or in a store.
 
     Each file is named by its path below the folder. Hidden files and folders, whose names begin with a dot, are left
@@ -144,14 +166,6 @@ class FileInputs:
         """The path or URL."""
         kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
         return f"the files {shown(self.pattern)}" if self.pattern else f"{kind}{shown(self.location)}"
-
-    def ids(self) -> None:
-        """Return None, because paths are unique."""
-        return
-
-    def total(self) -> CorpusSize:
-        """Count the files by listing them."""
-        return _total(self.documents())
 
     def documents(self) -> Iterator[CorpusDocument]:
         """List the files, folder by folder.
@@ -213,7 +227,7 @@ class FileInputs:
 
 
 @dataclass(frozen=True)
-class ArchiveInputs:
+class ArchiveInputs(_NamedFiles):
     """The files in a zip archive at a path or URL."""
 
     location: str
@@ -225,14 +239,6 @@ class ArchiveInputs:
     def description(self) -> str:
         """The archive's path or URL."""
         return f"the archive {shown(self.location)}"
-
-    def ids(self) -> None:
-        """Return None, because paths are unique."""
-        return
-
-    def total(self) -> CorpusSize:
-        """Count the files by listing them."""
-        return _total(self.documents())
 
     def documents(self) -> Iterator[CorpusDocument]:
         """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
@@ -357,15 +363,6 @@ def _unicode(name: str) -> str:
     if valid != name:  # the bytes are appended, because two names could become equal
         valid += f"~{name.encode('utf-8', 'surrogateescape').hex()[-16:]}"
     return valid
-
-
-def _total(documents: Iterator[CorpusDocument]) -> CorpusSize:
-    count, size, is_known = 0, 0, True
-    for document in documents:
-        count += 1
-        is_known = is_known and document.size is not None
-        size += document.size or 0
-    return CorpusSize(count, size if is_known else None)
 
 
 def require_unique_ids(inputs: CorpusInputs) -> None:

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.errors import DocumentError, MissingExtraError
@@ -76,19 +76,44 @@ class InputColumns:
         return list(dict.fromkeys(name for name in names if name is not None))
 
 
+class InputTable(Protocol):
+    """A table of texts or paths, which can be read any number of times."""
+
+    @property
+    def location(self) -> str:
+        """Its path, URL or name."""
+        ...
+
+    def known_columns(self) -> Sequence[str]:
+        """Return the names of its columns.
+
+        Raises:
+            DocumentError: the table cannot be read.
+        """
+        ...
+
+    def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
+        """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
+        ...
+
+    def count(self) -> int | None:
+        """Return the number of rows; None if it is unknown before they are read."""
+        ...
+
+
 @dataclass(frozen=True)
 class TableInputs:
     """The rows of one or more tables, one table after another."""
 
-    locations: tuple[str, ...]
+    tables: tuple[InputTable, ...]
     access: SourceAccess
     columns: InputColumns = field(default_factory=InputColumns)
 
     @property
     def description(self) -> str:
-        """The table's path or URL."""
-        first = shown(self.locations[0])
-        return f"the table {first}" if len(self.locations) == 1 else f"{len(self.locations)} tables such as {first}"
+        """The table's path, URL or name."""
+        first, count = shown(self.tables[0].location), len(self.tables)
+        return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
 
     def documents(self) -> Iterator[CorpusDocument]:
         """Yield one document for each row. An invalid row gives a document with an error.
@@ -96,9 +121,9 @@ class TableInputs:
         Raises:
             DocumentError: a table cannot be read, or lacks a column.
         """
-        for location, name in zip(self.locations, self._names, strict=True):
-            columns = self.columns.resolve(self._known(location), name)
-            for number, row in enumerate(self._rows(location, columns.needed)):
+        for table, name in zip(self.tables, self._names, strict=True):
+            columns = self.columns.resolve(table.known_columns(), name)
+            for number, row in enumerate(table.rows(columns.needed)):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
                 else:
@@ -109,146 +134,151 @@ class TableInputs:
         return self._ids(self.columns.id) if self.columns.id else None
 
     def _ids(self, column: str) -> Iterator[str]:
-        for location, name in zip(self.locations, self._names, strict=True):
-            InputColumns.require([column], self._known(location), name)
-            for number, row in enumerate(self._rows(location, [column])):
+        for table, name in zip(self.tables, self._names, strict=True):
+            InputColumns.require([column], table.known_columns(), name)
+            for number, row in enumerate(table.rows([column])):
                 yield name_of("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
 
     def total(self) -> CorpusSize:
-        """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
-        rows = 0
-        for location in self.locations:
-            if _kind(location) == "parquet":
-                with self._opened(location) as file:
-                    rows += _parquet(location).ParquetFile(file).metadata.num_rows
-            elif scheme_of(location):
-                return CorpusSize(None, None)
-            elif _kind(location) == "jsonl":
-                with self.access.open_file(location) as file:
-                    rows += sum(1 for line in file if not line.isspace())
-            else:
-                rows += sum(1 for _ in self._rows(location, []))
-        return CorpusSize(rows, None)
+        """Count the rows, if all tables know their number."""
+        counts = [table.count() for table in self.tables]
+        known = [count for count in counts if count is not None]
+        return CorpusSize(sum(known) if len(known) == len(counts) else None, None)
 
     @property
     def _names(self) -> list[str]:
         """The tables' file names. If two are equal, all get their number as a prefix."""
-        names = [PurePosixPath(shown(location).replace("\\", "/")).name for location in self.locations]
-        if len(set(names)) == len(names):
-            return names
-        return [f"{number}/{name}" for number, name in enumerate(names)]
+        names = [PurePosixPath(shown(table.location).replace("\\", "/")).name for table in self.tables]
+        return names if len(set(names)) == len(names) else [f"{number}/{name}" for number, name in enumerate(names)]
 
-    def _known(self, location: str) -> list[str]:
-        """Return the names of a table's columns. JSON lines may have different columns, so all of them are read."""
-        with self._opened(location) as file:
-            if _kind(location) == "parquet":
-                return list(_parquet(location).ParquetFile(file).schema_arrow.names)
-            if _kind(location) == "jsonl":
+
+@dataclass(frozen=True)
+class FileTable:
+    """A table in a Parquet, JSON lines, CSV or TSV file at a path or URL."""
+
+    location: str
+    access: SourceAccess
+
+    def known_columns(self) -> Sequence[str]:
+        """Return the names of its columns. JSON lines may have different columns, so all of them are read."""
+        with self._opened() as file:
+            if self._kind == "parquet":
+                return list(self._parquet(file).schema_arrow.names)
+            if self._kind == "jsonl":
                 rows = _json_rows(file, self.access.encoding)
                 return list(dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row))
-            with _csv_reader(file, location, self.access.encoding) as reader:
+            with self._csv(file) as reader:
                 return list(reader.fieldnames or ())
 
-    def _rows(self, location: str, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
-        """Yield rows with at least these columns, if the table has them; an invalid row is an error message instead."""
-        with self._opened(location) as file:
-            if _kind(location) == "parquet":
-                for batch in _parquet(location).ParquetFile(file).iter_batches(_BATCH_ROWS, columns=columns):
+    def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
+        """Implement `InputTable.rows`."""
+        with self._opened() as file:
+            if self._kind == "parquet":
+                for batch in self._parquet(file).iter_batches(_BATCH_ROWS, columns=columns):
                     yield from batch.to_pylist()
-            elif _kind(location) == "jsonl":
+            elif self._kind == "jsonl":
                 yield from _json_rows(file, self.access.encoding)
             else:
-                with _csv_reader(file, location, self.access.encoding) as reader:
+                with self._csv(file) as reader:
                     for row in reader:
                         yield {name: value for name, value in row.items() if isinstance(name, str)}
 
-    @contextmanager
-    def _opened(self, location: str) -> Iterator[Any]:
-        """Open a table, and convert the errors of its parser to a `DocumentError`."""
+    def count(self) -> int | None:
+        """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
+        if scheme_of(self.location) and self._kind != "parquet":
+            return None
+        with self._opened() as file:
+            if self._kind == "parquet":
+                return int(self._parquet(file).metadata.num_rows)
+            if self._kind == "jsonl":
+                return sum(1 for line in file if not line.isspace())
+            with self._csv(file) as reader:
+                return sum(1 for _ in reader)
+
+    @property
+    def _kind(self) -> str:
+        return SUFFIXES[PurePosixPath(shown(self.location)).suffix.lower()]
+
+    def _parquet(self, file: Any) -> Any:
         try:
-            with self.access.open_file(location) as file:
+            return importlib.import_module("pyarrow.parquet").ParquetFile(file)
+        except ImportError:
+            raise MissingExtraError("corpus", f"reading {shown(self.location)}") from None
+
+    @contextmanager
+    def _csv(self, file: Any) -> Iterator[csv.DictReader[str]]:
+        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+        text = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
+        try:
+            yield csv.DictReader(text, delimiter="\t" if self._kind == "tsv" else ",")
+        finally:
+            text.detach()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Open the file, and convert the errors of its parser to a `DocumentError`."""
+        try:
+            with self.access.open_file(self.location) as file:
                 yield file
         except UnicodeDecodeError as error:
             raise DocumentError(
-                f"{shown(location)} is not a table in {self.access.encoding or 'UTF-8'}: {error}",
+                f"{shown(self.location)} is not a table in {self.access.encoding or 'UTF-8'}: {error}",
                 hint="Name its charset with --encoding, as in --encoding latin-1.",
             ) from error
         except Exception as error:
             if type(error).__module__.startswith("pyarrow") or isinstance(error, csv.Error):
                 raise DocumentError(
-                    f"{shown(location)} cannot be read as a table: {error}", hint="Check whether the file is damaged."
+                    f"{shown(self.location)} cannot be read as a table: {error}",
+                    hint="Check whether the file is damaged.",
                 ) from error
             raise
 
 
 @dataclass(frozen=True)
-class DatasetInputs:
+class DatasetTable:
     """A split of a Hugging Face dataset: streamed from the hub, or loaded from a folder that it was saved to."""
 
-    name: str
-    access: SourceAccess
-    columns: InputColumns = field(default_factory=InputColumns)
+    location: str
     subset: str | None = None
     split: str = "train"
 
-    @property
-    def description(self) -> str:
-        """The dataset's name."""
-        return f"the dataset {self.name}"
+    def known_columns(self) -> Sequence[str]:
+        """Return the names of its columns; for a stream that does not say, those of the first row."""
+        with store_errors(self.location):
+            return list(self._dataset.column_names or next(iter(self._dataset), ()))
 
-    def documents(self) -> Iterator[CorpusDocument]:
-        """Yield one document for each row.
+    def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
+        """Implement `InputTable.rows`."""
+        with store_errors(self.location):
+            yield from self._dataset.select_columns(columns)
 
-        Raises:
-            DocumentError: the dataset cannot be loaded, or lacks a column.
-        """
-        columns: InputColumns | None = None
-        name = PurePosixPath(self.name).name
-        with store_errors(self.name):
-            for number, row in enumerate(self._loaded()):
-                columns = columns or self.columns.resolve(list(row), self.name)
-                yield document_of(row, f"{name}#{number}", columns, self.access)
-
-    def ids(self) -> Iterator[str] | None:
-        """Yield the names of all documents; None if there is no id column."""
-        return self._ids(self.columns.id) if self.columns.id else None
-
-    def _ids(self, column: str) -> Iterator[str]:
-        loaded = self._loaded()
-        if loaded.column_names and column not in loaded.column_names:
-            self.columns.resolve(loaded.column_names, self.name)
-        name = PurePosixPath(self.name).name
-        for number, row in enumerate(loaded.select_columns([column])):
-            yield name_of(row[column], f"{name}#{number}")
-
-    def total(self) -> CorpusSize:
+    def count(self) -> int | None:
         """Return the number of rows, if the dataset contains it."""
-        loaded = self._loaded()
         try:
-            return CorpusSize(len(loaded), None)
+            return len(self._dataset)
         except TypeError:
-            info = getattr(loaded.info, "splits", None) or {}
-            split = info.get(self.split)
-            return CorpusSize(split.num_examples if split else None, None)
+            split = (getattr(self._dataset.info, "splits", None) or {}).get(self.split)
+            return split.num_examples if split else None
 
-    def _loaded(self) -> Any:
+    @cached_property
+    def _dataset(self) -> Any:
         try:
             datasets: Any = importlib.import_module("datasets")
         except ImportError:
             raise DocumentError(
-                f"reading the dataset {self.name} needs the package datasets, which is not installed",
+                f"reading the dataset {self.location} needs the package datasets, which is not installed",
                 hint="Install it with: pip install datasets",
             ) from None
-        folder = Path(self.name)
+        folder = Path(self.location)
         try:
             if (folder / "state.json").is_file():
                 return datasets.load_from_disk(str(folder))
             if (folder / "dataset_dict.json").is_file():
                 return datasets.load_from_disk(str(folder))[self.split]
-            return datasets.load_dataset(self.name, self.subset, split=self.split, streaming=True)
+            return datasets.load_dataset(self.location, self.subset, split=self.split, streaming=True)
         except Exception as error:  # the library raises many kinds of exceptions
             raise DocumentError(
-                f"the dataset {self.name} cannot be loaded ({type(error).__name__}): {str(error)[:300]}",
+                f"the dataset {self.location} cannot be loaded ({type(error).__name__}): {str(error)[:300]}",
                 hint="Check the name, --subset and --split, and your connection to the hub.",
             ) from error
 
@@ -315,27 +345,6 @@ def _json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | 
             yield f"line {number} is not JSON: {error}"
             continue
         yield row if isinstance(row, dict) else f"line {number} is not a JSON object"
-
-
-@contextmanager
-def _csv_reader(file: Any, location: str, encoding: str | None) -> Iterator[csv.DictReader[str]]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    text = io.TextIOWrapper(file, encoding=encoding or "utf-8-sig", newline="")
-    try:
-        yield csv.DictReader(text, delimiter="\t" if _kind(location) == "tsv" else ",")
-    finally:
-        text.detach()
-
-
-def _kind(location: str) -> str:
-    return SUFFIXES[PurePosixPath(shown(location)).suffix.lower()]
-
-
-def _parquet(location: str) -> Any:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MissingExtraError("corpus", f"reading {shown(location)}") from None
 
 
 def _questions(value: Any) -> tuple[str, ...]:
