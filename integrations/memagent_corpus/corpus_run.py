@@ -232,21 +232,15 @@ async def run_corpus(
     """
     settings = await reader.settings()
     await asyncio.to_thread(require_unique_ids, inputs)
-    run = _CorpusRun(inputs, reader, documents_in_flight, retry_failed, limits or CorpusLimits(), watcher)
-    # Other machines may use checkpoints that are outside the work folder, such as on a server.
-    run.has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work)
-    delete = partial(_delete_checkpoints, reader, asyncio.get_running_loop())
-    writer = await asyncio.to_thread(
-        TableWriter,
-        table,
-        settings,
-        inputs.description,
-        rows_per_part=rows_per_part,
-        drop_damaged=retry_failed,
-        delete_checkpoints=delete if run.has_shared_checkpoints else None,
-    )
+    writer = await asyncio.to_thread(TableWriter, table, settings, inputs.description, rows_per_part=rows_per_part)
     try:
-        return await run.run(writer, engine or LocalEngine(reader, documents_in_flight))
+        # Other machines may use checkpoints that are outside the work folder, such as on a server.
+        is_shared = not await reader.keeps_checkpoints_below(table.work)
+        delete = partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if is_shared else None
+        await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete)
+        run = _CorpusRun(inputs, reader, writer, is_shared, retry_failed, limits or CorpusLimits(), watcher)
+        run.max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
+        return await run.run(engine or LocalEngine(reader, documents_in_flight))
     finally:
         writer.close()
 
@@ -263,15 +257,16 @@ class _CorpusRun:
         self,
         inputs: CorpusInputs,
         reader: CorpusReader,
-        documents_in_flight: int,
+        writer: TableWriter,
+        has_shared_checkpoints: bool,
         retry_failed: bool,
         limits: CorpusLimits,
         watcher: CorpusWatcher | None,
     ) -> None:
-        self._inputs, self._reader, self._retry_failed = inputs, reader, retry_failed
+        self._inputs, self._reader, self._writer, self._ledger = inputs, reader, writer, writer.ledger
+        self._has_shared_checkpoints, self._retry_failed = has_shared_checkpoints, retry_failed
         self._limits, self._watcher = limits, watcher
-        self._max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
-        self.has_shared_checkpoints = False
+        self.max_failures = _MAX_CONSECUTIVE_FAILURES
         self._summary = CorpusSummary()
         self._began = time.monotonic()
         self._listing = asyncio.Lock()
@@ -285,9 +280,8 @@ class _CorpusRun:
         """Documents in a row for which the policy failed."""
         self._is_last_pass = False
 
-    async def run(self, writer: TableWriter, engine: CorpusEngine) -> CorpusSummary:
+    async def run(self, engine: CorpusEngine) -> CorpusSummary:
         """Read all documents. Those for which the policy failed are read again in a second pass."""
-        self._writer, self._ledger = writer, writer.ledger
         if self._watcher:
             self._watcher.on_start(await asyncio.to_thread(self._inputs.total))
         try:
@@ -296,7 +290,7 @@ class _CorpusRun:
                 self._is_last_pass = True
                 await self._read_pass(engine)
         finally:
-            await asyncio.to_thread(writer.write_parts, all_rows=True)
+            await asyncio.to_thread(self._writer.write_parts, all_rows=True)
             self._summary.seconds = time.monotonic() - self._began
             self._summary.rows, self._summary.failed_rows = self._ledger.counts()
         if self._summary.ended is StopCause.DONE and not self._ledger.is_reading():
@@ -324,7 +318,7 @@ class _CorpusRun:
         document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
         self._failures = self._failures + 1 if failures else 0
-        if self._failures >= self._max_failures:
+        if self._failures >= self.max_failures:
             raise PolicyOverloadedError(
                 f"the policy failed for {self._failures} documents in a row; the last error: {failures[0].error}",
                 hint="Check the server (`memagent doctor`), then run the same command again. Finished rows are kept.",
@@ -349,7 +343,7 @@ class _CorpusRun:
     async def _add(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part if it is due."""
         await asyncio.to_thread(self._writer.add, document.name, version, rows)
-        if not self.has_shared_checkpoints:
+        if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
         self._summary.new_rows += len(rows)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
@@ -405,7 +399,7 @@ class _CorpusRun:
             self._summary.changed += rest.changed and not self._is_last_pass
             if rest.questions:
                 # With shared checkpoints, another machine may have begun the document.
-                begun = rest.begun or rest.changed or self.has_shared_checkpoints
+                begun = rest.begun or rest.changed or self._has_shared_checkpoints
                 self._listed.append(DocumentTask(document, rest.questions, begun, rest.answered))
                 size += len(document.text or "")
             else:

@@ -29,20 +29,17 @@ _PART_SECONDS: Final = 600.0
 class TableWriter:
     """Adds rows to the ledger and writes parts. It is thread-safe.
 
-    The caller must hold the lock of the table (`corpus_run.exclusive`).
+    The caller must hold the lock of the table (`corpus_run.exclusive`), and call `recover` first.
 
     Args:
         table: the table to write.
         settings: the settings of its rows.
         description: the description of the input.
         rows_per_part: rows in each part. The last part has fewer.
-        drop_damaged: remove damaged and missing parts from the table. Their documents count as not read.
-        delete_checkpoints: called with the ids of rows once they are in a part, if the checkpoints are shared with
-            other machines. Until then, another machine needs the checkpoints to recover these rows.
 
     Raises:
-        CorpusError: the table has other settings, a part of it is damaged, or the ledger cannot be opened. All methods
-            raise it if the ledger or the table cannot be written, or if another run has taken over.
+        CorpusError: the table has other settings, or the ledger cannot be opened. All methods raise it if the ledger or
+            the table cannot be written, or if another run has taken over.
     """
 
     def __init__(
@@ -52,21 +49,59 @@ class TableWriter:
         description: str,
         *,
         rows_per_part: int = 10_000,
-        drop_damaged: bool = False,
-        delete_checkpoints: Callable[[Iterable[str]], None] | None = None,
     ) -> None:
         self.table = table
-        self._rows_per_part, self._delete_checkpoints = max(1, rows_per_part), delete_checkpoints
+        self._rows_per_part = max(1, rows_per_part)
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rows = self._bytes = 0
         self._last_part_written = time.monotonic()
-        parts = table.take_over(settings, description).parts
+        self._delete_checkpoints: Callable[[Iterable[str]], None] | None = None
+        self._listed = list(table.take_over(settings, description).parts)
+        """The parts that the manifest listed at the start."""
         self.ledger = CorpusLedger(table.work / LEDGER)
-        try:
-            self._recover(parts, drop_damaged=drop_damaged)
-        except BaseException:
-            self.ledger.close()
-            raise
+
+    def recover(
+        self,
+        *,
+        drop_damaged: bool = False,
+        delete_checkpoints: Callable[[Iterable[str]], None] | None = None,
+    ) -> None:
+        """Make ledger and table agree after a kill, a lost ledger, or writes from another machine.
+
+        Args:
+            drop_damaged: remove damaged and missing parts from the table. Their documents count as not read.
+            delete_checkpoints: called with the ids of rows once they are in a part, if the checkpoints are shared with
+                other machines. Until then, another machine needs the checkpoints to recover these rows.
+
+        Raises:
+            CorpusError: a part is damaged or missing.
+        """
+        self._delete_checkpoints, listed = delete_checkpoints, self._listed
+        if damaged := self.table.damaged(listed):
+            if not drop_damaged:
+                raise CorpusError(
+                    f"{len(damaged)} of the {len(listed)} parts of {self.table.shown} are missing or differ from what "
+                    f"was written: {', '.join(part.name for part in damaged[:3])}",
+                    hint="Restore them from a copy, or read their documents again with --retry-failed.",
+                )
+            listed = [part for part in listed if part not in damaged]
+            self.table.publish(listed)
+        known = self.ledger.parts()
+        for part in known:
+            if part not in listed:
+                self.ledger.forget(part)
+        adopted = [part for part in listed if part not in known]
+        for part in adopted:
+            rows = self.table.rows_of(part, ["id", "document", "question", "error"])
+            self.ledger.adopt(
+                part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
+            )
+        if delete_checkpoints and adopted:  # a lost machine may have stopped before it deleted these
+            delete_checkpoints(str(row["id"]) for row in self.table.rows_of(adopted[-1], ["id"]))
+        self.table.remove_unlisted()
+        for part in self.ledger.stale_parts():
+            self._rewrite(part)
+        self._count()
 
     def add(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add a finished document's rows to the ledger. They are safe when this returns."""
@@ -95,34 +130,6 @@ class TableWriter:
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
-
-    def _recover(self, listed: Sequence[TablePart], *, drop_damaged: bool) -> None:
-        """Make ledger and table agree after a kill, a lost ledger, or writes from another machine."""
-        if damaged := self.table.damaged(listed):
-            if not drop_damaged:
-                raise CorpusError(
-                    f"{len(damaged)} of the {len(listed)} parts of {self.table.shown} are missing or differ from what "
-                    f"was written: {', '.join(part.name for part in damaged[:3])}",
-                    hint="Restore them from a copy, or read their documents again with --retry-failed.",
-                )
-            listed = [part for part in listed if part not in damaged]
-            self.table.publish(listed)
-        known = self.ledger.parts()
-        for part in known:
-            if part not in listed:
-                self.ledger.forget(part)
-        adopted = [part for part in listed if part not in known]
-        for part in adopted:
-            rows = self.table.rows_of(part, ["id", "document", "question", "error"])
-            self.ledger.adopt(
-                part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
-            )
-        if self._delete_checkpoints and adopted:  # a lost machine may have stopped before it deleted these
-            self._delete_checkpoints(str(row["id"]) for row in self.table.rows_of(adopted[-1], ["id"]))
-        self.table.remove_unlisted()
-        for part in self.ledger.stale_parts():
-            self._rewrite(part)
-        self._count()
 
     def _count(self) -> None:
         with self._counting:

@@ -202,6 +202,7 @@ def write_table(
     with exclusive(folder):
         writer = TableWriter(folder, row_settings(plan), description, rows_per_part=rows_per_part)
         try:
+            writer.recover()
             count = 0
             for block in rows.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
                 for values in block.to_pylist():
