@@ -49,7 +49,7 @@ class OpenQuestions:
     """Whether an earlier process began to read the document, so that checkpoints may exist."""
     changed: bool
     """Whether the document may have changed since it was read, according to its source."""
-    answered: frozenset[str] = frozenset()
+    answered_ids: frozenset[str] = frozenset()
     """The ids of the document's rows that have an answer. They stay valid if the text is still the same."""
 
 
@@ -94,8 +94,10 @@ class CorpusLedger:
         if not unanswered and version and not known["version"]:  # adopted: from now on, changes can be detected
             with self._writing() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        answered = {row["id"] for row in rows if not row["failed"]} if unanswered else set()
-        return OpenQuestions(unanswered, begun=bool(known["begun"]), changed=changed, answered=frozenset(answered))
+        answered_ids = {row["id"] for row in rows if not row["failed"]} if unanswered else set()
+        return OpenQuestions(
+            unanswered, begun=bool(known["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
+        )
 
     def begin(self, document: str) -> None:
         """Record that a document is being read."""

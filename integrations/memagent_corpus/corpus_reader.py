@@ -118,7 +118,7 @@ class CorpusReader:
         questions: Sequence[str] | None = None,
         *,
         may_resume: bool = True,
-        answered: Container[str] = frozenset(),
+        answered_ids: Container[str] = frozenset(),
     ) -> list[CorpusRow]:
         """Read a document in one pass for all of its questions.
 
@@ -126,7 +126,7 @@ class CorpusReader:
             document: the document.
             questions: the questions to answer; all questions about the document by default.
             may_resume: whether to look for checkpoints, which takes one lookup per question.
-            answered: ids of rows that have an answer. Their questions are skipped.
+            answered_ids: ids of rows that have an answer. Their questions are skipped.
 
         Returns:
             A row for each question that was not skipped, in the order of the questions.
@@ -135,20 +135,20 @@ class CorpusReader:
             CorpusError, CheckpointError: the disk is full or read-only.
             PolicyAuthenticationError: the server rejects the API key.
         """
-        requested = self.questions_of(document) if questions is None else tuple(questions)
+        questions = self.questions_of(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
-        if not requested:
+        if not questions:
             return []
         try:
             reference = await self._stored(document)
         except MemAgentError as error:
             _raise_if_fatal(error)
-            return [self._failure(document, None, question, settings, error) for question in requested]
+            return [self._failure(document, None, question, settings, error) for question in questions]
         digest = digest_of(reference["key"])
         self._text_users[digest] += 1
         try:
-            ids = {question: row_id(document.name, digest, question, settings) for question in requested}
-            unanswered = [question for question in requested if ids[question] not in answered]
+            ids = {question: row_id(document.name, digest, question, settings) for question in questions}
+            unanswered = [question for question in questions if ids[question] not in answered_ids]
             reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
             outcomes = await in_passes(reads, AT_ONCE)
             return [

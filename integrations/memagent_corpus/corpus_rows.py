@@ -159,9 +159,9 @@ def row_of(
         ValueError: the answer's Pydantic model cannot be serialized to JSON.
     """
     usage, value = result.usage, result.json_value
-    rejected = typed_values(columns, value).rejected
+    problems = typed_values(columns, value).problems
     events = [RowEvent(event.kind.value, event.chunk_index, event.detail) for event in result.events]
-    events += [RowEvent(VALUE_NOT_IN_COLUMN, None, message) for message in rejected]
+    events += [RowEvent(VALUE_NOT_IN_COLUMN, None, message) for message in problems]
     error = _schema_error(result)
     return CorpusRow(
         id=result.run_id,

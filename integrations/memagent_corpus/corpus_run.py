@@ -106,12 +106,14 @@ class DocumentTask:
     """Questions without an answer."""
     begun: bool = True
     """Whether an earlier process began to read the document, so that checkpoints may exist."""
-    answered: frozenset[str] = frozenset()
+    answered_ids: frozenset[str] = frozenset()
     """The ids of the document's rows that have an answer."""
 
     async def read(self, reader: CorpusReader) -> list[CorpusRow]:
         """Read the document and return its rows (`CorpusReader.read_one`)."""
-        return await reader.read_one(self.document, self.questions, may_resume=self.begun, answered=self.answered)
+        return await reader.read_one(
+            self.document, self.questions, may_resume=self.begun, answered_ids=self.answered_ids
+        )
 
 
 NextTask: TypeAlias = Callable[[], Awaitable[DocumentTask | None]]
@@ -400,7 +402,7 @@ class _CorpusRun:
             if rest.questions:
                 # With shared checkpoints, another machine may have begun the document.
                 begun = rest.begun or rest.changed or self._has_shared_checkpoints
-                self._listed.append(DocumentTask(document, rest.questions, begun, rest.answered))
+                self._listed.append(DocumentTask(document, rest.questions, begun, rest.answered_ids))
                 size += len(document.text or "")
             else:
                 skipped += 1

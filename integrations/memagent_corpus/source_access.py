@@ -190,11 +190,11 @@ class SourceAccess:
             require_public(path, allow_private=self.allow_private)
             return path
         if scheme or scheme_of(self.root):
-            joined = path if scheme else f"{self.root.rstrip('/')}/{path}"
-            is_inside = joined.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(joined).path.split("/")
+            url = path if scheme else f"{self.root.rstrip('/')}/{path}"
+            is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
             if scheme == "file" or not is_inside:
                 raise _outside_root_error(path)
-            return joined
+            return url
         target = resolve_below(Path(self.root), path)
         if not target.is_file():
             raise RefusedSourceError(f"{path} is not a regular file", hint="Correct the path in the table.")
@@ -223,8 +223,8 @@ class SourceAccess:
             yield Document.from_path(document.location, encoding=self.encoding)
             return
         with self._content(document.location, document.member) as file:
-            limited = _SizeLimited(file, document.name, self.max_bytes)
-            yield Document.from_file(cast("IO[bytes]", limited), name, encoding=self.encoding)
+            content = _SizeLimited(file, document.name, self.max_bytes)
+            yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
 
     @contextmanager
     def _content(self, location: str, member: str | None) -> Iterator[IO[bytes]]:

@@ -56,7 +56,7 @@ class TableWriter:
         self._rows = self._bytes = 0
         self._last_part_written = time.monotonic()
         self._delete_checkpoints: Callable[[Iterable[str]], None] | None = None
-        self._listed = list(table.take_over(settings, description).parts)
+        self._parts = list(table.take_over(settings, description).parts)
         """The parts that the manifest listed at the start."""
         self.ledger = CorpusLedger(table.work / LEDGER)
 
@@ -76,28 +76,28 @@ class TableWriter:
         Raises:
             CorpusError: a part is damaged or missing.
         """
-        self._delete_checkpoints, listed = delete_checkpoints, self._listed
-        if damaged := self.table.damaged(listed):
+        self._delete_checkpoints, parts = delete_checkpoints, self._parts
+        if damaged := self.table.damaged(parts):
             if not drop_damaged:
                 raise CorpusError(
-                    f"{len(damaged)} of the {len(listed)} parts of {self.table.shown} are missing or differ from what "
+                    f"{len(damaged)} of the {len(parts)} parts of {self.table.shown} are missing or differ from what "
                     f"was written: {', '.join(part.name for part in damaged[:3])}",
                     hint="Restore them from a copy, or read their documents again with --retry-failed.",
                 )
-            listed = [part for part in listed if part not in damaged]
-            self.table.publish(listed)
-        known = self.ledger.parts()
-        for part in known:
-            if part not in listed:
+            parts = [part for part in parts if part not in damaged]
+            self.table.publish(parts)
+        ledger_parts = self.ledger.parts()
+        for part in ledger_parts:
+            if part not in parts:
                 self.ledger.forget(part)
-        adopted = [part for part in listed if part not in known]
-        for part in adopted:
+        new_parts = [part for part in parts if part not in ledger_parts]
+        for part in new_parts:
             rows = self.table.rows_of(part, ["id", "document", "question", "error"])
             self.ledger.adopt(
                 part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
             )
-        if delete_checkpoints and adopted:  # a lost machine may have stopped before it deleted these
-            delete_checkpoints(str(row["id"]) for row in self.table.rows_of(adopted[-1], ["id"]))
+        if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
+            delete_checkpoints(str(row["id"]) for row in self.table.rows_of(new_parts[-1], ["id"]))
         self.table.remove_unlisted()
         for part in self.ledger.stale_parts():
             self._rewrite(part)

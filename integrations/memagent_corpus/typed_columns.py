@@ -94,7 +94,7 @@ class TypedValues(NamedTuple):
     """An answer's values by column, and messages about the values that a column cannot store."""
 
     values: dict[str, Any]
-    rejected: tuple[str, ...]
+    problems: tuple[str, ...]
     """For example "revenue: 10000000000000000000 has more than 64 bits"."""
 
 
@@ -136,14 +136,14 @@ def typed_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
         value: the answer as a JSON value.
     """
     answer = value if isinstance(value, Mapping) else {}
-    values, rejected = dict[str, Any](), list[str]()
+    values, problems = dict[str, Any](), list[str]()
     for column in columns:
         try:
             values[column.name] = column.convert(answer.get(column.property))
         except (ValueError, OverflowError) as error:
             values[column.name] = None
-            rejected.append(f"{column.name}: {error}")
-    return TypedValues(values, tuple(rejected))
+            problems.append(f"{column.name}: {error}")
+    return TypedValues(values, tuple(problems))
 
 
 def _kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:

@@ -106,12 +106,12 @@ class BlockReader:
     Args:
         plan: a pickled `ActorPlan`.
         columns: the columns of the blocks to use.
-        answered: ids of the rows that already have an answer.
+        answered_ids: ids of the rows that already have an answer.
     """
 
-    def __init__(self, plan: bytes, columns: InputColumns, answered: Container[str]) -> None:
+    def __init__(self, plan: bytes, columns: InputColumns, answered_ids: Container[str]) -> None:
         self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
-        self._columns, self._answered = columns, answered
+        self._columns, self._answered_ids = columns, answered_ids
         self._actor: ActorReader | None = None
 
     async def __call__(self, block: Any) -> Any:
@@ -126,7 +126,7 @@ class BlockReader:
             path = values.get(self._columns.path or "")  # row numbers are no names, because blocks arrive in any order
             name = path if isinstance(path, str) and path else "a document without an id"
             document = document_of(values, name, self._columns, self._plan.access)
-            new_rows = await reader.read_one(document, answered=self._answered)
+            new_rows = await reader.read_one(document, answered_ids=self._answered_ids)
             rows += [decode_row(encode_row(row)) for row in new_rows]  # the same values as after the ledger
         return arrow_table(rows, reader.columns)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import pickle
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_a_row_comes_back_from_the_table_s_columns_as_it_was() -> None:
 
 
 def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
-    task = DocumentTask(CorpusDocument(name="a", text="b"), ("When?",), answered=frozenset({"c"}))
+    task = DocumentTask(CorpusDocument(name="a", text="b"), ("When?",), answered_ids=frozenset({"c"}))
     assert pickle.loads(pickle.dumps(task)) == task
     actor = DocumentActor(pickle.dumps(ActorPlan(logs=str(tmp_path / "nowhere"))))
     failure = pickle.loads(pickle.dumps(asyncio.run(actor.read(task))))
@@ -106,6 +107,14 @@ async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_ki
             await each.reader.aclose()
             each.close()
         assert not list(above.glob("*.folder"))
+
+
+def test_a_temporary_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"memagent-ray-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(CorpusError, match="belongs to another user"):
+        ActorReader(ActorPlan())
 
 
 def test_answered_rows_are_those_of_the_table_that_have_an_answer(tmp_path: Path) -> None:
