@@ -16,9 +16,9 @@ from pathlib import Path
 
 import typer
 
-from memagent_corpus.corpus_command import CorpusCommand
 from memagent_corpus.corpus_estimate import CorpusEstimate, estimate_corpus
 from memagent_corpus.corpus_inputs import InputOptions, open_inputs
+from memagent_corpus.corpus_options import CorpusOptions
 from memagent_corpus.corpus_reader import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.corpus_run import (
@@ -51,15 +51,15 @@ from memagent_graph.trace import MemoryUpdate
 
 
 class CorpusSession:
-    """One run of the command.
+    """One run of the options.
 
     Args:
-        command: the options.
+        options: the command's options.
     """
 
-    def __init__(self, command: CorpusCommand) -> None:
-        self._command = command
-        self._console = Console(as_json=command.as_json, quiet=command.quiet)
+    def __init__(self, options: CorpusOptions) -> None:
+        self._options = options
+        self._console = Console(as_json=options.as_json, quiet=options.quiet)
 
     def run(self) -> None:
         """Read or estimate the corpus.
@@ -67,18 +67,18 @@ class CorpusSession:
         Raises:
             typer.Exit: with the exit code, if it is not 0.
         """
-        command = self._command
+        options = self._options
         with failures_told(self._console):
-            prices = prices_of(command.price_in, command.price_out)
-            if command.ray_actors is not None and command.ray is None:
+            prices = prices_of(options.price_in, options.price_out)
+            if options.ray_actors is not None and options.ray is None:
                 raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
-            self._questions = questions_of(command.question or ())
-            if not self._questions and command.question_column is None:
+            self._questions = questions_of(options.question or ())
+            if not self._questions and options.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
-            self._format = None if command.schema is None else ResponseFormat.named(command.schema)
-            self._inputs = open_inputs(command.source, self._input_options())
-            self._settings = replace(command.settings(), logprobs=None if command.log else False)
-            if (command.requests_per_minute or command.tokens_per_minute) and self._settings.policy_name in {
+            self._format = None if options.schema is None else ResponseFormat.named(options.schema)
+            self._inputs = open_inputs(options.source, self._input_options())
+            self._settings = replace(options.settings(), logprobs=None if options.log else False)
+            if (options.requests_per_minute or options.tokens_per_minute) and self._settings.policy_name in {
                 "embedded",
                 "local",
             }:
@@ -88,7 +88,7 @@ class CorpusSession:
                 )
             self._console.policy(self._settings.policy_told)
             try:
-                if command.estimate:
+                if options.estimate:
                     self._print_estimate(asyncio.run(self._estimate()), prices)
                     return
                 summary = asyncio.run(self._read())
@@ -104,52 +104,52 @@ class CorpusSession:
             raise typer.Exit(ExitCode.DOCUMENT)
 
     def _input_options(self) -> InputOptions:
-        command = self._command
+        options = self._options
         return InputOptions(
             access=SourceAccess(
-                root=str(command.root) if command.root else "",
-                allow_private=command.allow_private_addresses,
-                allow_chained=command.allow_chained_urls,
-                max_bytes=command.max_bytes,
-                encoding=command.encoding,
+                root=str(options.root) if options.root else "",
+                allow_private=options.allow_private_addresses,
+                allow_chained=options.allow_chained_urls,
+                max_bytes=options.max_bytes,
+                encoding=options.encoding,
             ),
             columns=InputColumns(
-                text=command.text_column,
-                path=command.path_column,
-                id=command.id_column,
-                questions=command.question_column,
-                copied=tuple(command.keep_column or ()),
+                text=options.text_column,
+                path=options.path_column,
+                id=options.id_column,
+                questions=options.question_column,
+                copied=tuple(options.keep_column or ()),
             ),
-            subset=command.subset,
-            split=command.split,
+            subset=options.subset,
+            split=options.split,
         )
 
     # Reading
 
     async def _read(self) -> CorpusSummary:
-        command, access = self._command, self._inputs.access
-        table = TableFolder(command.out, access)
-        in_flight = command.documents or -(-5 * command.concurrency // (4 * max(1, len(self._questions))))
+        options, access = self._options, self._inputs.access
+        table = TableFolder(options.out, access)
+        in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
         with ExitStack() as stack:
             work = stack.enter_context(exclusive(table))
-            checkpoints = command.checkpoints or str(work / CHECKPOINTS)
+            checkpoints = options.checkpoints or str(work / CHECKPOINTS)
             engine = None
-            if command.ray is not None:
-                engine = stack.enter_context(self._cluster(command.ray, self._plan(work, checkpoints), in_flight))
+            if options.ray is not None:
+                engine = stack.enter_context(self._cluster(options.ray, self._plan(work, checkpoints), in_flight))
             progress = CorpusProgress(
-                stack.enter_context(ProgressDisplay("documents", quiet=command.quiet or command.as_json))
+                stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
             )
             agent = self._settings.make_reader(
-                api_key=command.api_key,
-                store=open_store(command.store, work / TEXTS),
+                api_key=options.api_key,
+                store=open_store(options.store, work / TEXTS),
                 checkpoints=checkpoints,
-                run_log=(command.log or False) if engine is None else False,
+                run_log=(options.log or False) if engine is None else False,
             )
             reader = CorpusReader(
                 agent,
                 self._questions,
                 access,
-                keep_texts=command.keep_texts or command.store is not None,  # other machines may use a shared store
+                keep_texts=options.keep_texts or options.store is not None,  # other machines may use a shared store
                 on_update=progress.on_update,
                 response_format=self._format,
             )
@@ -160,9 +160,9 @@ class CorpusSession:
                     table,
                     engine=engine,
                     documents_in_flight=in_flight if engine is None else in_flight * engine.actors,
-                    rows_per_part=command.rows_per_part,
-                    retry_failed=command.retry_failed,
-                    limits=CorpusLimits(command.max_documents, command.max_tokens_total, command.max_seconds),
+                    rows_per_part=options.rows_per_part,
+                    retry_failed=options.retry_failed,
+                    limits=CorpusLimits(options.max_documents, options.max_tokens_total, options.max_seconds),
                     watcher=progress,
                 )
             finally:
@@ -170,16 +170,16 @@ class CorpusSession:
 
     def _plan(self, work: Path, checkpoints: str) -> ActorPlan:
         """Return the plan for the actors of a cluster."""
-        command = self._command
+        options = self._options
         return ActorPlan(
             settings=self._settings,
             questions=tuple(self._questions),
             access=self._inputs.access.absolute,
             response_format=self._format,
-            api_key=command.api_key or os.environ.get("OPENAI_API_KEY"),
+            api_key=options.api_key or os.environ.get("OPENAI_API_KEY"),
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
-            texts=str((work / TEXTS).absolute()) if command.keep_texts else None,
-            logs=str(_actor_log_folder(command.log)) if command.log else None,
+            texts=str((work / TEXTS).absolute()) if options.keep_texts else None,
+            logs=str(_actor_log_folder(options.log)) if options.log else None,
         )
 
     @contextmanager
@@ -188,7 +188,7 @@ class CorpusSession:
 
         Logs that a killed run left behind are merged, too.
         """
-        actors, log = self._command.ray_actors, self._command.log
+        actors, log = self._options.ray_actors, self._options.log
         try:
             with connected_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
                 yield engine
@@ -201,7 +201,7 @@ class CorpusSession:
 
     async def _estimate(self) -> CorpusEstimate:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
-            agent = self._settings.make_reader(api_key=self._command.api_key, store=Path(folder), run_log=False)
+            agent = self._settings.make_reader(api_key=self._options.api_key, store=Path(folder), run_log=False)
             reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._format)
             try:
                 return await estimate_corpus(self._inputs, reader)
@@ -211,10 +211,10 @@ class CorpusSession:
     # Printing
 
     def _print_estimate(self, estimate: CorpusEstimate, prices: Prices | None) -> None:
-        rate = self._command.tokens_per_second
+        rate = self._options.tokens_per_second
         price = prices.of(estimate.prompt_tokens, estimate.completion_tokens) if prices else None
         seconds = estimate.tokens / rate if rate else None
-        if self._command.as_json:
+        if self._options.as_json:
             print_json({**asdict(estimate), "tokens": estimate.tokens, "price": price, "seconds": seconds})
             return
         lines = [
@@ -233,8 +233,8 @@ class CorpusSession:
         sys.stdout.write("\n".join(lines) + "\n")
 
     def _print_summary(self, summary: CorpusSummary) -> None:
-        out = self._command.out
-        if self._command.as_json:
+        out = self._options.out
+        if self._options.as_json:
             print_json({**asdict(summary), "ended": summary.ended.value, "out": out})
             return
         parts = [f"{counted(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
