@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from memagent_graph import MemAgent
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.documents.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_report import areport

@@ -35,7 +35,7 @@ from memagent_graph.addresses import is_local, listen
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
-from memagent_mcp.client_roots import local_path, overlap
+from memagent_mcp.client_roots import local_path
 from memagent_mcp.tools import shielded, tightest
 from memagent_mcp.transports import allowed_names
 
@@ -530,13 +530,6 @@ async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_he
     assert answer["result"]["structuredContent"]["answers"][0]["answer"] == "4711"
 
 
-def test_trees_overlap_in_the_inner_of_two_nested_folders() -> None:
-    a, b, c = Path("/x/a"), Path("/x/a/b"), Path("/x/c")
-    assert overlap([a], [b, c]) == overlap([b], [a]) == overlap([Path("/x")], [b]) == (b,)
-    assert overlap([a, c], [Path("/x")]) == (a, c)
-    assert overlap([a], [Path("/x/ab")]) == overlap([a], []) == ()
-
-
 def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
     named = tmp_path / "a b#c"
     named.mkdir()
@@ -615,6 +608,19 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                     assert events.status_code == 200
                     process.send_signal(signal.SIGINT)
                     assert await asyncio.to_thread(process.wait, 60) == 130
+
+
+def test_a_client_that_sends_headers_without_end_is_cut_off(folder) -> None:
+    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+            client.sendall(f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
+            try:
+                for number in range(64):
+                    client.sendall(f"X-{number}: {'x' * 2**14}\r\n".encode())
+                assert client.recv(100).startswith(b"HTTP/1.1 400")
+            except (ConnectionResetError, BrokenPipeError):
+                pass  # it was closed while the rest was sent
 
 
 async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:

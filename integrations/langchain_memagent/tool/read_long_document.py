@@ -48,7 +48,7 @@ from langchain_memagent.tool.readings import ReadArtifact, content_for_model
 from memagent_graph import MemAgent
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
-from memagent_graph.documents.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
 from memagent_graph.reading.graph import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
