@@ -24,6 +24,7 @@ from langgraph.graph import END
 from langgraph.store.base import BaseStore, Item
 
 from langchain_memagent.detached_reads import detached, reported
+from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
 from memagent_graph.concurrency.background import run_sync
@@ -36,6 +37,7 @@ from memagent_graph.reading.state import Limits, LineState, ReaderState
 from memagent_graph.reading.state_views import Progress, trace_steps
 from memagent_graph.reading.steps import read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers.shortening import shortened
 from memagent_graph.trace import MemoryUpdate
@@ -282,7 +284,7 @@ async def read_on(
     question: str | None,
     *,
     config: RunnableConfig,
-    report: Callable[[str, MemoryUpdate], None] | None = None,
+    report: Report | None = None,
 ) -> str:
     """The memory after more messages; unchanged if they have no text.
 
@@ -292,7 +294,7 @@ async def read_on(
         messages: the messages.
         question: what they are read for.
         config: that of the surrounding graph, if there is one; its handlers see the read.
-        report: called with the read's run id and each update.
+        report: called with the read's run id, its question and each update.
 
     Raises:
         PolicyError: the policy failed.
@@ -331,11 +333,11 @@ async def read_on(
         def update_made(run_id: str, update: MemoryUpdate) -> None:
             spent.add(update)
             if report is not None:
-                report(run_id, update)
+                report(run_id, purpose, update)
 
         state = await detached(new_state(update_made))
         usage = state["usage"]
-        spent.settle(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+        spent.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])
 
 
