@@ -581,7 +581,7 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = assemble(self._choices, await self._model_info())
+                self._context = await asyncio.to_thread(assemble, self._choices, await self._model_info())
         return self._context
 
     async def _model_info(self) -> ModelInfo:
