@@ -141,9 +141,10 @@ class ReadResult:
         if self.trace.excerpt is not None:
             shown, length = self.trace.tokens_shown, self.usage.document_tokens
             return f"The policy was shown {shown:,} of {length:,} tokens of {document}, chosen by {self.strategy}."
+        part = f"after {self.chunks_read} chunks of {document}"
         if self.stop_reason.resumable:
-            return f"Reading stopped at its limit ({self.stop_reason.value}) after {self.chunks_read} chunks of {document}."
-        return f"Reading ended after {self.chunks_read} chunks of {document}, because the answer was known."
+            return f"Reading stopped at its limit ({self.stop_reason.value}) {part}."
+        return f"Reading ended {part}, because the answer was known."
 
     def findings(self) -> str:
         """Return the answer, or why there is none, and the memory that it rests on, as text for a language model."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from memagent_graph.plain_text import counted, plain
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step
-from memagent_mcp.tool_results import MOST_QUOTES, Quote, ToolResult, moment, quotes, shortened
+from memagent_mcp.tool_results import MOST_QUOTES, ToolResult, encodable, moment, quote_text, quotes, shortened
 
 _MOST_STEPS = 24
 _MOST_LOST = 8
@@ -28,8 +29,8 @@ class RunReport(ToolResult):
     answer: str | None
     memory: str
     """The final memory."""
-    evidence: list[Quote]
-    """The passages of the document that the lines of the memory come from."""
+    evidence: list[dict[str, Any]]
+    """The passages of the document that the lines of the memory come from, each with its place."""
     chunks: int
     changes: int
     """How many chunks changed the memory."""
@@ -47,7 +48,7 @@ class RunReport(ToolResult):
             document=view.document["name"],
             began=None if view.began is None else moment(view.began),
             memory=timeline.memory,
-            evidence=quotes(timeline.provenance.evidence, view),
+            evidence=encodable(quotes(timeline.provenance.evidence, view)),
             seconds=round(totals.seconds, 3),
         )
 
@@ -90,7 +91,7 @@ def _step(step: Step) -> str:
     read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
     text = f"{plain(step.name)}{read}: "
     text += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
-    if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
+    if inserted := shortened(" … ".join(part.text for part in step.diff if part.op is DiffOp.INSERT)):
         text += f', new: "{inserted}"'
     return "; ".join([text, *(event.kind.value for event in update.events)])
 
@@ -99,7 +100,7 @@ def _excerpt(timeline: Timeline) -> Iterator[str]:
     if timeline.excerpt is None:
         return
     yield "What supports the answer:"
-    yield from (f"- {Quote.of(quote, timeline.view).as_text()}" for quote in timeline.excerpt[:MOST_QUOTES])
+    yield from (f"- {quote_text(quote)}" for quote in quotes(timeline.excerpt, timeline.view))
     if not timeline.excerpt:
         yield f"({timeline.unquoted})"
 
@@ -108,7 +109,7 @@ def _memory(timeline: Timeline) -> Iterator[str]:
     if timeline.excerpt is not None and not timeline.memory:
         return
     yield "Final memory, with the source of each line:"
-    quoted = 0
+    shown = 0
     for index, line in enumerate(timeline.provenance.lines):
         first = plain(timeline.step(line.update).name)
         origin = f"edited by a person at {first}" if line.edited else first
@@ -116,9 +117,9 @@ def _memory(timeline: Timeline) -> Iterator[str]:
             later = [timeline.step(update).short_name for update in line.reworded_updates]
             origin += f", reworded at {shortened(', '.join(later), 60)}"
         yield f"- {plain(line.line)} [{origin}]"
-        for quote in timeline.quotes(index)[: max(0, MOST_QUOTES - quoted)]:
-            quoted += 1
-            yield f"  {Quote.of(quote, timeline.view).as_text()}"
+        for quote in quotes(timeline.quotes(index)[: max(0, MOST_QUOTES - shown)], timeline.view):
+            shown += 1
+            yield f"  {quote_text(quote)}"
     if not timeline.provenance.lines:
         yield "(empty)"
 
