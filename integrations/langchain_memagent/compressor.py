@@ -15,7 +15,7 @@ from langchain_core.runnables.config import set_config_context
 from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import TypedDict
 
-from langchain_memagent.graph_reads import Around, GraphReads, document_key, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.reader import raise_first
 from memagent_graph.reading.graph import check_question
@@ -87,7 +87,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
             return None
         check_question(query, await self._reads.prepare())
         reference = await self._reads.store(list(documents))
-        run_ids = {query: run_id_in(ensure_config(), query, document_key(reference))}
+        run_ids = {query: run_id_in(ensure_config(), query, reference["key"])}
         [result] = raise_first(await self._reads.read_each(reference, run_ids, Around.here().report))
         return result
 

@@ -131,11 +131,6 @@ def run_id_in(config: RunnableConfig, *key: object) -> str | None:
     return "in-" + hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()[:24]
 
 
-def document_key(document: DocumentRef) -> str:
-    """Return what identifies a document for `run_id_in`; a stream that is stored again has another key."""
-    return "stream" if document["key"].startswith("stream:") else document["key"]
-
-
 def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine for a synchronous node or tool. It ends if the caller breaks off the stream of a graph around.
 

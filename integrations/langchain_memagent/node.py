@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
-from langchain_memagent.graph_reads import Around, GraphReads, document_key, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import raise_first
@@ -100,7 +100,7 @@ def memagent_node(
         _require_texts(questions)
         texts = checked_questions(questions, await reads.prepare())
         reference = await reads.store(source)
-        run_ids = {text: run_id_in(config, text, document_key(reference)) for text in texts}
+        run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
         outcomes = dict(zip(run_ids, await reads.read_each(reference, run_ids, Around.here().report), strict=True))
         return raise_first([outcomes[text] for text in texts])
 

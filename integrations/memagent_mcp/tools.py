@@ -29,8 +29,16 @@ from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
-from memagent_mcp.run_report import RunReport, run_text
-from memagent_mcp.tool_results import Reading, RunListing, RunSummary, answer_data, answer_text, shortened
+from memagent_mcp.tool_results import (
+    Reading,
+    RunListing,
+    RunReport,
+    RunSummary,
+    answer_data,
+    answer_text,
+    run_text,
+    shortened,
+)
 
 MOST_QUESTIONS = 16
 """How many questions one call may ask; each has its own memory and answer."""
@@ -325,10 +333,7 @@ class Tools:
 
 
 class _Progress:
-    """Reports the progress of the reads of one request, with every update. It never decreases.
-
-    Progress is the mean share of all reads, from 0 to 1, with a total of 1. For a stream of unknown length, it is the
-    number of bytes read, without a total.
+    """Reports the progress of the reads of one request: the mean share of all reads, 0 to 1. It never decreases.
 
     Args:
         context: the request's context; nothing is reported to a client that did not ask for progress.
@@ -337,23 +342,16 @@ class _Progress:
     """
 
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
-        self._context = context
-        self._name = plain(name)
+        self._context, self._name = context, plain(name)
         self._shares = [0.0] * reads
-        self._bytes = [0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
-        self._shares[read] = update.progress or 0.0
-        self._bytes[read] = max(self._bytes[read], update.end_byte)
+        self._shares[read] = max(self._shares[read], update.progress or 0.0)
         step = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
-        which = f" for question {read + 1} of {len(self._bytes)}" if len(self._bytes) > 1 else ""
-        if update.progress is None:
-            done, total, read_so_far = float(sum(self._bytes)), None, f"{sum(self._bytes):,} bytes"
-        else:
-            done, total = sum(self._shares) / len(self._shares), 1.0
-            read_so_far = f"{done:.0%}"
-        await self._context.report_progress(done, total, f"{self._name}: {step}{which}, {read_so_far} read")
+        which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
+        share = sum(self._shares) / len(self._shares)
+        await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
 
 
 def tightest(ceilings: Limits, requested: Limits) -> Limits:
