@@ -15,7 +15,7 @@ from typing import Any
 
 from promises import present_version
 from promises.comparison import normalised
-from promises.scenarios import SCENARIOS, TRAINING, Place, home, run
+from promises.scenarios import SCENARIOS, TRAINING, Place, home, log_lines
 
 from memagent_graph import RunLog
 
@@ -35,7 +35,7 @@ def write(path: Path, value: Any) -> None:
 
 
 def make_training() -> None:
-    """A tiny model, and an export of runs with a reward each and one for each conversation."""
+    """A tiny model, and a log's lines of runs with a reward each and one for each conversation."""
     from support.training_log import comparable, write_log
     from support.training_world import make_world
 
@@ -51,7 +51,8 @@ def make_training() -> None:
                     log.reward(rollout.run_id, value, name="step", source="test", conversation=conversation.id)
         log.close()
         shutil.copytree(world / "model", TRAINING / "model", dirs_exist_ok=True)
-        run("export", TRAINING / "runs.jsonl", "--log", world / "runs.sqlite", "--overwrite")
+        lines = log_lines(world / "runs.sqlite")
+        (TRAINING / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def make_files() -> None:
