@@ -555,23 +555,21 @@ def _records(path: Path) -> list[Any]:
 
 
 def _files(place: Place) -> Any:
-    """Exports in both formats, imported into logs of their own and exported again."""
+    """An export, imported into a log of its own and exported again."""
     lines = place.logged()
-    found: dict[str, Any] = {"lines": lines}
-    for kind in ("jsonl", "parquet"):
-        file, other, again = (place.folder / name for name in (f"x.{kind}", f"{kind}.sqlite", f"{kind}-again.jsonl"))
-        reports = [
-            run("export", file, "--log", place.log, "--json"),
-            run("import", file, "--log", other, "--json"),
-            run("import", file, "--log", other, "--json"),
-            run("export", again, "--log", other, "--json"),
-        ]
-        assert [report[0] for report in reports] == [0] * 4, reports
-        found[kind] = {
-            "reports": [json.loads(report[1]) for report in reports],
-            "the same": normalised(log_lines(other)) == normalised(lines),  # every log numbers its own rows
-        }
-    return found
+    file, other, again = (place.folder / name for name in ("x.parquet", "parquet.sqlite", "parquet-again.parquet"))
+    reports = [
+        run("export", file, "--log", place.log, "--json"),
+        run("import", file, "--log", other, "--json"),
+        run("import", file, "--log", other, "--json"),
+        run("export", again, "--log", other, "--json"),
+    ]
+    assert [report[0] for report in reports] == [0] * 4, reports
+    exported = {
+        "reports": [json.loads(report[1]) for report in reports],
+        "the same": normalised(log_lines(other)) == normalised(lines),  # every log numbers its own rows
+    }
+    return {"lines": lines, "parquet": exported}
 
 
 def a_process(place: Place) -> Any:

@@ -104,7 +104,7 @@ def load_groups(
     """The groups in a run log, or in an export of one.
 
     Args:
-        source: the log or its path, or an export's path (Parquet or JSON lines).
+        source: the log or its path, or the path of an export.
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         step_reward: the same for single conversations; none if left out.
         term_rewards: more rewards, by their names in the terms of the advantage.

@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import IO, Final
 
 from memagent_evaluation.samples import Metric
-from memagent_graph.documents import DocumentStore
+from memagent_graph.documents import DocumentStore, store_of
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
-from memagent_graph.run_log.exchange import json_lines, parquet
-from memagent_graph.run_log.exchange.logged_run import LoggedRun
+from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
-from memagent_graph.timeline.run_views import store_of
 from memagent_graph.trace import Trace, Writes
 from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
-_PARQUET_MAGIC: Final = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +131,13 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
     An export is read directly, without a log. One run at a time is in memory.
 
     Args:
-        source: the log or its path, or an export's path (Parquet or JSON lines).
+        source: the log or its path, or the path of an export.
         chosen: which of a log's runs.
 
     Raises:
         ReplayError: there is no such file, `chosen` was given for an export, or the export was shuffled.
         RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export.
-        MissingExtraError: Parquet without the extra `export`.
+        MissingExtraError: an export without the extra `export`.
     """
     if isinstance(source, RunLog):
         yield from _logged(source, chosen)
@@ -151,7 +148,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
             magic = file.read(len(_SQLITE_MAGIC))
             if magic != _SQLITE_MAGIC:
                 file.seek(0)
-                yield from _exported(path, file, magic, chosen)
+                yield from _exported(path, file, chosen)
                 return
     except OSError as error:
         raise ReplayError(
@@ -176,16 +173,14 @@ def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
         yield read_run(log, record.run_id)
 
 
-def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | None) -> Iterator[TrainingRun]:
+def _exported(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
     if chosen is not None:
         raise ReplayError(
             f"{path} is an export, and runs of an export cannot be chosen",
             hint="Choose them when exporting, or pass the log.",
         )
     seen: set[str] = set()
-    is_parquet = magic.startswith(_PARQUET_MAGIC) or path.suffix.lower() == ".parquet"
-    runs: Iterator[LoggedRun] = (parquet if is_parquet else json_lines).read(path, file)
-    for run in runs:
+    for run in parquet.read(path, file):
         if run.record.run_id in seen:
             raise ReplayError(
                 f"{path} does not have the run in one piece",
