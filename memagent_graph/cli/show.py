@@ -119,7 +119,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 
 def _print_view_as_json(view: RunView) -> None:
-    origins = view.provenance
+    provenance = view.provenance
     plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
     listed: dict[str, Sequence[Any]] = {
         "lines": provenance.lines,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import IO, Final
 
@@ -113,16 +114,19 @@ class TrainingRun:
             self, conversations_K=tuple(each for each in self.conversations_K if each.outcome is not Outcome.DISCARDED)
         )
 
-    def without_greedy(self) -> TrainingRun:
-        """The same run without conversations at temperature 0, if its first one had another temperature.
+    @property
+    def is_sampled(self) -> list[bool]:
+        """Whether each conversation was sampled: not at temperature 0, if the first one had another temperature.
 
-        Such a conversation is, for example, a probe of the answer: it was not sampled, so nothing can be learned from
-        its result.
+        A greedy conversation is, for example, a probe of the answer. Nothing can be learned from its result.
         """
-        if not self.conversations_K or not self.conversations_K[0].sampling.get("temperature", 1.0):
-            return self
-        drawn = tuple(each for each in self.conversations_K if each.sampling.get("temperature", 1.0))
-        return self if len(drawn) == len(self.conversations_K) else replace(self, conversations_K=drawn)
+        temperatures = [conversation.sampling.get("temperature", 1.0) for conversation in self.conversations_K]
+        return [bool(temperature) or not temperatures[0] for temperature in temperatures]
+
+    @property
+    def sampled(self) -> tuple[Conversation, ...]:
+        """The conversations that can be trained on."""
+        return tuple(compress(self.conversations_K, self.is_sampled))
 
 
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
@@ -199,14 +203,14 @@ def _training_run(
     rewards: Sequence[Reward],
 ) -> TrainingRun:
     # Arrays take a tenth of the memory of lists of numbers, and the garbage collector does not scan them.
-    kept = tuple(
+    conversations_K = tuple(
         replace(
-            each,
-            prompt_token_ids=None if each.prompt_token_ids is None else array("I", each.prompt_token_ids),
-            token_ids=None if each.token_ids is None else array("I", each.token_ids),
-            logprobs=None if each.logprobs is None else array("f", each.logprobs),
+            counted,
+            prompt_token_ids=None if counted.prompt_token_ids is None else array("I", counted.prompt_token_ids),
+            token_ids=None if counted.token_ids is None else array("I", counted.token_ids),
+            logprobs=None if counted.logprobs is None else array("f", counted.logprobs),
         )
-        for each in conversations
-        if not each.superseded
+        for counted in conversations
+        if not counted.superseded
     )
-    return TrainingRun(record, kept, tuple(events), tuple(rewards), store=store_of(record.document, path))
+    return TrainingRun(record, conversations_K, tuple(events), tuple(rewards), store=store_of(record.document, path))
