@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.events import StopReason
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
@@ -180,17 +179,6 @@ def _is_text_format(request: ChatRequest) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-def findings(result: ReadResult) -> str:
-    """The findings of a read: its answer, and the memory that it is based on."""
-    if result.stop_reason.resumable:
-        answer = f"Not known: reading stopped early after {result.chunks_read} parts ({result.stop_reason.value})."
-    elif result.stop_reason is StopReason.NO_ANSWER or not result.answer:
-        answer = "none was found."
-    else:
-        answer = result.answer
-    return f"Answer: {answer}\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
-
-
 def messages_after(
     request: ChatRequest, plan: ReadingPlan, names: Sequence[str], result: ReadResult, shortened_request: str
 ) -> list[dict[str, Any]]:
@@ -204,7 +192,7 @@ def messages_after(
         shortened_request: the replacement of the user's latest request if that was read itself.
     """
     reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
-    report = f"[{', '.join(names)}: {reading}]\n\n{findings(result)}"
+    report = f"[{', '.join(names)}: {reading}]\n\n{result.findings()}"
     bearer = None if plan.history else plan.places[-1]
     messages: list[dict[str, Any]] = []
     is_reported = False
