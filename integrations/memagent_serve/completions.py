@@ -421,7 +421,7 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
     """The question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
-    was_read = continues and any(place.message == plan.asked for place in plan.places)
+    was_read = continues and any(place.message == plan.latest for place in plan.places)
     return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
 
 

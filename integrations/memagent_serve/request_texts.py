@@ -99,7 +99,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
 def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """The older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for number, message in enumerate(request.messages[: plan.history]):
-        if message.role in {"system", "developer"} or number == plan.asked:
+        if message.role in {"system", "developer"} or number == plan.latest:
             continue
         yield None, f"{speaker(message)}: "
         for place, part in enumerate(message.parts):
@@ -201,7 +201,7 @@ def messages_after(
         if plan.history and not is_system and not is_reported:
             messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
             is_reported = True
-        if number < plan.history and not is_system and number != plan.asked:
+        if number < plan.history and not is_system and number != plan.latest:
             continue
         places = {place.part for place in plan.places if place.message == number}
         if not places:
@@ -214,7 +214,7 @@ def messages_after(
                 if PartPlace(number, place) == bearer
                 else "[Too long to show; the findings are given separately.]"
             )
-            if number == plan.asked and message.parts[place].kind == "text":
+            if number == plan.latest and message.parts[place].kind == "text":
                 text = f"{text}\n\n{shortened_request}"
             elif is_system and (instructions := message.parts[place].text) is not None:
                 text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"

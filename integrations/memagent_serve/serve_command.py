@@ -94,7 +94,7 @@ class Serve(ReaderOptions):
     max_body: Annotated[
         int, typer.Option(min=1, help="The maximum size of a request, in MiB; larger documents are uploaded as files.")
     ] = 64
-    request_memory: Annotated[int, typer.Option(min=1, help="Memory for large requests together, in MiB.")] = 512
+    request_memory: Annotated[int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")] = 256
     uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (

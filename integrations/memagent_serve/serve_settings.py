@@ -29,8 +29,8 @@ class ServeSettings:
     read_above: int | None = None
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
     max_body: int = 64 * 2**20
-    request_memory: int = 512 * 2**20
-    """The maximum size of all large requests together."""
+    request_memory: int = 256 * 2**20
+    """The maximum size of all large requests together; decoding them takes about as much again."""
     uploads: int = 2**30
     """The maximum size of one key's uploaded files together."""
     idle_seconds: float = 30.0

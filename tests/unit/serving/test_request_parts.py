@@ -42,7 +42,7 @@ def test_the_fewest_and_largest_parts_are_read() -> None:
     found = plan(chat, 1000)
     assert found.places == (PartPlace(0, 0),)
     assert found.history == 0
-    assert found.asked == 2
+    assert found.latest == 2
 
 
 def test_a_long_system_message_is_read() -> None:
@@ -80,7 +80,7 @@ def test_a_tool_result_is_never_parted_from_its_call() -> None:
     found = plan(chat, 900)
     assert found.history
     assert chat.messages[found.history].role == "assistant"
-    assert found.asked == 0, "the user's request stays"
+    assert found.latest == 0, "the user's request stays"
 
 
 def test_where_nothing_fits_everything_is_read() -> None:
