@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_serve.serve_settings import ServeSettings
 
-_MEGABYTE = 2**20
+_MEGABYTE: Final = 2**20
+_SECONDS_TO_STOP: Final = 5
+_IDLE_SECONDS: Final = 75
+"""How long a connection without a request stays open: longer than clients and proxies keep theirs, so that they close
+it first. Otherwise a request could be sent into a connection that this server is closing."""
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -94,7 +98,9 @@ class Serve(ReaderOptions):
     max_body: Annotated[
         int, typer.Option(min=1, help="The maximum size of a request, in MiB; larger documents are uploaded as files.")
     ] = 64
-    request_memory: Annotated[int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")] = 256
+    request_memory: Annotated[
+        int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
+    ] = 256
     uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
@@ -170,9 +176,11 @@ class Serve(ReaderOptions):
 
 async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
-    from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
-    from memagent_serve.app import ServerResources  # noqa: PLC0415
-    from memagent_serve.http_server import run_server  # noqa: PLC0415
+    import uvicorn  # noqa: PLC0415
+
+    from memagent_graph.addresses import BOUNDED_HTTP, in_url, listen  # noqa: PLC0415
+    from memagent_serve.app import ServerResources, make_app  # noqa: PLC0415
+    from memagent_serve.live import LivePage  # noqa: PLC0415
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
 
     with listen(request.host, request.port) as listener:
@@ -189,7 +197,18 @@ async def _serve(request: Serve) -> None:
             typer.echo(f"the live page is at http://{in_url(host)}:{port}/{token}", err=True)
             if not settings.keys:
                 typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
-            await run_server(serving, listener, sessions)
+            config = uvicorn.Config(
+                make_app(serving, LivePage(serving, sessions).routes(), sessions),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=_IDLE_SECONDS,
+                # Without this, a stream that never ends would keep the server from stopping.
+                timeout_graceful_shutdown=_SECONDS_TO_STOP,
+                **BOUNDED_HTTP,
+            )
+            await uvicorn.Server(config).serve(sockets=[listener])
 
 
 def register(app: typer.Typer) -> None:
