@@ -17,7 +17,7 @@ _PARTS: Final = frozenset({"id", "channel_values", "channel_versions", "versions
 
 
 class UndecodableStateError(ValueError):
-    """A stored state is not one that this program wrote. Savers raise `CheckpointError` for it, with the file's name."""
+    """A stored state is not one that this program wrote. Savers raise `CheckpointError` for it, with the file."""
 
 
 class CompressedSerializer(SerializerProtocol):
