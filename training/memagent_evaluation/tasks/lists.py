@@ -25,7 +25,7 @@ LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
 
 _SHORT_LENGTH = 4096
-_BLOCK_WORDS = 256
+_BLOCK_WORDS = 64
 """How many words are counted at once."""
 _NUMBER_WORDS = {5: "five", 10: "ten"}
 _CWE_ANSWER_TOKENS, _FWE_ANSWER_TOKENS = 120, 50
