@@ -140,7 +140,7 @@ class FileTask:
 
 
 def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """Return the approximate number of tokens of a text, within a few percent: for long ones, five pieces are counted."""
+    """Return the number of tokens of a text within a few percent: of long ones, five pieces are counted."""
     if len(text) <= _MEASURED_PIECES * _MEASURED_CHARACTERS:
         return max(1, tokenizer.count(text))
     step = (len(text) - _MEASURED_CHARACTERS) / (_MEASURED_PIECES - 1)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from memagent_evaluation.tasks.invented_names import FIRST_NAMES
-from memagent_evaluation.tasks.state_tracking import STATES, THINGS, StoryQuestion, Situation, Story
+from memagent_evaluation.tasks.state_tracking import STATES, THINGS, Situation, Story, StoryQuestion
 from recipes.embedded.training_examples import Prose, plant
 from recipes.language.turns import Turn
 
