@@ -90,7 +90,7 @@ class ReadResult:
     def view(self) -> RunView:
         """The result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import chunk_reader, headings_of, sections_of, span_reader  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import texts_of  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
 
         store = DocumentStore(self.store_root) if self.store_root else None
@@ -104,10 +104,7 @@ class ReadResult:
             answer=self.answer,
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
-            sections=sections_of(store, self.document) if store else (),
-            headings=headings_of(store, self.document) if store else (),
-            chunk_text=chunk_reader(store, self.document, self.trace) if store else lambda _: None,
-            span_text=span_reader(store, self.document) if store else lambda _: None,
+            **texts_of(store, self.document, self.trace),
         )
 
     def _repr_html_(self) -> str:

@@ -366,9 +366,7 @@ class TestToolResults:
         again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
         told = tool_message(await run(again.with_config(callbacks=[counted]), ASK), -1)
         (usage,) = counted.usage_metadata.values()
-        assert usage["total_tokens"] == sum(
-            each["usage"]["total_tokens"] for each in told.artifact["readings"]
-        )
+        assert usage["total_tokens"] == sum(each["usage"]["total_tokens"] for each in told.artifact["readings"])
 
 
 class TestHistories:
