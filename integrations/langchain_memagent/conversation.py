@@ -159,12 +159,12 @@ class MemAgentConversationMemory:
         return run_sync(self._loaded(self._get))
 
     def to_dict(self) -> dict[str, Any]:
-        """The complete state as JSON-ready values, for `from_dict`."""
+        """Return the complete state as JSON-ready values, for `from_dict`."""
         return self._values(self._text, self._messages_read, self._unread)
 
     @classmethod
     def from_dict(cls, agent: MemAgent, values: Mapping[str, Any], **options: Any) -> MemAgentConversationMemory:
-        """The memory that `to_dict` was called on; `options` are those of the constructor.
+        """Return the memory that `to_dict` was called on; `options` are those of the constructor.
 
         Raises:
             MemAgentError: the values are not from `to_dict`.
@@ -195,8 +195,7 @@ class MemAgentConversationMemory:
             waiting = [*old, *new]
             # The waiting messages fill a chunk and are read without the newest, which would start another chunk.
             if read_all or len(new) < len(messages) or await self._are_too_many(waiting):
-                asked = question or self._question
-                text = await read_on(self._agent, text, old, asked, config=ensure_config())
+                text = await read_on(self._agent, text, old, question or self._question, config=ensure_config())
                 read, waiting = read + len(old), new
             await put(self._values(text, read, waiting))
             self._text, self._messages_read, self._unread = text, read, waiting
@@ -269,7 +268,7 @@ class MemAgentConversationMemory:
 
 
 def memory_message(text: str, messages_read: int) -> HumanMessage:
-    """A memory as a message that says what it is, to replace the messages that it was made from."""
+    """Return a memory as a message that says what it is, to replace the messages that it was made from."""
     return HumanMessage(
         f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
         "\n\n[The conversation continues from there.]",
@@ -286,7 +285,7 @@ async def read_on(
     config: RunnableConfig,
     report: Report | None = None,
 ) -> str:
-    """The memory after more messages; unchanged if they have no text.
+    """Return the memory after more messages; unchanged if they have no text.
 
     Args:
         agent: the reader.
@@ -368,12 +367,12 @@ def _after_read_chunk(state: LineState) -> str:
     return END if state.get("span") is None else "update_memory"
 
 
-def _messages(given: Messages) -> list[BaseMessage]:
-    is_one = isinstance(given, BaseMessage | str | dict) or (
-        isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given)
+def _messages(messages: Messages) -> list[BaseMessage]:
+    is_one = isinstance(messages, BaseMessage | str | dict) or (
+        isinstance(messages, tuple) and len(messages) == 2 and all(isinstance(part, str) for part in messages)
     )
     try:
-        return convert_to_messages([given] if is_one else given)  # type: ignore[arg-type, list-item]
+        return convert_to_messages([messages] if is_one else messages)  # type: ignore[arg-type, list-item]
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
         raise MemAgentError(
             f"something is not a message: {str(error).splitlines()[0]}",

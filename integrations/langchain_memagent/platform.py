@@ -67,7 +67,7 @@ class ServedGraph(ReaderGraph):
 
 
 async def make_graph() -> ReaderGraph:
-    """The graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
+    """Return the graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
 
     Raises:
         MemAgentError: a variable cannot be parsed, or the policy cannot be reached or loaded.
@@ -77,7 +77,7 @@ async def make_graph() -> ReaderGraph:
 
 
 def settings_from_environment(environment: Mapping[str, str]) -> ReaderSettings:
-    """The settings from variables named MEMAGENT_ plus a field's name; empty ones count as unset.
+    """Return the settings from variables named MEMAGENT_ plus a field's name; empty ones count as unset.
 
     Raises:
         MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
@@ -111,10 +111,10 @@ def _made() -> ReaderGraph:
 
 
 def _parsed(variable: str, text: str, kind: Any) -> Any:
-    """A variable's value as a field's type has it."""
+    """Return a variable's value as a field's type has it."""
     alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
-    kind = next(each for each in alternatives if each is not type(None))
-    choices: Mapping[str, Any] = _SWITCH if kind is bool else {each: each for each in get_args(kind)}
+    kind = next(alternative for alternative in alternatives if alternative is not type(None))
+    choices: Mapping[str, Any] = _SWITCH if kind is bool else {choice: choice for choice in get_args(kind)}
     try:
         return choices[text.lower()] if choices else kind(text)
     except (KeyError, ValueError) as error:
