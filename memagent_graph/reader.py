@@ -424,12 +424,14 @@ class MemAgent:
         document: DocumentSource | None = None,
         response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
+        past_limit: bool = True,
         pace: Reach | None = None,
         pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end.
 
-        `pace` and `pins` as above.
+        `pace` and `pins` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
+        result, too.
         """
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
@@ -439,8 +441,8 @@ class MemAgent:
             await self._require_same(state, graph.reader_context, run_id, document)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
-            if reason and not StopReason(reason).resumable:
-                yield result_from_state(state, done, graph.reader_context)
+            if reason and not (past_limit and StopReason(reason).resumable):
+                yield _result(graph, state, done)
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
@@ -510,6 +512,8 @@ class MemAgent:
         step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             kept = {each.id for each in (await trace_so_far(graph, run_id)).steps}
+            context = graph.reader_context  # another machine's log may have the beginning of the run
+            self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, kept=kept)
             await asyncio.to_thread(self.run_log.wait, entered)
 
@@ -579,7 +583,7 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = assemble(self._choices, await self._model_info())
+                self._context = await asyncio.to_thread(assemble, self._choices, await self._model_info())
         return self._context
 
     async def _model_info(self) -> ModelInfo:
@@ -752,10 +756,7 @@ class MemAgent:
                 if call.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
-        result = result_from_state(values, progress.trace, context)
-        if result.stop_reason.resumable:
-            result = replace(result, memory=graph.strategy.so_far(values, context)[0])
-        yield result
+        yield _result(graph, values, progress.trace)
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
@@ -805,6 +806,14 @@ def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
             failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
         raise failures[0]
     return [each for each in outcomes if isinstance(each, ReadResult)]
+
+
+def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
+    """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
+    result = result_from_state(state, trace, graph.reader_context)
+    if result.stop_reason.resumable:
+        result = replace(result, memory=graph.strategy.so_far(state, graph.reader_context)[0])
+    return result
 
 
 def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
