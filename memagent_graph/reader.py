@@ -35,7 +35,6 @@ from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Choices, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.strategy import Strategy
@@ -83,7 +82,6 @@ class _Call:
     shown: bool = True
     """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
     pace: Reach | None = None
-    pins: Pins | None = None
 
 
 class MemAgent:
@@ -308,14 +306,12 @@ class MemAgent:
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
-        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
-        `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
+        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        call = _Call(limits, pace=pace, pins=pins)
+        call = _Call(limits, pace=pace)
         started = self._start(self._chosen(document, pages), question, response_format, run_id, call)
         async with aclosing(started) as parts:
             async for part in parts:
@@ -426,11 +422,10 @@ class MemAgent:
         limits: Limits | None = None,
         past_limit: bool = True,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end.
 
-        `pace` and `pins` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
+        `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
         result, too.
         """
         graph = await self._graph()
@@ -446,7 +441,7 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            call = _Call(limits, pace=pace, pins=pins)
+            call = _Call(limits, pace=pace)
             async with aclosing(self._run(graph, None, state, done, call)) as parts:
                 async for part in parts:
                     yield part
@@ -741,7 +736,6 @@ class MemAgent:
             unseen_update=None if call.shown else keep,
             done=done,
             pace=call.pace,
-            pins=call.pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
