@@ -35,7 +35,6 @@ from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Choices, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.strategy import Strategy
@@ -83,7 +82,6 @@ class _Call:
     shown: bool = True
     """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
     pace: Reach | None = None
-    pins: Pins | None = None
 
 
 class MemAgent:
@@ -308,14 +306,12 @@ class MemAgent:
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
-        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
-        `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
+        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        call = _Call(limits, pace=pace, pins=pins)
+        call = _Call(limits, pace=pace)
         started = self._start(self._chosen(document, pages), question, response_format, run_id, call)
         async with aclosing(started) as parts:
             async for part in parts:
@@ -424,12 +420,13 @@ class MemAgent:
         document: DocumentSource | None = None,
         response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
+        past_limit: bool = True,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end.
 
-        `pace` and `pins` as above.
+        `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
+        result, too.
         """
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
@@ -439,12 +436,12 @@ class MemAgent:
             await self._require_same(state, graph.reader_context, run_id, document)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
-            if reason and not StopReason(reason).resumable:
-                yield result_from_state(state, done, graph.reader_context)
+            if reason and not (past_limit and StopReason(reason).resumable):
+                yield _result(graph, state, done)
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            call = _Call(limits, pace=pace, pins=pins)
+            call = _Call(limits, pace=pace)
             async with aclosing(self._run(graph, None, state, done, call)) as parts:
                 async for part in parts:
                     yield part
@@ -581,7 +578,7 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = assemble(self._choices, await self._model_info())
+                self._context = await asyncio.to_thread(assemble, self._choices, await self._model_info())
         return self._context
 
     async def _model_info(self) -> ModelInfo:
@@ -739,7 +736,6 @@ class MemAgent:
             unseen_update=None if call.shown else keep,
             done=done,
             pace=call.pace,
-            pins=call.pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
@@ -754,10 +750,7 @@ class MemAgent:
                 if call.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
-        result = result_from_state(values, progress.trace, context)
-        if result.stop_reason.resumable:
-            result = replace(result, memory=graph.strategy.so_far(values, context)[0])
-        yield result
+        yield _result(graph, values, progress.trace)
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
@@ -807,6 +800,14 @@ def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
             failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
         raise failures[0]
     return [each for each in outcomes if isinstance(each, ReadResult)]
+
+
+def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
+    """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
+    result = result_from_state(state, trace, graph.reader_context)
+    if result.stop_reason.resumable:
+        result = replace(result, memory=graph.strategy.so_far(state, graph.reader_context)[0])
+    return result
 
 
 def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:

@@ -154,7 +154,8 @@ class RunLog:
             memory: the new memory.
             step: the step's id; the trunk's newest at that chunk if left out.
             author: who did it, if known.
-            remaining: the ids of the steps that the run still has; if left out, only what depends on the step is superseded.
+            remaining: the ids of the steps that the run still has; if left out, only what depends on the step is
+                superseded.
         """
         text = self._redacted(TextKind.MEMORY, memory)
 

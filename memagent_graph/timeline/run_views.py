@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from memagent_graph.documents import DocumentRef, DocumentStore
+from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RunView
@@ -45,9 +45,10 @@ def texts_of(store: DocumentStore | None, document: DocumentRef, trace: Trace) -
     """Return the fields of a `RunView` that come from the document's store, as far as the document is still there."""
     if store is None:
         return {}
+    nowhere: list[SourceMark] = []
     return {
-        "sections": _unless_lost(lambda: store.sections(document), []),
-        "headings": _unless_lost(lambda: store.headings(document), []),
+        "sections": _unless_lost(lambda: store.sections(document), nowhere),
+        "headings": _unless_lost(lambda: store.headings(document), nowhere),
         "chunk_text": chunk_reader(store, document, trace),
         "span_text": _span_reader(store, document),
     }

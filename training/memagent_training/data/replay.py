@@ -243,7 +243,7 @@ def _refusals(
     steps = {conversation.step for conversation in run.conversations_K}
     of_run = (event for event in run.events if event.step is None or event.step in steps)
     events = [*of_run, *(event for conversation in kept for event in conversation.events)]
-    if any(event.kind in {EventKind.MEMORY_EDITED, EventKind.PINNED} for event in events):
+    if any(event.kind == EventKind.MEMORY_EDITED for event in events):
         yield Refusal.EDITED
     if not _unbroken(run):
         yield Refusal.LOST_CONVERSATIONS
