@@ -509,7 +509,7 @@ class MemAgent:
             kept = {each.id for each in (await trace_so_far(graph, run_id)).steps}
             context = graph.reader_context  # another machine's log may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
-            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, kept=kept)
+            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, remaining=kept)
             await asyncio.to_thread(self.run_log.wait, entered)
 
     edit_memory = synchronous(aedit_memory)

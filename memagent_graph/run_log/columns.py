@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -57,7 +57,7 @@ def _events(text: str) -> tuple[LoggedEvent, ...]:
 
 
 def _packed_spans(spans: tuple[Span, ...]) -> str:
-    return json.dumps(list(map(astuple, spans)), separators=(",", ":"))
+    return json.dumps(list(map(_SPAN_VALUES, spans)), separators=(",", ":"))
 
 
 def _spans(text: str) -> tuple[Span, ...]:
@@ -68,6 +68,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
 
 
+_SPAN_VALUES: Final = attrgetter(*(field.name for field in fields(Span)))
 _VALUE: Final = attrgetter("value")
 _JSON: Final = Column("TEXT NOT NULL", "string", _json, json.loads, _json, json.loads)
 _BY_ANNOTATION: Final = {

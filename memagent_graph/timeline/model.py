@@ -162,17 +162,17 @@ class Timeline:
 
     def quotes(self, line_index: int) -> list[Evidence]:
         """The quotes of one line of the final memory, longest first."""
-        return [each for each in self.provenance.evidence if each.line_index == line_index]
+        return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
     def supported(self, line_index: int) -> list[tuple[str, bool]]:
         """A line of the final memory in pieces, and whether the answer repeats each."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
-        for each in self.support:
-            if each.line_index == line_index:
-                pieces += [(line[end : each.start], False), (line[each.start : each.end], True)]
-                end = each.end
+        for part in self.support:
+            if part.line_index == line_index:
+                pieces += [(line[end : part.start], False), (line[part.start : part.end], True)]
+                end = part.end
         pieces.append((line[end:], False))
         return [piece for piece in pieces if piece[0]]
 
@@ -198,12 +198,12 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, each in enumerate(order):
-        places[each] = place
+    for place, number in enumerate(order):
+        places[number] = place
     asked = _asked(trace)
     steps = []
-    for each in order:
-        update, sources = trace.updates[each], trace.sources(trace.updates[each])
+    for number in order:
+        update, sources = trace.updates[number], trace.sources(trace.updates[number])
         previous = trace.memory_before(update.step)
         change = () if update.memory == previous else tuple(word_diff(previous, update.memory))
         inserted, deleted, kept = (
@@ -216,8 +216,8 @@ def build_timeline(view: RunView) -> Timeline:
         steps.append(
             Step(
                 update=update,
-                name=_name(update, asked[each], [trace.updates[source].branch for source in sources]),
-                kept=all(step.writes is Writes.DECISION for step in asked[each]),
+                name=_name(update, asked[number], [trace.updates[source].branch for source in sources]),
+                kept=all(step.writes is Writes.DECISION for step in asked[number]),
                 sources=tuple(places[source] for source in sources),
                 previous=previous,
                 diff=change,

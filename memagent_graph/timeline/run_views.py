@@ -13,6 +13,7 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Span, Trace
 
 Value = TypeVar("Value")
+Default = TypeVar("Default")
 
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
@@ -76,7 +77,7 @@ def _span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span 
     return lambda part: _unless_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def _unless_lost(read: Callable[[], Value], otherwise: Value) -> Value:
+def _unless_lost(read: Callable[[], Value], otherwise: Default) -> Value | Default:
     try:
         return read()
     except (DocumentError, OSError):

@@ -76,5 +76,5 @@ class RunView:
             update = self.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""
         reads = self.trace.excerpt.reads if self.trace.excerpt else ()
-        span = next(each for each in reads if each.start_char <= quote.start_char < each.end_char)
+        span = next(span for span in reads if span.start_char <= quote.start_char < span.end_char)
         return span.start_char, self.span_text(span) or ""
