@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -41,6 +41,10 @@ class FinishReason(StrEnum):
     """It, or a filter in front of it, refused."""
     OTHER = "other"
     """Any other reason that the server gives."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason:
+        return cls.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,11 @@ class Completion:
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
                 object.__setattr__(self, name, array(kind, values))
+
+    @property
+    def facts(self) -> Completion:
+        """The completion without its text, token ids and log-probs, for records that only describe it."""
+        return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None)
 
 
 @runtime_checkable

@@ -32,9 +32,8 @@ from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import Limits, LineState, ReaderState
-from memagent_graph.reading.steps import read_chunk, update_memory
+from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers.shortening import shortened

@@ -17,11 +17,11 @@ from langgraph.types import StateSnapshot, StreamMode
 
 from langchain_memagent.task_places import TaskPlace, kept_for_retries, own_place
 from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
+from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes, in_passes_of_threads
-from memagent_graph.reader import raise_first
-from memagent_graph.reading.graph import checked_questions, stored
 from memagent_graph.reading.history import Lineage
-from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
+from memagent_graph.reading.inputs import checked_questions, stored_document
+from memagent_graph.reading.outcome import Progress, raise_first, result_from_state
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 PARTS: Final[list[StreamMode]] = ["updates", "values"]
@@ -68,7 +68,7 @@ def read(
     Raises:
         DocumentError, BudgetError, PolicyError: as `MemAgent.read`.
     """
-    reference, followed = stored(document, graph.reader_context), FollowedRead()
+    reference, followed = stored_document(document, graph.reader_context), FollowedRead()
     place = TaskPlace(kept_for_retries(ensure_config(config)), reference, question)
     while (held := place.to_look_up) is not None:
         place.found(graph.get_state(held).values)
@@ -83,7 +83,7 @@ async def aread(
     graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None, pace: Reach | None = None
 ) -> ReadResult:
     """`read` for asynchronous code."""
-    reference, followed = await asyncio.to_thread(stored, document, graph.reader_context), FollowedRead()
+    reference, followed = await asyncio.to_thread(stored_document, document, graph.reader_context), FollowedRead()
     place = TaskPlace(kept_for_retries(ensure_config(config)), reference, question)
     while (held := place.to_look_up) is not None:
         place.found((await graph.aget_state(held)).values)
@@ -114,7 +114,7 @@ def read_each(
     """
     context, config = graph.reader_context, ensure_config(config)
     asked = checked_questions(questions, context)
-    reference, places = stored(document, context), _places(asked, config)
+    reference, places = stored_document(document, context), _places(asked, config)
     reads = [partial(read, graph, reference, question, place) for question, place in places.items()]
     outcomes = dict(zip(places, in_passes_of_threads(reads, AT_ONCE), strict=True))
     return raise_first([outcomes[question] for question in asked])
@@ -126,7 +126,7 @@ async def aread_each(
     """`read_each` for asynchronous code."""
     context, config = graph.reader_context, ensure_config(config)
     asked = checked_questions(questions, context)
-    reference, places = await asyncio.to_thread(stored, document, context), _places(asked, config)
+    reference, places = await asyncio.to_thread(stored_document, document, context), _places(asked, config)
     reads = [partial(aread, graph, reference, question, place) for question, place in places.items()]
     outcomes = dict(zip(places, await in_passes(reads, AT_ONCE), strict=True))
     return raise_first([outcomes[question] for question in asked])
@@ -167,7 +167,7 @@ class FollowedRead:
             return is_first and bool(part.get("chunks_read"))
         for change in part.values() if mode == "updates" else ():
             before, state = len(self.progress.steps), {"memory": self.state.get("memory", ""), **(change or {})}
-            self.progress.steps += trace_steps(state.get("steps", ()), state)
+            self.progress.steps += calls_of(state.get("steps", ()), state)
             if self.report:
                 for update in self.progress.updates_since(before, complete=bool(state.get("chunks_read"))):
                     self.report(self.state["run_id"], update)
@@ -181,7 +181,7 @@ class FollowedRead:
         steps, lineage = self.progress.steps, Lineage()
         for snapshot in snapshots:
             if lineage.includes(snapshot) and snapshot.values.get("run_id") == self.state["run_id"]:
-                steps = [*trace_steps(snapshot.values.get("steps", ()), snapshot.values), *steps]
+                steps = [*calls_of(snapshot.values.get("steps", ()), snapshot.values), *steps]
         self.progress = Progress({step.id: step for step in steps}.values(), self.progress.document_bytes)
 
     def result(self, graph: ReaderGraph) -> ReadResult:

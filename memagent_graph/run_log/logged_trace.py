@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
-from memagent_graph.trace import Trace, TraceStep, Writes
+from memagent_graph.trace import Trace
 
 
 def trace_of(
@@ -25,7 +27,7 @@ def trace_of(
     for each in counted:
         attempts.setdefault(each.step, []).append(each)
     edited = _by_step(edits, counted)
-    steps: list[TraceStep] = []
+    steps: list[Call] = []
     texts: dict[str, str | None] = {}
     for step_id, tries in attempts.items():
         last = tries[-1]
@@ -49,9 +51,9 @@ def as_read_event(event: LoggedEvent) -> ReadEvent:
     return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
 
 
-def _step(tries: Sequence[Conversation]) -> TraceStep:
+def _step(tries: Sequence[Conversation]) -> Call:
     last = tries[-1]
-    return TraceStep(
+    return Call(
         id=last.step,
         node=last.node,
         branch=last.branch,
@@ -61,11 +63,13 @@ def _step(tries: Sequence[Conversation]) -> TraceStep:
         text=last.text if last.writes is Writes.ANSWER else last.written,
         reads=last.reads,
         parents=last.parents,
-        prompt_tokens=sum(each.prompt_tokens for each in tries),
-        completion_tokens=sum(each.completion_tokens for each in tries),
+        completion=Completion("", FinishReason(last.finish_reason), last.policy, policy_version=last.policy_version),
+        usage=TokenUsage(
+            sum(each.prompt_tokens for each in tries),
+            sum(each.completion_tokens for each in tries),
+            sum(each.cached_tokens for each in tries),
+        ),
         seconds=sum(each.seconds for each in tries),
-        model=last.policy,
-        finish_reason=last.finish_reason,
         events=tuple(
             replace(as_read_event(event), chunk_index=None) if last.writes is Writes.ANSWER else as_read_event(event)
             for each in tries
@@ -74,7 +78,7 @@ def _step(tries: Sequence[Conversation]) -> TraceStep:
     )
 
 
-def _before(step: TraceStep, steps: Sequence[TraceStep], texts: dict[str, str | None]) -> str:
+def _before(step: Call, steps: Sequence[Call], texts: dict[str, str | None]) -> str:
     """The memory that a step started from: its parents' memories, joined."""
     return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
 

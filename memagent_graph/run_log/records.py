@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.policy import strip_reasoning
-from memagent_graph.trace import Span, Writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, Literal, TypeVar
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_graph.trace import Span, Writes
 
 T = TypeVar("T")
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Span, Trace
+from memagent_graph.trace import MemoryUpdate, Trace
 
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:

@@ -125,7 +125,7 @@ class Segments(Strategy):
 
     async def _next_chunks(self, state, step):
         if reason := step.limit():
-            return step.stopped(reason, state["chunks_read"])
+            return step.stopped(reason)
         open_ = list(self._open(state))
         return {"wave": open_[: step.chunks_left(len(open_))]}
 

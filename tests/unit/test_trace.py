@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from support.traces import answered, fan_out, line, spans, step
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
-from memagent_graph.trace import Span, Trace, Writes
+from memagent_graph.trace import Trace
 
 FIRST, SECOND = spans(["one ", "two "])
 

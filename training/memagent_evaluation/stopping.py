@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memagent_evaluation.samples import Needle
-from memagent_graph.trace import Span, Trace
+from memagent_graph.calls import Span
+from memagent_graph.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

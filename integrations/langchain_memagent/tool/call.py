@@ -25,7 +25,7 @@ from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import StopReason
-from memagent_graph.reader import result_of
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult

@@ -50,7 +50,7 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.structured import structured
 from memagent_graph.response_format import ResponseFormat

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Final, Literal
 
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
 from memagent_graph.events import EventKind
@@ -22,7 +23,6 @@ from memagent_graph.run_log.exchange.parquet import pyarrow
 from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, RunRecord
-from memagent_graph.trace import Writes
 
 _OWN: Final = frozenset({"update", "answer", "answer_format", "empty_memory"})
 

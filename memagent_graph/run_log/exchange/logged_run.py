@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.older_format import with_parents, with_role
 from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
-from memagent_graph.trace import Writes
 
 FORMAT_NAME: Final = "memagent-runs"
 FORMAT_VERSION: Final = 2

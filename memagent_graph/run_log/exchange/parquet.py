@@ -45,6 +45,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from memagent_graph.calls import Span
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.run_log.exchange.logged_run import (
     FORMAT_NAME,
@@ -56,7 +57,6 @@ from memagent_graph.run_log.exchange.logged_run import (
     read_conversation,
 )
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
-from memagent_graph.trace import Span
 
 _RUN_COLUMNS: Final = {
     "run_id": "string",

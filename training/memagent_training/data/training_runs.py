@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from memagent_evaluation.samples import Metric
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import json_lines, parquet
@@ -18,7 +19,7 @@ from memagent_graph.run_log.exchange.logged_run import LoggedRun
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
 from memagent_graph.timeline.run_views import store_of
-from memagent_graph.trace import Trace, Writes
+from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
