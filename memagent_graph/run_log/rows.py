@@ -251,7 +251,7 @@ def _insert(
     reads, parents = [], []
     for job, row in zip(jobs, numbers, strict=True):
         for number, span in enumerate(job.reads):
-            reads.append((row, number, *(getattr(span, name) for name in _SPAN)))
+            reads.append((row, number, *(getattr(span, name) for name in SPAN)))
         parents += [(row, number, parent) for number, parent in enumerate(job.parents)]
         for event in job.events:
             insert_event(connection, job.values["run_id"], replace(event, position=job.values["position"]), row)
@@ -260,7 +260,7 @@ def _insert(
     return numbers
 
 
-_SPAN: Final = ("index", "start_char", "end_char", "start_byte", "end_byte", "tokens")
+SPAN: Final = ("index", "start_char", "end_char", "start_byte", "end_byte", "tokens")
 
 
 def span(row: sqlite3.Row) -> Span:

@@ -45,7 +45,6 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from memagent_graph.calls import Span
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.run_log.exchange.logged_run import (
     FORMAT_NAME,
@@ -57,6 +56,7 @@ from memagent_graph.run_log.exchange.logged_run import (
     read_conversation,
 )
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+from memagent_graph.run_log.rows import SPAN
 
 _RUN_COLUMNS: Final = {
     "run_id": "string",
@@ -326,7 +326,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
-    span = [(name, pa.int64()) for name in Span.__dataclass_fields__]
+    span = [(name, pa.int64()) for name in SPAN]
     reward = [(name, pa.float64() if name in {"value", "time"} else pa.string()) for name in _REWARD]
     lists = {
         "ids": pa.list_(pa.uint32()),
