@@ -171,7 +171,7 @@ def main() -> None:
     paths = [str(root / room) for room in (".", "integrations", "training", "tests")]
     if os.environ.get("PYTHONPATH", "").split(os.pathsep) != paths:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        raise SystemExit(subprocess.call([sys.executable, *sys.argv[:1], str(root)], env=environment, cwd=root))
+        raise SystemExit(subprocess.call([sys.executable, __file__, str(root)], env=environment, cwd=root))
     names = ("document to request body", "reply to log row", "a chunk")
     journeys = dict(zip(names, count_read(root), strict=True))
     for name, journey in {**journeys, "logged run to loss": count_training(root)}.items():

@@ -11,7 +11,7 @@ runs a loop of two steps within one superstep. With 128 documents in flight that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,17 +47,21 @@ class StepNode(Runnable[Any, Change]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
-        change = run_sync(self._changed(input, runtime.context, config), runtime.context.running.cancellation)
-        _report(change, input, runtime.stream_writer)
+        changed = self._changed(input, runtime.context, config)
+        change, calls = run_sync(changed, runtime.context.running.cancellation)
+        _report(change, calls, input, runtime.stream_writer)
         return change
 
     async def run(self, state: Any, runtime: Runtime[Execution], config: RunnableConfig | None) -> Change:
         """Run the step and report its calls."""
-        change = await self._changed(state, runtime.context, config)
-        _report(change, state, runtime.stream_writer)
+        change, calls = await self._changed(state, runtime.context, config)
+        _report(change, calls, state, runtime.stream_writer)
         return change
 
-    async def _changed(self, state: Any, execution: Execution, config: RunnableConfig | None) -> Change:
+    async def _changed(
+        self, state: Any, execution: Execution, config: RunnableConfig | None
+    ) -> tuple[Change, Sequence[Call]]:
+        """Run the step; return its change and its calls of the policy."""
         if not state.get("branch"):
             return await self._accounted(state, execution, config, execution.running.turn)
         async with execution.running.branches.one(execution.context.concurrency):
@@ -67,7 +71,9 @@ class StepNode(Runnable[Any, Change]):
             finally:
                 turn.end()
 
-    async def _accounted(self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn) -> Change:
+    async def _accounted(
+        self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn
+    ) -> tuple[Change, Sequence[Call]]:
         recording, context = execution.running.recording, execution.context
         accounts = StepAccounts(self.node, turn, {} if recording is None else trace_ids(config))
         step = StepContext(state, observed(context, config), execution, accounts)
@@ -96,7 +102,7 @@ class StepNode(Runnable[Any, Change]):
         if context.looks_back:
             execution.cache.calls += calls_of(change.get("steps", ()), change)
         execution.consumption.chunks += accounts.chunks
-        return change
+        return change, accounts.calls
 
     def _require_channels(self, change: Mapping[str, Any]) -> None:
         if unknown := [key for key in change if key not in self.channels]:
@@ -189,18 +195,16 @@ def _place(error: MemAgentError, state: Mapping[str, Any], chunk: int | None) ->
         error.branch = error.branch or name
 
 
-def _report(change: Change, state: Any, write: Callable[[Any], None]) -> None:
+def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[Any], None]) -> None:
     """Send a step's calls to callers that stream the graph's reports, and that a limit stopped the read."""
     memory, run_id = state.get("memory", ""), state.get("run_id")
-    for record, call in zip(
-        change.get("steps", ()), calls_of(change.get("steps", ()), {"memory": memory, **change}), strict=True
-    ):
+    for record, call in zip(change.get("steps", ()), calls, strict=True):
         answers = call.writes is Writes.ANSWER
         write(
             {
                 "type": f"memagent.{REPORT_TYPES[call.writes]}",
                 "run_id": run_id,
-                "step": {**record, **_flat(call, state["document"]["size"])},
+                "step": {**record, **_place_and_cost(call, state["document"]["size"])},
                 "memory": memory if answers else call.text,
                 "answer": change.get("answer") if answers else None,
             }
@@ -209,27 +213,27 @@ def _report(change: Change, state: Any, write: Callable[[Any], None]) -> None:
         write({"type": "memagent.stopped", "run_id": run_id, "stop_reason": reason, "memory": memory, "answer": None})
 
 
-def _flat(call: Call, document_bytes: int | None) -> dict[str, Any]:
+def _place_and_cost(call: Call, document_bytes: int | None) -> dict[str, Any]:
     """Return the place of what a call read, and its cost, for streams."""
-    last = max(call.reads, key=lambda span: span.end_byte, default=None)
-    end_byte = last.end_byte if last else 0
+    first, last = (call.reads[0], max(call.reads, key=lambda span: span.end_byte)) if call.reads else (None, None)
+    progress = None
+    if call.writes is Writes.ANSWER:
+        progress = 1.0
+    elif document_bytes and last:
+        progress = min(1.0, last.end_byte / document_bytes)
     return {
         "type": REPORT_TYPES[call.writes],
-        "chunk_index": call.chunk_index,
-        "start_char": call.reads[0].start_char if call.reads else 0,
+        "chunk_index": first.index if first and call.slot >= 0 else None,
+        "start_char": first.start_char if first else 0,
         "end_char": last.end_char if last else 0,
-        "start_byte": call.reads[0].start_byte if call.reads else 0,
-        "end_byte": end_byte,
+        "start_byte": first.start_byte if first else 0,
+        "end_byte": last.end_byte if last else 0,
         "chunk_tokens": sum(span.tokens for span in call.reads),
-        "prompt_tokens": call.prompt_tokens,
-        "completion_tokens": call.completion_tokens,
-        "finish_reason": call.finish_reason,
-        "model": call.model,
-        "progress": 1.0
-        if call.writes is Writes.ANSWER
-        else min(1.0, end_byte / document_bytes)
-        if document_bytes and call.reads
-        else None,
+        "prompt_tokens": call.usage.prompt_tokens,
+        "completion_tokens": call.usage.completion_tokens,
+        "finish_reason": call.completion.finish_reason.value,
+        "model": call.completion.model,
+        "progress": progress,
     }
 
 

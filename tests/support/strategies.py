@@ -109,8 +109,8 @@ class Segments(Strategy):
     def continues_after(self) -> str:
         return "cut"
 
-    def edited(self, state, record, text):
-        return {"lines": {record["branch"]: {**state["lines"][record["branch"]], "memory": text}}}
+    def edited(self, state, call, text):
+        return {"lines": {call.branch: {**state["lines"][call.branch], "memory": text}}}
 
     async def _cut(self, state, step):
         return {"segments": await cut_segments(step, self.count)}
