@@ -77,7 +77,7 @@ class StepContext:
             to_read: whether its text is needed soon, or only its place.
 
         Raises:
-            DocumentError: the text is no longer in the store, or a live stream failed.
+            DocumentError: the text is no longer in the store.
         """
         chunk = await self._chunk(cursor, self.context.budget.chunk_tokens)
         if chunk is None:
