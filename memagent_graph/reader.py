@@ -511,6 +511,8 @@ class MemAgent:
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
+            context = graph.reader_context  # another machine's log may have the beginning of the run
+            self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, kept=remaining)
             await asyncio.to_thread(self.run_log.wait, entry)
 

@@ -15,7 +15,7 @@ from memagent_graph.calls import Call, Writes, calls_of, stored_call
 from memagent_graph.errors import RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.reading.graph import ReaderGraph
-from memagent_graph.run_log.edits import edited_by
+from memagent_graph.run_log.records import edited_by
 from memagent_graph.trace import Trace
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
-from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -41,16 +39,6 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         chunk_text=chunk_reader(store, record.document, trace),
         span_text=span_reader(store, record.document),
     )
-
-
-def store_of(document: DocumentRef, log: Path) -> DocumentStore:
-    """The store with a run's document: one next to the run's log (of an evaluation), otherwise the user's."""
-    beside = DocumentStore(log.with_name(default_store().name))
-    try:
-        beside.read_bytes(document, 0, 1)
-    except (DocumentError, OSError):
-        return DocumentStore(default_store())
-    return beside
 
 
 def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> Callable[[MemoryUpdate], str | None]:

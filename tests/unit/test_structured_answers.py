@@ -196,9 +196,9 @@ def test_every_request_is_a_conversation_and_goes_through_export_and_import(stru
     settings = log.get(result.run_id).settings["response_format"]
     assert settings["schema"] == Key.model_json_schema()
     assert log.trace(result.run_id).final_memory == result.memory
-    export_runs(log, tmp_path / "runs.jsonl")
+    export_runs(log, tmp_path / "runs.parquet")
     other = RunLog(tmp_path / "other.sqlite")
-    import_runs(other, tmp_path / "runs.jsonl")
+    import_runs(other, tmp_path / "runs.parquet")
     assert other.get(result.run_id).settings["response_format"] == settings
     assert [each.role for each in other.conversations(result.run_id)][-3:] == ["answer", "repair", "repair"]
     other.close()

@@ -46,7 +46,8 @@ class Refusal(StrEnum):
     NON_FINITE_REWARD = "non_finite_reward", "correct the reward function and score them again"
     """Its reward is NaN, infinite, or larger than 32 bits can hold."""
     NOT_GROUPED = "not_grouped", "name their groups"
-    """The groups were given, and it is in none of them."""
+    """The groups were given, and it is in none of them; or its question was redacted, and its prompt's ids, which
+    would tell it from others, are not in the log."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
         "correct the others of the group, or take incomplete groups with whole_groups=False",
