@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypedDict
 
@@ -86,8 +86,24 @@ class TokenUsage:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a completion comes from, as the policy reports it.
+
+    Each field is in results (the calls of a trace), in the metadata that callbacks get, in the log and in exports.
+    """
+
+    policy_version: str = ""
+    """Which weights wrote it, if the policy reports that."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Origin)}
+
+
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Origin):
     """What a policy wrote, exactly as it wrote it.
 
     `token_ids` and `logprobs` (natural log, 32-bit precision) have one entry per completion token, `prompt_token_ids`
@@ -104,8 +120,6 @@ class Completion:
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     retries: int = 0
     """How many times the request was repeated before this reply came."""
-    policy_version: str = ""
-    """Which weights wrote it, if the policy reports that."""
     schema_refused: bool = False
     """Whether the server did not take `SamplingParams.json_schema`, so that this was written without it."""
 

@@ -305,7 +305,7 @@ class Ask:
                 began=began,
                 seconds=seconds,
                 policy=completion.model,
-                policy_version=completion.policy_version,
+                **completion.origin,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
                 sampling=_as_logged(self._sampling(self._attempts - 1)),

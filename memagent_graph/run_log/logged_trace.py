@@ -63,7 +63,7 @@ def _step(tries: Sequence[Conversation]) -> Call:
         text=last.text if last.writes is Writes.ANSWER else last.written,
         reads=last.reads,
         parents=last.parents,
-        completion=Completion("", FinishReason(last.finish_reason), last.policy, policy_version=last.policy_version),
+        completion=Completion("", FinishReason(last.finish_reason), last.policy, **last.origin),
         usage=TokenUsage(
             sum(attempt.prompt_tokens for attempt in tries),
             sum(attempt.completion_tokens for attempt in tries),

@@ -295,9 +295,7 @@ def _schema(pa: Any) -> Any:
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
-        "spans": pa.list_(
-            pa.struct([(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)])
-        ),
+        "spans": pa.list_(pa.struct(place)),
         "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
     }
     return pa.schema(
