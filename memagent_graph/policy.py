@@ -95,6 +95,8 @@ class Origin:
 
     policy_version: str = ""
     """Which weights wrote it, if the policy reports that."""
+    request_id: str = ""
+    """The server's own name for the request, to find it in the server's log; empty if it gives none."""
 
     @property
     def origin(self) -> dict[str, Any]:
