@@ -426,12 +426,14 @@ class MemAgent:
         document: DocumentSource | None = None,
         response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
+        past_limit: bool = True,
         pace: Reach | None = None,
         pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end.
 
-        `pace` and `pins` as above.
+        `pace` and `pins` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
+        result, too.
         """
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
@@ -441,8 +443,8 @@ class MemAgent:
             await self._require_same(state, graph.reader_context, run_id, document)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
-            if reason and not StopReason(reason).resumable:
-                yield result_from_state(state, done, graph.reader_context)
+            if reason and not (past_limit and StopReason(reason).resumable):
+                yield _result(graph, state, done)
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
@@ -582,7 +584,7 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = assemble(self._choices, await self._model_info())
+                self._context = await asyncio.to_thread(assemble, self._choices, await self._model_info())
         return self._context
 
     async def _model_info(self) -> ModelInfo:
@@ -755,10 +757,7 @@ class MemAgent:
                 if options.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
-        result = result_from_state(values, progress.trace, context)
-        if result.stop_reason.resumable:
-            result = replace(result, memory=graph.strategy.so_far(values, context)[0])
-        yield result
+        yield _result(graph, values, progress.trace)
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
@@ -782,6 +781,14 @@ class MemAgent:
                 hint="Resume with the same document, or start a new run.",
                 run_id=run_id,
             ) from error
+
+
+def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
+    """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
+    result = result_from_state(state, trace, graph.reader_context)
+    if result.stop_reason.resumable:
+        result = replace(result, memory=graph.strategy.so_far(state, graph.reader_context)[0])
+    return result
 
 
 def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:

@@ -82,7 +82,7 @@ class ReportWriter:
     ) -> Annotated[CallToolResult, ReportResult]:
         """Write a report over several files: answers with quotes from each file, and sections that cite checked quotes.
 
-        Every file is read from beginning to end for the same questions, however long it is. The report marks sentences
+        Every file is read for the same questions, however long it is. The report marks sentences
         whose numbers, dates or names are in no quote, lists answers that contradict each other, and gives each quote
         with its page or position. If the report is not finished when the call returns, make the same call again; the
         work continues in between. For a single document, use read_document.

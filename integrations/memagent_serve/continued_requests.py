@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_graph.events import StopReason
 from memagent_graph.results import ReadResult
 from memagent_serve.chat_requests import ChatMessage, ChatRequest
 from memagent_serve.long_parts import Place, Plan
@@ -33,17 +32,6 @@ def _is_text_format(request: ChatRequest) -> bool:
     return isinstance(given, dict) and given.get("type") == "text"
 
 
-def findings(result: ReadResult) -> str:
-    """The findings of a read: its answer, and the memory that it is based on."""
-    if result.stop_reason.resumable:
-        answer = f"Not known: reading stopped early after {result.chunks_read} parts ({result.stop_reason.value})."
-    elif result.stop_reason is StopReason.NO_ANSWER or not result.answer:
-        answer = "none was found."
-    else:
-        answer = result.answer
-    return f"Answer: {answer}\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
-
-
 def messages_after(
     request: ChatRequest, plan: Plan, sources: Sequence[Source], result: ReadResult, shortened_request: str
 ) -> list[dict[str, Any]]:
@@ -59,7 +47,7 @@ def messages_after(
     names = ", ".join(source.name for source in sources)
     found = (
         f"[{names}: too long to show, so it was read part by part, with this question in mind: {result.question}]\n\n"
-        f"{findings(result)}"
+        f"{result.findings()}"
     )
     bearer = None if plan.history else plan.places[-1]
     messages: list[dict[str, Any]] = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 
+from memagent_graph.addresses import BOUNDED_HTTP
 from memagent_serve.app import Serving, make_app
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
@@ -15,9 +16,6 @@ _SECONDS_TO_STOP: Final = 5
 _IDLE_SECONDS: Final = 75
 """How long a connection without a request stays open: longer than clients and proxies keep theirs, so that they close
 it first. Otherwise a request could be sent into a connection that this server is closing."""
-PROTOCOL: Final[dict[str, Any]] = {"http": "h11", "ws": "none"}
-"""h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn uses if it is installed, does not: a
-client without a key could fill the memory. There are no WebSockets here."""
 
 
 async def run_server(serving: Serving, listener: socket.socket, sessions: PageSessions) -> None:
@@ -37,6 +35,6 @@ async def run_server(serving: Serving, listener: socket.socket, sessions: PageSe
         timeout_keep_alive=_IDLE_SECONDS,
         # Without this, a stream that never ends would keep the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
-        **PROTOCOL,
+        **BOUNDED_HTTP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])

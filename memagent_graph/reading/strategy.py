@@ -57,6 +57,8 @@ class Strategy(ABC):
     without supersteps if nothing observes the read; see `memagent_graph.reading.nodes`."""
     looks_back: ClassVar[bool] = False
     """Whether its steps use `StepContext.past`, which is only kept then."""
+    shows: ClassVar[str] = "all of it, from beginning to end"
+    """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
     chooses: ClassVar[str] = "read_chunk"
     """The node that chooses what to read next. A rule for stopping early is checked before it."""
     concludes: ClassVar[str] = "answer"

@@ -308,8 +308,7 @@ def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(
     assert found() == ["r1"]
     with sqlite3.connect(log.path) as connection:
         counts = [
-            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("conversations", "rewards")
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("conversations", "rewards")
         ]
     connection.close()
     assert counts == [1, 0]

@@ -119,12 +119,12 @@ class MoreFacts:
     def read(cls, path: Path) -> MoreFacts:
         """From a file in the format of `english_facts.toml`."""
         content = path.read_bytes()
-        found = _parsed(content.decode("utf-8"))
+        facts = _parsed(content.decode("utf-8"))
         return cls(
-            tuple(replace(each, all_wordings=True) for each in found.relations),
-            {kind: _listed(text) for kind, text in found.words.items()},
-            found.numbers,
-            found.frames,
+            tuple(replace(relation, all_wordings=True) for relation in facts.relations),
+            {kind: _listed(text) for kind, text in facts.words.items()},
+            facts.numbers,
+            facts.frames,
             sha256(content).hexdigest()[:16],
         )
 
@@ -138,15 +138,15 @@ def relations() -> tuple[Relation, ...]:
 def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
     """A list of words of one split; phrases stand between bars, single words between spaces."""
     return tuple(
-        each
-        for each in _listed(_file().words.get(kind, ""))
-        if kind not in _SPLIT_WORDS or is_held_out(each, _SPLIT_SHARE) == held_out
+        word
+        for word in _listed(_file().words.get(kind, ""))
+        if kind not in _SPLIT_WORDS or is_held_out(word, _SPLIT_SHARE) == held_out
     )
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    found = (" ".join(each.split()) for each in text.split("|")) if "|" in text else text.split()
-    return tuple(filter(None, found))
+    words = (" ".join(part.split()) for part in text.split("|")) if "|" in text else text.split()
+    return tuple(filter(None, words))
 
 
 def sentence(text: str) -> str:
@@ -154,9 +154,9 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def clear_of(asked: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
+def clear_of(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
     """Whether a fact answers no question about these: it has no relation and subject or value in common with them."""
-    known = {(fact.relation.name, side) for fact in asked for side in (fact.subject, fact.value)}
+    known = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
     return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
 
 
@@ -176,14 +176,18 @@ class EnglishFacts:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.held_out = held_out
         self._more = more or MoreFacts((), {}, {}, ())
-        self.relations = [each for each in relations() if each.held_out == held_out_relations]
+        self.relations = [relation for relation in relations() if relation.held_out == held_out_relations]
         self.relations += self._more.relations
         self._frames = _FRAMES[-2:] if held_out else _FRAMES[:-2] + self._more.frames
         self._taken: set[tuple[str, str]] = set()
 
     def relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
         """Some relation, of the kind asked for."""
-        fitting = [each for each in self.relations if (each.plural or not plural) and (each.changes or not changes)]
+        fitting = [
+            relation
+            for relation in self.relations
+            if (relation.plural or not plural) and (relation.changes or not changes)
+        ]
         return self.random.choice(fitting)
 
     def fact(
@@ -202,8 +206,12 @@ class EnglishFacts:
         """A fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
             return self.fact(fact.relation)
-        same_kind = [each for each in self.relations if each.subject == fact.relation.subject]
-        others = [each for each in same_kind if each.name != fact.relation.name and self._is_new(each, fact.subject)]
+        same_kind = [relation for relation in self.relations if relation.subject == fact.relation.subject]
+        others = [
+            relation
+            for relation in same_kind
+            if relation.name != fact.relation.name and self._is_new(relation, fact.subject)
+        ]
         if not others:
             return self.fact(fact.relation)
         return self.fact(self.random.choice(others), subject=fact.subject)
@@ -249,10 +257,16 @@ class EnglishFacts:
         The first names a person, each next one leads to another, and the last one is about the last person. No relation
         occurs twice.
         """
-        of_persons = [each for each in self.relations if each.subject == "person"]
-        leading = [each for each in of_persons if each.of_subject]
-        about = [each for each in of_persons if each.questions and each.ask != "who" and not each.plural]
-        chain = [self.fact(self.random.choice([each for each in of_persons if each.of_whom or each.of_subject]))]
+        of_persons = [relation for relation in self.relations if relation.subject == "person"]
+        leading = [relation for relation in of_persons if relation.of_subject]
+        about = [
+            relation for relation in of_persons if relation.questions and relation.ask != "who" and not relation.plural
+        ]
+        chain = [
+            self.fact(
+                self.random.choice([relation for relation in of_persons if relation.of_whom or relation.of_subject])
+            )
+        ]
         who, name = self._named(chain[0], chain[0].subject)
         for _ in range(hops - 2):
             chain.append(self.fact(self._following(leading, chain, who), subject=who))
@@ -263,7 +277,7 @@ class EnglishFacts:
     def _following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
         """A relation that is not in the chain, and in which nothing was said about its last person."""
         used = {fact.relation.name for fact in chain}
-        fitting = [each for each in relations if each.name not in used and self._is_new(each, who)]
+        fitting = [relation for relation in relations if relation.name not in used and self._is_new(relation, who)]
         return self.random.choice(fitting or relations)
 
     def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:

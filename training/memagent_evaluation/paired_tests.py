@@ -13,9 +13,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from memagent_evaluation.resampling import RESAMPLES, scipy_stats, sign_flip_p_value
-from memagent_evaluation.sample_size import questions_needed
-from memagent_evaluation.statistics import bootstrapped, by_cluster, check_scores, wilson
+from memagent_evaluation.statistics import (
+    RESAMPLES,
+    bootstrapped,
+    by_cluster,
+    check_scores,
+    scipy_stats,
+    sign_flip_p_value,
+    wilson,
+)
 from memagent_graph.errors import EvaluationError
 
 MARGIN: Final = 0.03
@@ -97,17 +103,7 @@ class Comparison:
         if self.is_significant:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
             return f"{figures}. {ahead} is better than {behind}."
-        needed = self._questions_that_would_do()
-        remedy = f"; about {_round(needed):,} questions would show a difference of this size" if needed else ""
-        return f"{figures}. The difference is not significant{remedy}."
-
-    def _questions_that_would_do(self) -> int | None:
-        if self.test is not Test.MCNEMAR or self.only_first == self.only_second:
-            return None
-        discordance = (self.only_first + self.only_second) / self.n
-        alpha = (1 - self.confidence) / self.corrected_for
-        needed = questions_needed(self.first_mean, self.second_mean, alpha=alpha, discordance=discordance).paired
-        return needed if needed > self.n else None
+        return f"{figures}. The difference is not significant."
 
 
 def compare(
@@ -146,12 +142,12 @@ def compare(
             hint="Compare on the samples that both have, and count failed reads as 0 instead of leaving them out.",
         )
     ids = sorted(first)
-    a, b = [first[each] for each in ids], [second[each] for each in ids]
+    a, b = [first[sample_id] for sample_id in ids], [second[sample_id] for sample_id in ids]
     check_scores(a, confidence)
     check_scores(b, confidence)
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(x < y for x, y in zip(a, b, strict=True))
-    documents = [clusters[each] for each in ids] if clusters is not None else ids
+    documents = [clusters[sample_id] for sample_id in ids] if clusters is not None else ids
     shared = len(set(documents)) if len(set(documents)) < len(ids) else None
     if shared is not None:
         sums, counts = by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
@@ -217,9 +213,12 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Comparisons with p-values corrected for their number (Holm)."""
-    p_values = holm([each.p_value for each in comparisons])
+    p_values = holm([comparison.p_value for comparison in comparisons])
     number = len(comparisons)
-    return tuple(replace(each, p_value=p, corrected_for=number) for each, p in zip(comparisons, p_values, strict=True))
+    return tuple(
+        replace(comparison, p_value=p, corrected_for=number)
+        for comparison, p in zip(comparisons, p_values, strict=True)
+    )
 
 
 def _round(number: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memagent_evaluation.prose import library_docstrings, reference_topics
-from memagent_evaluation.tasks.fitting import Haystack
+from memagent_evaluation.tasks.layouts import Haystack
 from memagent_graph.errors import EvaluationError
 
 NOISE = (
@@ -46,7 +46,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
+class ProseHaystack:
     """Sentences of paragraphs; the white space between them is part of the sentences."""
 
     paragraphs: Callable[[], Iterator[str]]
@@ -79,13 +79,15 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
     """
     skipped = chance.randrange(_FIRST_SENTENCES)
     if path is None:
-        return Prose(_python_prose, skipped)
+        return ProseHaystack(_python_prose, skipped)
     files = _text_files(path)
     if next(_paragraphs(files), None) is None:
         raise EvaluationError(
             f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
         )
-    return Prose(lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped)
+    return ProseHaystack(
+        lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped
+    )
 
 
 def split_sentences(paragraph: str) -> Iterator[str]:
@@ -145,13 +147,13 @@ def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
 
 
 def _joined_lines(lines: Iterator[str]) -> Iterator[str]:
-    held: list[str] = []
+    paragraph: list[str] = []
     characters = 0
     for line in itertools.chain(lines, [""]):
         words = " ".join(line.split())
-        if held and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
-            yield " ".join(held)
-            held, characters = [], 0
+        if paragraph and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
+            yield " ".join(paragraph)
+            paragraph, characters = [], 0
         if words:
-            held.append(words)
+            paragraph.append(words)
             characters += len(words) + 1

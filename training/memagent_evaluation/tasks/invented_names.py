@@ -77,7 +77,7 @@ class Names:
             EvaluationError: nearly all names are in use.
         """
         _, first, second = _PATTERNS[kind]
-        if sum(each.kind is kind for each in self._taken) >= _MOST_TAKEN * len(first) * len(second):
+        if sum(entity.kind is kind for entity in self._taken) >= _MOST_TAKEN * len(first) * len(second):
             raise EvaluationError(
                 f"a document needs more names of the kind {kind.value!r} than there are",
                 hint="Ask for fewer distractors, or for fewer questions on each document.",
@@ -93,7 +93,7 @@ class Names:
         halves = [((entity.halves[0],), second), (first, (entity.halves[1],))]
         self._chance.shuffle(halves)
         for some, others in halves:
-            left = [each for a in some for b in others if (each := Entity(entity.kind, (a, b))) not in self._taken]
+            left = [other for a in some for b in others if (other := Entity(entity.kind, (a, b))) not in self._taken]
             if left:
                 return self._take(self._chance.choice(left))
         return self.new(entity.kind)

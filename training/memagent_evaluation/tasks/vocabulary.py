@@ -33,5 +33,5 @@ def words(part_of_speech: str) -> tuple[str, ...]:
         MissingExtraError: the word lists are not installed.
     """
     wonderwords = extra_module("wonderwords", "RULER's word keys and word lists")
-    found = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
-    return tuple(sorted({word for word in found if _PLAIN.fullmatch(word)}))
+    choices = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
+    return tuple(sorted({word for word in choices if _PLAIN.fullmatch(word)}))

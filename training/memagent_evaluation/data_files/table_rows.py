@@ -6,13 +6,11 @@ JSON files are indexed by the byte offsets of their rows, so that a list of seve
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import mmap
 import re
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -20,7 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from memagent_evaluation.extra_modules import extra_module
 from memagent_graph.errors import EvaluationError
 
-Row: TypeAlias = dict[str, Any]
+TableRow: TypeAlias = dict[str, Any]
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
 """A whole string, or a structural character. Possessive, so that a string of megabytes causes no backtracking."""
@@ -32,12 +30,12 @@ _SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET: Final = b"PAR1"
 
 
-class Rows(Protocol):
-    """Rows in a fixed order; each is read on request."""
+class RowSource(Protocol):
+    """The rows of one file, in a fixed order; each is read on request."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Row:
+    def __getitem__(self, index: int, /) -> TableRow:
         """The row.
 
         Raises:
@@ -50,15 +48,33 @@ class Rows(Protocol):
         ...
 
 
-def open_rows(paths: Sequence[Path]) -> Rows:
-    """The rows of files and dataset folders, one after another. The content determines the format, not the name.
+class TableRows:
+    """The rows of several files, one after another, with one numbering."""
+
+    def __init__(self, sources: Sequence[RowSource]) -> None:
+        self._places = [(source, place) for source in sources for place in range(len(source))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        source, place = self._places[index]
+        return source[place]
+
+    def place(self, index: int) -> str:
+        """Return where a row is, for messages."""
+        source, place = self._places[index]
+        return source.place(place)
+
+
+def open_rows(paths: Sequence[Path]) -> TableRows:
+    """Return the rows of files and dataset folders. The content determines the format, not the name.
 
     Raises:
         EvaluationError: a file cannot be read, has no rows, or has an unknown format.
         MissingExtraError: a format needs pyarrow (the extra "eval").
     """
-    parts = [_open_one(path) for path in paths]
-    return parts[0] if len(parts) == 1 else ChainedRows(parts)
+    return TableRows([_open_one(path) for path in paths])
 
 
 class JsonRows:
@@ -115,7 +131,7 @@ class JsonRows:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, index: int, /) -> Row:
+    def __getitem__(self, index: int, /) -> TableRow:
         start, end = self._starts[index], self._ends[index]
         try:
             with self.path.open("rb") as file:
@@ -143,32 +159,21 @@ class JsonRows:
         return f"{self.path}, line {line}"
 
 
-class Parts:
-    """Items in several parts, one after another, with one numbering."""
-
-    def __init__(self, sizes: Iterable[int]) -> None:
-        self._ends = list(itertools.accumulate(sizes))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def part(self, index: int) -> tuple[int, int]:
-        """The part of an item, and its index there."""
-        part = bisect_right(self._ends, index)
-        return part, index - (self._ends[part - 1] if part else 0)
-
-
-class ParquetRows(Parts):
+class ParquetRows:
     """The rows of a Parquet file; two of its row groups are in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._opened() as file:
             groups = file.metadata
-        super().__init__(groups.row_group(each).num_rows for each in range(groups.num_row_groups))
+        sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+        self._places = [(number, place) for number, size in enumerate(sizes) for place in range(size)]
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
         if not len(self):
             raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -184,9 +189,9 @@ class ParquetRows(Parts):
         with self._opened() as file:
             return file.read_row_group(number)
 
-    def __getitem__(self, index: int, /) -> Row:
-        group, within = self.part(index)
-        return _first(self._group(group), within)
+    def __getitem__(self, index: int, /) -> TableRow:
+        group, place = self._places[index]
+        return _first(self._group(group), place)
 
     def place(self, index: int) -> str:
         """The file and the row."""
@@ -200,7 +205,7 @@ class DatasetRows:
         self.path = path
         pa = extra_module("pyarrow", f"reading the dataset folder {path.name}")
         try:
-            names = [each["filename"] for each in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
+            names = [part["filename"] for part in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
             tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
             self._table = pa.concat_tables(tables)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -211,7 +216,7 @@ class DatasetRows:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
-    def __getitem__(self, index: int, /) -> Row:
+    def __getitem__(self, index: int, /) -> TableRow:
         return _first(self._table, index)
 
     def place(self, index: int) -> str:
@@ -219,29 +224,12 @@ class DatasetRows:
         return f"{self.path}, row {index + 1}"
 
 
-class ChainedRows(Parts):
-    """The rows of several files."""
-
-    def __init__(self, files: Sequence[Rows]) -> None:
-        super().__init__(map(len, files))
-        self._files = files
-
-    def __getitem__(self, index: int, /) -> Row:
-        file, within = self.part(index)
-        return self._files[file][within]
-
-    def place(self, index: int) -> str:
-        """As the file's own."""
-        file, within = self.part(index)
-        return self._files[file].place(within)
-
-
-def _open_one(path: Path) -> Rows:
+def _open_one(path: Path) -> RowSource:
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
             raise EvaluationError(
                 f"{path} holds several splits of a dataset",
-                hint=f"Name one: {', '.join(str(each.parent) for each in sorted(path.glob('*/state.json')))}.",
+                hint=f"Name one: {', '.join(str(state.parent) for state in sorted(path.glob('*/state.json')))}.",
             )
         return DatasetRows(path)
     try:
@@ -268,8 +256,8 @@ def _end_of_space(content: mmap.mmap, start: int) -> int:
     return match.end() if match else start
 
 
-def _first(table: Any, index: int) -> Row:
-    row: Row = table.slice(index, 1).to_pylist()[0]
+def _first(table: Any, index: int) -> TableRow:
+    row: TableRow = table.slice(index, 1).to_pylist()[0]
     return row
 
 

@@ -6,28 +6,23 @@ The model names a document and asks questions; it gets answers with numbered quo
 spans and costs in the tool message's artifact. If the model may not read something, a message tells it why.
 
 If the policy fails in the middle of a read (for example because its server is down), the model is told by default, with
-the run id and the remedy, so that an agent with other tools can continue without the document. The read is not lost: if
-the agent has a checkpointer, or the reader has its own checkpoints, the same question about the same document continues
-at the chunk where the read failed or reached a limit. With `on_failure="raise"` a failure stops the agent instead, and
-`agent.invoke(None, config)` continues at that chunk, as it does after the process was killed.
+the run id and the remedy, so that an agent with other tools can continue without the document. The read is not lost:
+the same question about the same document continues at the chunk where the read failed or reached a limit. With
+`on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk, as it
+does after the process was killed; see `graph_reads`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from langchain_core.messages import ToolMessage
-from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool, InjectedToolArg, ToolException
-from langgraph.config import get_stream_writer
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -39,29 +34,23 @@ from pydantic import (
     model_validator,
 )
 
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
 from langchain_memagent.questions import Questions
-from langchain_memagent.task_places import kept_for_retries
-from langchain_memagent.tool.agent_checkpoints import aread_in_agent, has_checkpointer, read_in_agent
-from langchain_memagent.tool.allowed_documents import DocumentSources, Fetcher, FileBackend, NamedSource
-from langchain_memagent.tool.call import Outcome, ReadCall, read_alone, unfinished_readings
-from langchain_memagent.tool.readings import ReadArtifact, content_for_model
-from memagent_graph import MemAgent
-from memagent_graph.concurrency.background import run_sync
+from langchain_memagent.readings import Outcome, ReadArtifact, content_for_model, reading_of, unfinished_runs
+from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
-from memagent_graph.documents.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
-from memagent_graph.reading.structured import structured
-from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReaderSettings
-from memagent_graph.trace import MemoryUpdate
 
 _DESCRIPTION = (
-    "Read a whole document of any length with questions in mind, and get their answers with quotes from it. "
-    "Use it for documents that are too long to look at directly. Ask everything that you need from one document in "
-    "one call: its questions share one pass over the document. Each question is answered on its own, from the document "
-    "alone, so make it complete in itself."
+    "Ask questions about a document of any length, and get their answers with quotes from it. Use it for documents "
+    "that are too long to look at directly. The reader is shown {shows}. Ask everything that you need from one "
+    "document in one call: its questions share one pass over the document. Each question is answered on its own, from "
+    "the document alone, so make it complete in itself."
 )
 _SOURCES = {
     "path": "Path of the file to read.",
@@ -75,11 +64,11 @@ _PAGES = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave i
 def _describe_wrong_arguments(error: Any) -> str:
     if not isinstance(error, ValidationError):
         return "The arguments do not fit the tool's schema."
-    wrong = [
-        f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": Value error, ")
-        for each in error.errors(include_input=False)
+    problems = [
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": Value error, ")
+        for problem in error.errors(include_input=False)
     ]
-    return f"The arguments do not fit: {'; '.join(wrong)}."
+    return f"The arguments do not fit: {'; '.join(problems)}."
 
 
 def _reader_of_environment() -> MemAgent:
@@ -93,8 +82,8 @@ class ReadLongDocument(BaseTool):
     """Reads a document with a `MemAgent` and answers questions on it.
 
     Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, the
-    model MEMAGENT_MODEL and the tokenizer MEMAGENT_TOKENIZER, or else the embedded policy; documents and runs are
-    stored in MEMAGENT_HOME.
+    model MEMAGENT_MODEL and the tokenizer MEMAGENT_TOKENIZER, or else a policy that was added to this machine, or the
+    embedded one; documents and runs are stored in MEMAGENT_HOME.
 
     Errors that a model can react to are tool messages with status "error", not exceptions.
 
@@ -119,7 +108,7 @@ class ReadLongDocument(BaseTool):
     model_config = ConfigDict(extra="forbid")
 
     name: str = "read_long_document"
-    description: str = _DESCRIPTION
+    description: str = ""
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
     handle_tool_error: Any = True
     handle_validation_error: Any = Field(default=_describe_wrong_arguments)
@@ -146,12 +135,13 @@ class ReadLongDocument(BaseTool):
     """The form of the answers: a Pydantic model, or a JSON schema as a dict."""
 
     _sources: DocumentSources = PrivateAttr()
-    _format: ResponseFormat | None = PrivateAttr(default=None)
+    _reads: GraphReads = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Determine what can be read, and offer only that to the model."""
         super().model_post_init(context)
-        self._format = None if self.answer_schema is None else ResponseFormat.of(self.answer_schema)
+        self.description = self.description or _DESCRIPTION.format(shows=self.agent.strategy.shows)
+        self._reads = GraphReads(self.agent, self.answer_schema)
         self._sources = DocumentSources(
             AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
         )
@@ -177,72 +167,65 @@ class ReadLongDocument(BaseTool):
     def _run(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        asked = self._checked(questions)
-        config = ensure_config()
-        call = self._call(asked, NamedSource(**named), runtime, is_kept=has_checkpointer(config))
-        if not call.keeps_own:
-            config = kept_for_retries(config)
-        with self._errors_for_model():
-            _check_questions(call.questions, structured(run_sync(self.agent.aprepare()), self._format))
-            # An agent's synchronous checkpointer is used from this thread.
-            in_agent = has_checkpointer(config) and not call.keeps_own
-            outcome = read_in_agent(call, config) if in_agent else run_sync(read_alone(call, config))
-            return self._reply(outcome, asked, runtime)
+        return run_in_graph(self._arun(questions, runtime, **named))
 
     async def _arun(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        asked = self._checked(questions)
-        config = ensure_config()
-        call = self._call(asked, NamedSource(**named), runtime, is_kept=has_checkpointer(config))
-        if not call.keeps_own:
-            config = kept_for_retries(config)
+        questions = self._checked(questions)
+        source, around = NamedSource(**named), Around.here(getattr(runtime, "tool_call_id", None))
         with self._errors_for_model():
-            _check_questions(call.questions, structured(await self.agent.aprepare(), self._format))
-            in_agent = has_checkpointer(config) and not call.keeps_own
-            outcome = await (aread_in_agent if in_agent else read_alone)(call, config)
-            return self._reply(outcome, asked, runtime)
+            _check_lengths(questions, await self._reads.prepare())
+            document = _OnceStored(self._reads, self._sources, source, getattr(runtime, "state", None))
+            run_ids = {
+                question: run_id_in(around.config, around.tool_call_id, source, question) for question in questions
+            }
+            earlier = await self._unfinished(questions, document, runtime) if all(run_ids.values()) else {}
+            outcomes = await self._reads.read_each(
+                document.reference, run_ids | earlier, around.report, limits=self.limits, past_limit=earlier
+            )
+            document.raise_refusal()
+            answers = dict(zip(run_ids, map(self._accepted, outcomes), strict=True))
+            rows = [(question, answers[question]) for question in questions]
+            return await asyncio.to_thread(self._reply, rows, document.stored, around, is_kept=all(run_ids.values()))
 
     def _checked(self, questions: list[str]) -> list[str]:
         if not 1 <= len(questions) <= self.max_questions:
             raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
-        asked = [question.strip() for question in questions]
-        if "" in asked:
+        questions = [question.strip() for question in questions]
+        if "" in questions:
             raise ToolException("A question is empty. Write it out, or leave it out.")
-        return asked
+        return questions
 
-    def _call(self, asked: list[str], named: NamedSource, runtime: Any, *, is_kept: bool) -> ReadCall:
-        different = tuple(dict.fromkeys(asked))
-        # The reading graph has its own state and stream; these two belong to the agent's graph.
-        here = contextvars.copy_context()
-        return ReadCall(
-            agent=self.agent,
-            questions=different,
-            store_document=partial(_in_context, here, self._store, named, getattr(runtime, "state", None)),
-            report=partial(_report, here, _stream_writer()),
-            limits=self.limits,
-            response_format=self._format,
-            raises=self.on_failure == "raise",
-            is_kept=is_kept,
-            unfinished=unfinished_readings(getattr(runtime, "state", None), self.name),
-            key=_key(getattr(runtime, "tool_call_id", None), different, named),
-        )
+    async def _unfinished(self, questions: list[str], document: _OnceStored, runtime: Any) -> dict[str, str]:
+        """The run ids of those questions that earlier calls of this agent left unfinished for the same document."""
+        run_ids = unfinished_runs(getattr(runtime, "state", None), self.name)
+        if not run_ids:
+            return {}
+        key = (await document.reference())["key"]
+        return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
 
-    async def _store(self, named: NamedSource, state: Any) -> DocumentRef:
-        document = await self._sources.open(named, state)
-        replace = (await self.agent.aprepare()).replace_undecodable
-        return await self.agent.store.add_async(document, replace_undecodable=replace)
+    def _accepted(self, outcome: ReadResult | Exception) -> Outcome:
+        """The outcome, unless it is an error that has to be raised."""
+        if isinstance(outcome, ReadResult) or (self.on_failure == "tell" and isinstance(outcome, MemAgentError)):
+            return outcome
+        raise outcome
 
-    def _reply(self, outcome: Outcome, asked: list[str], runtime: Any) -> tuple[str | ToolMessage, ReadArtifact]:
-        readings = outcome.for_each(asked)
-        content = content_for_model(readings)
-        artifact = ReadArtifact(document=outcome.document, readings=readings)
-        if any(reading["error"] is None for reading in readings):
+    def _reply(
+        self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, around: Around, *, is_kept: bool
+    ) -> tuple[str | ToolMessage, ReadArtifact]:
+        content = content_for_model(rows, is_kept=is_kept)
+        results = [outcome for _, outcome in rows if isinstance(outcome, ReadResult)]
+        readings = [reading_of(question, outcome, is_kept=is_kept) for question, outcome in rows]
+        artifact = ReadArtifact(document=results[0].document if results else document, readings=readings)
+        if results:
             return content, artifact
-        if (tool_call_id := getattr(runtime, "tool_call_id", None)) is None:
+        if around.tool_call_id is None:
             raise ToolException(content)
         # The message of an exception has no artifact, without which the read cannot be continued.
-        failed = ToolMessage(content, artifact=artifact, tool_call_id=tool_call_id, name=self.name, status="error")
+        failed = ToolMessage(
+            content, artifact=artifact, tool_call_id=around.tool_call_id, name=self.name, status="error"
+        )
         return failed, artifact
 
     @contextmanager
@@ -266,14 +249,14 @@ class _Arguments(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_others(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _refuse_others(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
         # Models that fill in every argument leave the unnecessary ones empty.
-        given = {name: value for name, value in given.items() if value != "" or name not in _SOURCES}
-        if others := [kind for kind in _SOURCES if kind not in cls.offered and given.get(kind) is not None]:
+        values = {name: value for name, value in values.items() if value != "" or name not in _SOURCES}
+        if others := [kind for kind in _SOURCES if kind not in cls.offered and values.get(kind) is not None]:
             raise ValueError(f"{others[0]} cannot be read here; give one of: {', '.join(cls.offered)}")
-        return given
+        return values
 
 
 def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
@@ -297,7 +280,7 @@ def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[Base
     return arguments
 
 
-def _check_questions(questions: Sequence[str], context: ReaderContext) -> None:
+def _check_lengths(questions: Sequence[str], context: ReaderContext) -> None:
     """Check all questions before any chunk is read, so that one that is too long costs nothing."""
     for question in questions:
         try:
@@ -306,28 +289,28 @@ def _check_questions(questions: Sequence[str], context: ReaderContext) -> None:
             raise ToolException(f"{error.message}. Ask a shorter question.") from error
 
 
-async def _in_context(context: contextvars.Context, store: Callable[..., Any], *arguments: Any) -> DocumentRef:
-    reference: DocumentRef = await asyncio.create_task(store(*arguments), context=context.copy())
-    return reference
+class _OnceStored:
+    """The document that a model named, which is opened and stored when a read first needs it, and then once."""
 
+    def __init__(self, reads: GraphReads, sources: DocumentSources, source: NamedSource, state: Any) -> None:
+        self._reads, self._sources, self._source, self._state = reads, sources, source, state
+        self._task: asyncio.Task[DocumentRef] | None = None
 
-def _stream_writer() -> Callable[[Any], None]:
-    """The agent's stream; outside of an agent nothing is written."""
-    try:
-        return get_stream_writer()
-    except (RuntimeError, KeyError):
-        return lambda _: None
+    async def reference(self) -> DocumentRef:
+        """Return its reference. Raises what `DocumentSources.open` raises."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._store())
+        return await self._task
 
+    @property
+    def stored(self) -> DocumentRef | None:
+        """Its reference, if it was needed and could be read."""
+        return self._task.result() if self._task is not None else None
 
-def _report(
-    context: contextvars.Context, write: Callable[[Any], None], run_id: str, question: str, update: MemoryUpdate
-) -> None:
-    progress = {"run_id": run_id, "question": question, "chunk": update.chunk_index, "progress": update.progress}
-    context.copy().run(write, {"type": "memagent.progress", **progress})
+    def raise_refusal(self) -> None:
+        """Raise the error of a document that could not be read."""
+        if self._task is not None and self._task.done() and (error := self._task.exception()) is not None:
+            raise error
 
-
-def _key(tool_call_id: str | None, questions: Sequence[str], named: NamedSource) -> str | None:
-    """Distinguishes this tool call from others, also when it is executed again after a crash."""
-    if tool_call_id is None:
-        return None
-    return hashlib.sha256(repr((tool_call_id, questions, named)).encode("utf-8", "replace")).hexdigest()[:24]
+    async def _store(self) -> DocumentRef:
+        return await self._reads.store(await self._sources.open(self._source, self._state))

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from memagent_graph.documents import Document
-from memagent_graph.documents.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import RefusedSourceError
 
 Fetched: TypeAlias = str | bytes

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from memagent_graph.documents.allowed_roots import AllowedRoots
-from memagent_graph.errors import RefusedSourceError
+from memagent_graph.documents.allowed_paths import AllowedRoots, file_below
+from memagent_graph.errors import DocumentError, RefusedSourceError
 
 
 @pytest.fixture
@@ -92,3 +92,44 @@ def test_without_roots_no_file_may_be_read(tree: Path) -> None:
         AllowedRoots().resolve(str(tree / "secret.txt"))
     with pytest.raises(FileNotFoundError):
         AllowedRoots([tree / "absent"])
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../secret.txt", "is outside"),
+        ("inner/../../secret.txt", "is outside"),
+        ("way_out.txt", "is outside"),
+        ("way_up/secret.txt", "is outside"),
+        ("{root}/secret.txt", "is outside"),
+        ("way_up/open/pipe", "is not a regular file"),
+        ("inner", "is not a regular file"),
+        ("pipe", "is not a regular file"),
+        ("/dev/zero", "is outside"),
+        (" ", "is not a path"),
+        ("inner\0/book.txt", "is not a path"),
+        ("inner/book.txt/more", "cannot be resolved"),
+        ("x" * 100_000, "cannot be resolved"),
+    ],
+)
+def test_a_table_is_told_why_a_path_is_refused(tree: Path, path: str, message: str) -> None:
+    os.mkfifo(tree / "open" / "pipe")
+    with pytest.raises(RefusedSourceError, match=message) as refusal:
+        file_below(tree / "open", path.format(root=tree), hint="Correct it in the table.")
+    assert str(refusal.value).endswith("Correct it in the table.")
+    assert len(str(refusal.value)) < 1000
+
+
+def test_a_table_names_regular_files_below_its_root(tree: Path) -> None:
+    for path in ("inner/book.txt", "same.txt", "way_up/open/inner/book.txt", str(tree / "open" / "same.txt")):
+        assert file_below(tree / "open", path, hint="") == (tree / "open" / "inner" / "book.txt").resolve()
+    with pytest.raises(DocumentError, match=r"the file absent.txt does not exist"):
+        file_below(tree / "open", "absent.txt", hint="")
+
+
+def test_roots_are_narrowed_to_those_of_a_client(tree: Path) -> None:
+    roots, inner = AllowedRoots([tree / "open"]), (tree / "open" / "inner").resolve()
+    assert roots.within([inner]).roots == (inner,)
+    assert roots.within([tree.resolve(), inner]).roots == (inner, roots.roots[0])
+    assert roots.within([Path("/proc")]).roots == ()
+    assert AllowedRoots().within([inner]).roots == ()
