@@ -48,11 +48,8 @@ def main(path: str, question: str, thread: str = "example") -> None:
         graph = builder.compile(checkpointer=checkpoints)
         config: RunnableConfig = {"configurable": {"thread_id": thread}}
         given: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
-        memory = ""
         for update in graph.stream(given, config, stream_mode="custom"):
-            if update["memory"] != memory:
-                memory = update["memory"]
-                print(f"{update['progress']:.0%}: {memory!r}")
+            print(f"{update['progress']:.0%}: {update['memory']!r}")
         print(graph.get_state(config).values["report"])
 
 

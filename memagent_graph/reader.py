@@ -38,7 +38,6 @@ from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
 from memagent_graph.reading.inputs import check_question, checked_questions
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
-from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.strategy import Strategy
@@ -85,7 +84,6 @@ class _ReadOptions:
     shown: bool = True
     """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
     pace: Reach | None = None
-    pins: Pins | None = None
 
 
 class MemAgent:
@@ -310,14 +308,12 @@ class MemAgent:
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
-        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
-        `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
+        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        options = _ReadOptions(limits, pace=pace, pins=pins)
+        options = _ReadOptions(limits, pace=pace)
         started = self._start(self._chosen(document, pages), question, response_format, run_id, options)
         async with aclosing(started) as parts:
             async for part in parts:
@@ -428,11 +424,10 @@ class MemAgent:
         limits: Limits | None = None,
         past_limit: bool = True,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end.
 
-        `pace` and `pins` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
+        `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
         result, too.
         """
         graph = await self._graph()
@@ -448,7 +443,7 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            options = _ReadOptions(limits, pace=pace, pins=pins)
+            options = _ReadOptions(limits, pace=pace)
             async with aclosing(self._run(graph, None, state, done, options)) as parts:
                 async for part in parts:
                     yield part
@@ -742,7 +737,6 @@ class MemAgent:
             unseen_update=None if options.shown else keep,
             done=done,
             pace=options.pace,
-            pins=options.pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])

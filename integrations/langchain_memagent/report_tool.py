@@ -26,8 +26,8 @@ from memagent_report import areport
 _DESCRIPTION = (
     "Write a report over several documents of any length. Every document is read with the same questions; the reader "
     "is shown {shows}. The report has an answer with quotes from each, and sections whose sentences are bound to "
-    "quotes that are checked. Sentences that no quote supports are marked, and contradictions between documents are "
-    "listed. Use it for one question over several documents."
+    "quotes that are checked. Sentences that no quote supports are marked. Use it for one question over several "
+    "documents."
 )
 
 

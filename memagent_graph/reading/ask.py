@@ -16,7 +16,6 @@ from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.reading.execution import Execution, StepAccounts
-from memagent_graph.reading.pinned_lines import with_pins
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
 from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
@@ -124,7 +123,7 @@ class Ask:
                 if outcome.text is None:
                     self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
                     return self._previous, outcome.value
-                memory = self._with_pins(outcome.text)
+                memory = outcome.text
                 self._log(completion, Outcome.ACCEPTED, memory)
                 return memory, outcome.value
             rule = rules.rule_for(outcome.kind)
@@ -136,22 +135,13 @@ class Ask:
             parsed = self._parsed(self._cut(text)) if rule is UpdateRule.ACCEPT else None
             if isinstance(parsed, Parsed) and parsed.text is not None:
                 self._note(outcome.kind, outcome.detail, rule)
-                memory = self._with_pins(parsed.text)
+                memory = parsed.text
                 self._log(completion, Outcome.ACCEPTED, memory)
                 return memory, parsed.value
             self._note(outcome.kind, outcome.detail, UpdateRule.KEEP_PREVIOUS)
             self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
             return self._previous if self._role.writes is Writes.MEMORY else "", None
         raise AssertionError("the last try always returns")
-
-    def _with_pins(self, text: str) -> str:
-        """Return what was written, with the lines that a person pinned if it is a memory."""
-        if self._context.pins is None or self._role.writes is not Writes.MEMORY:
-            return text
-        memory = with_pins(text, self._context.pins(self._call.branch), self._fits, self._cut)
-        if memory != text:
-            self._note(EventKind.PINNED, "a pinned line was put back")
-        return memory
 
     @property
     def _logged_previous(self) -> str | None:
@@ -270,10 +260,6 @@ class Ask:
 
     def _parsed(self, text: str) -> Parsed | Trouble:
         return self._role.parse(text, self._context.prompts)
-
-    def _fits(self, text: str) -> bool:
-        """Return whether a memory is within its bound, as prompts show it."""
-        return shown_tokens(self._context, text) <= self._bound
 
     def _cut(self, text: str) -> str:
         return beginning(self._context, text, self._bound)

@@ -403,7 +403,7 @@ def in_agents(place: Place) -> Any:
                 first = await session.call_tool("read_document", given)
                 of_run = {
                     "run_id": first.structuredContent["answers"][0]["run_id"],
-                    "question": QUESTION[:-1] + " now?",
+                    "questions": QUESTION[:-1] + " now?",
                 }
                 results = [
                     first,

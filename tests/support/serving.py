@@ -16,7 +16,7 @@ import uvicorn
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
 from memagent_graph.addresses import BOUNDED_HTTP, listen
-from memagent_serve.app import Serving, make_app
+from memagent_serve.app import ServerResources, make_app
 from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
@@ -50,7 +50,7 @@ def small_reader(upstream: str | None, folder: Path, *, policy: Any = None, **op
 class Served:
     """What `served` gives: where the server is, and what it works with."""
 
-    def __init__(self, url: str, serving: Serving, sessions: PageSessions | None = None) -> None:
+    def __init__(self, url: str, serving: ServerResources, sessions: PageSessions | None = None) -> None:
         self.url = url
         self.serving = serving
         self.sessions = sessions
@@ -81,7 +81,7 @@ def served(
 
     async def serve() -> None:
         async with small_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
-            serving = Serving(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
+            serving = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
             sessions = PageSessions(serving.settings.keys) if page else None
             routes = LivePage(serving, sessions).routes() if sessions else []
             app = make_app(serving, routes, sessions)

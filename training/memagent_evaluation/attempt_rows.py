@@ -40,7 +40,7 @@ class OpenQuestion:
 
 
 def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
-    """The id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
+    """Return the id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
     name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
@@ -55,7 +55,7 @@ def row_of(
     scripted: bool = False,
     error: str | None = None,
 ) -> ResultRow:
-    """The row of an attempt, without the lost facts from the run log (`with_losses`).
+    """Return the row of an attempt, without the lost facts from the run log (`with_losses`).
 
     Args:
         question: the question.
@@ -115,7 +115,7 @@ def row_of(
 
 
 async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store: DocumentStore) -> ResultRow:
-    """The row; if its answer is wrong, with the places where facts were lost, from the run log.
+    """Return the row; if its answer is wrong, with the places where facts were lost, from the run log.
 
     A run that is not in the log failed at the start, or its log did.
     """
@@ -138,7 +138,9 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
 
 
 def _found(needle: Needle, sample: Sample, answer: str) -> bool:
-    """Whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold string."""
+    """Return whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold
+    string.
+    """
     return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))
 
 
@@ -203,7 +205,7 @@ def _read_once(spans: Iterable[Span]) -> list[Span]:
 
 
 def _stretches(spans: Iterable[Span]) -> list[tuple[int, int]]:
-    """The ranges that spans, in order, cover without gaps."""
+    """Return the ranges that spans, in order, cover without gaps."""
     stretches: list[tuple[int, int]] = []
     for span in spans:
         if stretches and span.start_char <= stretches[-1][1]:

@@ -69,7 +69,7 @@ class Relation:
     """Whether the last wording of a list is used like the others."""
 
     def worded(self, texts: Sequence[str], *, held_out: bool) -> Sequence[str]:
-        """The wordings of a list that a split may use: the last one if held out, in training all others."""
+        """Return the wordings of a list that a split may use: the last one if held out, in training all others."""
         if self.held_out or self.all_wordings or len(texts) < 3:
             return texts
         return texts[-1:] if held_out else texts[:-1]
@@ -130,13 +130,13 @@ class MoreFacts:
 
 
 def relations() -> tuple[Relation, ...]:
-    """All relations, in the file's order."""
+    """Return all relations, in the file's order."""
     return _file().relations
 
 
 @cache
 def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """A list of words of one split; phrases stand between bars, single words between spaces."""
+    """Return a list of words of one split; phrases stand between bars, single words between spaces."""
     return tuple(
         word
         for word in _listed(_file().words.get(kind, ""))
@@ -155,7 +155,9 @@ def sentence(text: str) -> str:
 
 
 def clear_of(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
-    """Whether a fact answers no question about these: it has no relation and subject or value in common with them."""
+    """Return whether a fact answers no question about these: it has no relation and subject or value in common with
+    them.
+    """
     known = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
     return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
 
@@ -182,7 +184,7 @@ class EnglishFacts:
         self._taken: set[tuple[str, str]] = set()
 
     def relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
-        """Some relation, of the kind asked for."""
+        """Return some relation, of the kind asked for."""
         fitting = [
             relation
             for relation in self.relations
@@ -193,7 +195,7 @@ class EnglishFacts:
     def fact(
         self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None
     ) -> EnglishFact:
-        """A new fact; subject and value are new if they are not given."""
+        """Return a new fact; subject and value are new if they are not given."""
         relation = relation or self.relation()
         subject = subject or self._new(relation.name + " s", relation.subject)
         self._take(relation, subject)
@@ -203,7 +205,7 @@ class EnglishFacts:
         return EnglishFact(relation, subject, value, self.state(relation, subject, value))
 
     def near_miss(self, fact: EnglishFact) -> EnglishFact:
-        """A fact that is easily confused with another: of the same relation, or about the same subject."""
+        """Return a fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
             return self.fact(fact.relation)
         same_kind = [relation for relation in self.relations if relation.subject == fact.relation.subject]
@@ -217,7 +219,7 @@ class EnglishFacts:
         return self.fact(self.random.choice(others), subject=fact.subject)
 
     def change(self, fact: EnglishFact) -> EnglishFact:
-        """What is true of the subject from now on."""
+        """Return what is true of the subject from now on."""
         if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
             other = self._new(fact.relation.name + " s", fact.relation.subject)
             text = self._choose(fact.relation, fact.relation.changes)
@@ -227,7 +229,7 @@ class EnglishFacts:
         return EnglishFact(fact.relation, fact.subject, value, _filled(text, fact.subject, value), changed=True)
 
     def state(self, relation: Relation, subject: str, value: str) -> str:
-        """A statement in one of the split's wordings, sometimes as part of a longer sentence."""
+        """Return a statement in one of the split's wordings, sometimes as part of a longer sentence."""
         text = _filled(self._choose(relation, relation.statements), subject, value)
         if self.random.random() >= _FRAMED_SHARE:
             return text
@@ -235,7 +237,7 @@ class EnglishFacts:
         return frame.format(text=text.rstrip("."), inside=_inside(text.rstrip(".")))
 
     def question(self, fact: EnglishFact) -> tuple[str, str]:
-        """A question about a fact, and its answer: the value, or the subject."""
+        """Return a question about a fact, and its answer: the value, or the subject."""
         relation = fact.relation
         of_subject = bool(relation.subject_questions) and (
             not relation.questions or relation.ask == "who" or self.random.random() < 0.3
@@ -248,11 +250,11 @@ class EnglishFacts:
         ), fact.subject if of_subject else fact.value
 
     def about(self, relation: Relation, subject: str) -> str:
-        """A question for the value of a relation of a subject."""
+        """Return a question for the value of a relation of a subject."""
         return self._choose(relation, relation.questions).replace("{s}", subject)
 
     def chain(self, hops: int) -> tuple[list[EnglishFact], str]:
-        """Facts that lead from one to the next, and the question that needs all of them.
+        """Return facts that lead from one to the next, and the question that needs all of them.
 
         The first names a person, each next one leads to another, and the last one is about the last person. No relation
         occurs twice.
@@ -275,13 +277,13 @@ class EnglishFacts:
         return chain, self.about(chain[-1].relation, name)
 
     def _following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
-        """A relation that is not in the chain, and in which nothing was said about its last person."""
+        """Return a relation that is not in the chain, and in which nothing was said about its last person."""
         used = {fact.relation.name for fact in chain}
         fitting = [relation for relation in relations if relation.name not in used and self._is_new(relation, who)]
         return self.random.choice(fitting or relations)
 
     def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
-        """The person that a fact leads to, and a description without the name."""
+        """Return the person that a fact leads to, and a description without the name."""
         relation = fact.relation
         if relation.of_whom:
             return fact.subject, self.random.choice(relation.of_whom).replace("{v}", fact.value)
@@ -310,7 +312,7 @@ class EnglishFacts:
             self._taken.add((relation.name + " v", subject))
 
     def draw(self, kind: str) -> str:
-        """Some word of a kind."""
+        """Return some word of a kind."""
         if kind == "person":
             return f"{self._word('first_names')} {self._word('family_names')}"
         if limits := _NUMBERS.get(kind) or self._more.numbers.get(kind):
@@ -326,7 +328,7 @@ class EnglishFacts:
 
 
 def _inside(text: str) -> str:
-    """A sentence, adapted for use inside a longer one."""
+    """Return a sentence, adapted for use inside a longer one."""
     first = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if first in _SMALL else text
 

@@ -194,7 +194,7 @@ class Eval(ReaderOptions):
 
 
 def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
-    """The evaluation that was asked for.
+    """Return the evaluation that was asked for.
 
     Raises:
         EvaluationError: lengths that cannot be read, or no system.
@@ -297,7 +297,7 @@ def _how_to_continue(folder: Path) -> str:
 
 
 def _typed(context: typer.Context) -> str:
-    """What was typed, without keys."""
+    """Return what was typed, without keys."""
     words = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:
         name = parameter.name or ""

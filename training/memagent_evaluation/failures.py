@@ -70,7 +70,7 @@ _ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.re
 
 
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
-    """The outcome of each of a sample's needles, in order; empty if it has none.
+    """Return the outcome of each of a sample's needles, in order; empty if it has none.
 
     Args:
         sample: the question.
@@ -85,7 +85,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
 
 
 def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
-    """A run of a log, with the policy's completion at each step, for `analyse`. Blocks.
+    """Return a run of a log, with the policy's completion at each step, for `analyse`. Blocks.
 
     Raises:
         RunLogError: the log cannot be read.
@@ -141,7 +141,9 @@ def _holds(text: str, gold: str) -> bool:
 
 
 def _in_another_form(text: str, gold: str) -> bool:
-    """Whether a text has the letters and digits of a gold string, with up to two other characters between any two."""
+    """Return whether a text has the letters and digits of a gold string, with up to two other characters between any
+    two.
+    """
     pattern = _any_form(gold)
     return pattern is not None and pattern.search(text) is not None
 
@@ -157,7 +159,7 @@ def _any_form(gold: str) -> re.Pattern[str] | None:
 
 
 def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
-    """Why no memory had a fact, from what the policy wrote and from the fact's chunk."""
+    """Return why no memory had a fact, from what the policy wrote and from the fact's chunk."""
     path = run.trace.final_path
     written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
     if written:
@@ -180,7 +182,7 @@ def _was_cut(update: MemoryUpdate) -> bool:
 
 
 def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """The chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
+    """Yield the chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
 
     If the text is not available, for example because the document was deleted, the place determines it.
     """
@@ -211,6 +213,6 @@ def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]
 
 
 def _sentence(needle: Needle) -> str:
-    """The sentence of a needle with its gold string: a needle may be a whole paragraph."""
+    """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
     holding = [line for line in memory_lines(needle.text) if contains(line, needle.gold)]
     return min(holding, key=len, default=needle.text)

@@ -44,7 +44,7 @@ class Grader:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     async def grade(self, question: str, answer: str, expected: Sequence[str]) -> float:
-        """The grade of an answer. An empty one gets 0 without a call; an empty `expected` means unknown.
+        """Return the grade of an answer. An empty one gets 0 without a call; an empty `expected` means unknown.
 
         Raises:
             EvaluationError: the reply has no such grade.

@@ -236,7 +236,7 @@ class _EvaluationCall:
                 task.cancel()
 
     def _open_keys(self) -> Iterator[Key]:
-        """The plan's questions that have no row yet, or have to be asked again."""
+        """Yield the plan's questions that have no row yet, or have to be asked again."""
         rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
         for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
             if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):

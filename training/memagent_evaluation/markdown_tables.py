@@ -24,7 +24,7 @@ _Key = TypeVar("_Key")
 
 
 def is_prose(rows: Iterable[ResultRow]) -> bool:
-    """Whether some gold answer is a sentence or more, such as a summary."""
+    """Return whether some gold answer is a sentence or more, such as a summary."""
     return any(len(answer.split()) > _WORDS_OF_PROSE for row in rows for answer in row.gold)
 
 
@@ -35,7 +35,7 @@ def scores_shown(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
-    """A length in its usual form: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
+    """Return a length in its usual form: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
     for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
         if unit == LengthUnit.TOKENS and length >= size and length % (size // 2) == 0:
             return f"{length / size:g}{suffix}"
@@ -43,7 +43,7 @@ def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
 
 
 def labelled(row: ResultRow) -> str:
-    """A row's length with its unit."""
+    """Return a row's length with its unit."""
     return f"{length_label(row.length, row.unit)} {row.unit}"
 
 
@@ -63,12 +63,12 @@ def by_length(items: Sequence[_Item], row_of: Callable[[_Item], ResultRow]) -> l
 
 
 def interval(value: Estimate) -> str:
-    """An estimate in percent, for tables."""
+    """Return an estimate in percent, for tables."""
     return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the first of them the header, as a table; figures are right-aligned."""
+    """Return rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
     right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
     rule = ["---:" if is_right else "---" for is_right in right]

@@ -85,7 +85,9 @@ class Comparison:
         return "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
     def not_worse(self, margin: float = MARGIN) -> bool:
-        """Whether the first is not worse than the second by as much as a margin: the interval's lower end decides."""
+        """Return whether the first is not worse than the second by as much as a margin: the interval's lower end
+        decides.
+        """
         return self.low > -margin
 
     @property
@@ -168,7 +170,7 @@ def compare(
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The two-sided p-value of the exact McNemar test, from how many questions only one system has right.
+    """Return the two-sided p-value of the exact McNemar test, from how many questions only one system has right.
 
     Raises:
         MissingExtraError: SciPy is not installed.
@@ -180,7 +182,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def newcombe(
     both: int, only_first: int, only_second: int, neither: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """The interval of a difference of paired shares: square and add Wilson's, with their correlation.
+    """Return the interval of a difference of paired shares: square and add Wilson's, with their correlation.
 
     Newcombe 1998, Statistics in Medicine 17, method 10: it keeps its confidence where few questions differ, and at
     shares of 0 and 1.

@@ -50,7 +50,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
-    """The tasks of these names, by their own names.
+    """Return the tasks of these names, by their own names.
 
     Raises:
         EvaluationError: there is no such task, its data is missing, or two have the same name.
@@ -74,7 +74,7 @@ class OwnLengths(Protocol):
         ...
 
     def count(self, length: int) -> int:
-        """How many samples there are of a length."""
+        """Return how many samples there are of a length."""
         ...
 
 
@@ -83,14 +83,14 @@ class OwnQuestions(Protocol):
     """A task whose questions are available without making their documents."""
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample."""
+        """Return the question of a sample."""
         ...
 
 
 def plan_of(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
 ) -> EvaluationPlan:
-    """The plan for `count` questions of each task at each length, `repeats` times.
+    """Return the plan for `count` questions of each task at each length, `repeats` times.
 
     If no lengths are given, tasks with their own lengths are asked at all of these, with as many questions as they
     have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
@@ -107,7 +107,8 @@ def plan_of(
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
-    """How many tokens a completion with an answer may have: the reader's budget for it, or the task's, if larger.
+    """Return how many tokens a completion with an answer may have: the reader's budget for it, or the task's, if
+    larger.
 
     The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
     which the answer has begun. A policy in a chat writes something before the box; cut off at such a limit, it would be
@@ -153,13 +154,13 @@ def check_plan(
 
 
 def _checked(cell: PlanCell, unit: LengthUnit) -> list[int]:
-    """The samples of a cell that are made as a check: the last one, and others evenly before it."""
+    """Return the samples of a cell that are made as a check: the last one, and others evenly before it."""
     number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
 
 
 def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
-    """The settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
+    """Return the settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
 
     Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
     The data files of each task, and each system's identity, are in the plan, as more of both may be added.
@@ -212,6 +213,6 @@ def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tupl
 
 
 def _described(path: Path) -> str:
-    """A file or folder by name and size: it may be moved, but not changed."""
+    """Return a file or folder by name and size: it may be moved, but not changed."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"

@@ -240,7 +240,7 @@ def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
 
 
 def _labels_apart(lengths: Sequence[int], unit: str) -> list[str]:
-    """A label for each length, empty if it would overlap the previous one."""
+    """Return a label for each length, empty if it would overlap the previous one."""
     labels: list[str] = []
     labelled = -math.inf
     for length in lengths:
@@ -266,8 +266,8 @@ def _per_point(rows: Sequence[ResultRow]) -> str:
 
 
 def file_stem(*parts: str) -> str:
-    """A file's name without its extension, from names with characters that file names must not have: "gated:stop=yes",
-    a path.
+    """Return a file's name without its extension, from names with characters that file names must not have:
+    "gated:stop=yes", a path.
 
     A changed name ends with a hash of the original, because two might become the same.
     """

@@ -88,7 +88,7 @@ class EvaluationRequest:
         return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
 
     def system(self, name: str, reader: MemAgent) -> ReaderSystem:
-        """The system of that name, with a reader; errors like `load_system`."""
+        """Return the system of that name, with a reader; errors like `load_system`."""
         return load_system(name, reader)
 
 

@@ -48,7 +48,7 @@ class QuestionOutcome(StrEnum):
 
     @classmethod
     def of(cls, stop_reason: StopReason) -> QuestionOutcome:
-        """The outcome for a read's stop reason."""
+        """Return the outcome for a read's stop reason."""
         if stop_reason.resumable:
             return cls.UNFINISHED
         return cls.NO_ANSWER if stop_reason is StopReason.NO_ANSWER else cls.ANSWERED
@@ -183,12 +183,13 @@ class EvaluationPlan:
     def grid(
         cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int, repeats: int = 1
     ) -> EvaluationPlan:
-        """A number of questions of each task at each length."""
+        """Return a number of questions of each task at each length."""
         cells = tuple(PlanCell(task, length, count) for task in tasks for length in lengths)
         return cls(tuple(systems), cells, repeats=repeats)
 
     def keys(self) -> Iterator[Key]:
-        """The keys of its rows. The longest documents are first, so that none is left when everything else is done.
+        """Yield the keys of its rows. The longest documents are first, so that none is left when everything else is
+        done.
 
         The systems' questions on one document are together, so that it does not have to be kept for long.
         """
@@ -224,7 +225,7 @@ class Results:
 
 
 def can_be_pooled(rows: Iterable[ResultRow]) -> bool:
-    """Whether every system was asked the same tasks at each of its lengths.
+    """Return whether every system was asked the same tasks at each of its lengths.
 
     Otherwise a mean over tasks would depend on their choice.
     """
@@ -273,7 +274,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """A short name for settings."""
+    """Return a short name for settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -297,7 +298,7 @@ def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) 
 
 
 def read_table(path: Path) -> Results:
-    """The results of a Parquet file.
+    """Return the results of a Parquet file.
 
     Raises:
         EvaluationError: it cannot be parsed.
@@ -331,7 +332,7 @@ def table_of(
     evaluation: str,
     commands: Sequence[str] = (),
 ) -> Results:
-    """Rows in the table's order; the later one of two for the same question counts."""
+    """Return rows in the table's order; the later one of two for the same question counts."""
     by_key = {row.key: row for row in rows}
     keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = {
@@ -362,7 +363,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """A value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
+    """Return a value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 

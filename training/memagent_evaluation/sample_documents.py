@@ -196,7 +196,7 @@ class OpenDocuments:
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int) -> Made:
-        """The maker's result. It cannot be cancelled from outside; `close` waits for running work."""
+        """Return the maker's result. It cannot be cancelled from outside; `close` waits for running work."""
         making = asyncio.ensure_future(self._maker.make(task, length, index))
         self._making.add(making)
         making.add_done_callback(self._made)
@@ -237,7 +237,7 @@ _here: dict[str, Any] = {}
 
 
 def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
-    """A task's sample; `seed` is the task's seed, for the message.
+    """Return a task's sample; `seed` is the task's seed, for the message.
 
     Raises:
         SampleError: the task does not have it, or the task's own code failed.

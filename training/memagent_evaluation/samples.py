@@ -66,7 +66,7 @@ class Needle:
     """
 
     def place(self, characters: int) -> tuple[int, int]:
-        """Where it begins and ends in a document of that many characters."""
+        """Return the places where it begins and ends in a document of that many characters."""
         start = round(self.depth * characters)
         return start, start + len(self.text)
 
@@ -98,7 +98,7 @@ class Task(Protocol):
         ...
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the task, or there are fewer samples.

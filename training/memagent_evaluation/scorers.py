@@ -85,7 +85,7 @@ def score(
     outcome: QuestionOutcome = QuestionOutcome.ANSWERED,
     answer_format: AnswerFormat = AnswerFormat.BOXED,
 ) -> Scores:
-    r"""All scores of one answer.
+    r"""Return all scores of one answer.
 
     Args:
         sample: the question, with its gold strings.
@@ -110,12 +110,12 @@ def score(
 
 
 def boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
-    r"""The last \boxed{} in the last 300 characters, or in twice the length of all gold strings if that is more."""
+    r"""Return the last \boxed{} in the last 300 characters, or in twice the length of all gold strings if more."""
     return last_boxed(reply[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
 
 
 def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
-    """Whether an answer is the gold one, both normalised.
+    """Return whether an answer is the gold one, both normalised.
 
     Wordings of one answer (`Metric.ANY`): it equals one of them. Several required strings: its items are exactly those
     strings, in any order. Commas, semicolons, line ends and "and" separate items, and so do spaces if every gold string
@@ -131,7 +131,7 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
-    """Whether an answer has any gold string, or all of them if all are required, as whole words.
+    """Return whether an answer has any gold string, or all of them if all are required, as whole words.
 
     An exactly right answer has them: "123,456" is two of two numbers, although it may be one compared with another gold
     string.
@@ -187,13 +187,14 @@ def _folded(text: str) -> str:
 
 
 def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
-    """The text with `instead` for its punctuation, except `meant`."""
+    """Return the text with `instead` for its punctuation, except `meant`."""
     places = {at for match in meant.finditer(text) for at in range(*match.span())}
     return _PUNCTUATION.sub(lambda found: found[0] if found.start() in places else instead, text)
 
 
 def contains(text: str, gold: str) -> bool:
-    """Whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way round.
+    """Return whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way
+    round.
 
     Both are normalised as SQuAD does (`normalised`), or both with spaces for punctuation (`parted`); one is enough.
     A gold fraction, time or date ("1/2") is searched as a whole.
@@ -214,7 +215,7 @@ def _has_words(text: str, wanted: str) -> bool:
 
 
 def token_f1(text: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over normalised words, as in SQuAD. 0 to 1.
+    """Return the harmonic mean of precision and recall over normalised words, as in SQuAD. 0 to 1.
 
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
     numbers.
@@ -253,7 +254,7 @@ def _rouge_f1(words: Sequence[str], wanted: Sequence[str]) -> float:
 
 
 def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """The length of the longest common subsequence, a row of its table in one number (Hyyrö 2004)."""
+    """Return the length of the longest common subsequence, a row of its table in one number (Hyyrö 2004)."""
     places: dict[str, int] = {}
     for at, word in enumerate(first):
         places[word] = places.get(word, 0) | 1 << at

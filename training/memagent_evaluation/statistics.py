@@ -48,7 +48,7 @@ class Estimate:
 def estimate(
     values: Sequence[float], *, clusters: Sequence[str] | None = None, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """The mean of 0..1 scores with its interval: Wilson's if all are 0 or 1, otherwise `mean_interval`'s.
+    """Return the mean of 0..1 scores with its interval: Wilson's if all are 0 or 1, otherwise `mean_interval`'s.
 
     Args:
         values: the scores.
@@ -72,7 +72,7 @@ def estimate(
 
 
 def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
-    """A share with Wilson's score interval, without continuity correction.
+    """Return a share with Wilson's score interval, without continuity correction.
 
     `successes` may be a sum of fractional scores: these vary at most as much as 0 and 1 with the same mean, so the
     interval is then wider than necessary.
@@ -94,7 +94,7 @@ def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
 def mean_interval(
     values: Sequence[float], *, confidence: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
 ) -> Estimate:
-    """The mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
+    """Return the mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
 
     Fewer than 10 values say too little about their variance: they get `wilson`'s interval, which is safe. If all values
     are equal, the share of other values is bounded. Equal seeds give equal intervals.
@@ -123,7 +123,7 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 
 def by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[float], list[int]]:
-    """The sum of the values of each cluster, and how many they are."""
+    """Return the sum of the values of each cluster, and how many they are."""
     groups: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         groups.setdefault(cluster, []).append(value)
@@ -138,7 +138,7 @@ def bootstrapped(
     resamples: int,
     counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
-    """The interval of a mean of values between bounds, from the sums and sizes of clusters."""
+    """Return the interval of a mean of values between bounds, from the sums and sizes of clusters."""
     lower, upper = bounds
     span, number = upper - lower, len(sums)
     means = [total / count for total, count in zip(sums, counts or [1] * number, strict=True)]
@@ -173,7 +173,7 @@ def bootstrapped_mean(
     resamples: int = RESAMPLES,
     counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
-    """The bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
+    """Return the bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
 
     Resampling few values gives too narrow an interval; it is widened by the ratio of Student's to the normal one.
 
@@ -215,7 +215,7 @@ def bootstrapped_mean(
 
 
 def _expanded(confidence: float, number: int) -> float:
-    """The nominal confidence for resampling this many values, to get that confidence: Hesterberg's expanded
+    """Return the nominal confidence for resampling this many values, to get that confidence: Hesterberg's expanded
     percentiles.
 
     The American Statistician 69 (2015), arXiv 1411.5279.
@@ -226,7 +226,7 @@ def _expanded(confidence: float, number: int) -> float:
 
 
 def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int = RESAMPLES) -> float:
-    """The probability of such a large mean difference if every difference could have either sign.
+    """Return the probability of such a large mean difference if every difference could have either sign.
 
     Raises:
         MissingExtraError: SciPy is not installed.
@@ -247,7 +247,7 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int
 
 
 def scipy_stats() -> Any:
-    """The module scipy.stats.
+    """Return the module scipy.stats.
 
     Raises:
         MissingExtraError: it is not installed.

@@ -55,7 +55,7 @@ def with_suites(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
-    """All aggregates whose tasks were all measured, by system and length in tokens."""
+    """Return all aggregates whose tasks were all measured, by system and length in tokens."""
     scores = []
     for aggregate in AGGREGATES:
         own = [
@@ -68,7 +68,7 @@ def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
 
 
 def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
-    """The aggregates as tables: systems by length, and means over lengths with RULER's weights."""
+    """Return the aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
     for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
         lengths = sorted({score.length for score in scores})
@@ -83,7 +83,7 @@ def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
-    """The aggregates, JSON-ready."""
+    """Return the aggregates, JSON-ready."""
     return [
         {
             "aggregate": score.aggregate,
@@ -97,7 +97,7 @@ def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
 
 def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
-    """The mean over tasks, which is that over questions if each task has the same number."""
+    """Return the mean over tasks, which is that over questions if each task has the same number."""
     counts = {task: len(own) for task, own in grouped(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None

@@ -432,13 +432,6 @@ def test_a_run_whose_memory_a_person_replaced_is_refused(make_reader, log, tmp_p
     assert refused(log) == {Refusal.EDITED: ("a",)}
 
 
-def test_a_run_in_which_a_pinned_line_was_put_back_is_refused(make_reader, log) -> None:
-    reader = make_reader(ScriptedPolicy(exactly), run_log=log)
-    list(reader.stream(TEXT, QUESTION, run_id="a", pins=lambda branch: ["harbor 99"]))
-    log.reward("a", 1.0)
-    assert refused(log) == {Refusal.EDITED: ("a",)}
-
-
 def test_a_run_that_a_limit_stopped_can_be_resumed_and_then_replayed(make_reader, log, tmp_path) -> None:
     reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
     reader.read(TEXT, QUESTION, run_id="a", limits=Limits(max_chunks=2))

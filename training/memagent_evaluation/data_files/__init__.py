@@ -21,12 +21,12 @@ __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_
 
 
 def data_task_names() -> tuple[str, ...]:
-    """The names that `load_data_task` takes."""
+    """Return the names that `load_data_task` takes."""
     return (*RECORD_NAMES, *ROW_FORMATS)
 
 
 def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> FileTask:
-    """A task from a data file, a folder of such files, or a folder that `datasets.Dataset.save_to_disk` wrote.
+    """Return a task from a data file, a folder of such files, or a folder that `datasets.Dataset.save_to_disk` wrote.
 
     Every row is checked once, with one of them in memory at a time.
 

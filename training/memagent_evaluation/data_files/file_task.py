@@ -107,11 +107,11 @@ class FileTask:
         return tuple(sorted({1 << (length - 1).bit_length() for length in own}))
 
     def count(self, length: int) -> int:
-        """How many samples there are of a length."""
+        """Return how many samples there are of a length."""
         return len(self._places(length))
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th example of a length, in the file's order.
+        """Return the `index`-th example of a length, in the file's order.
 
         Raises:
             EvaluationError: there are fewer, or the file has changed and is damaged now.
@@ -132,7 +132,7 @@ class FileTask:
         )
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample. Raises EvaluationError like `sample`."""
+        """Return the question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 
     def _places(self, length: int) -> list[int]:
@@ -140,7 +140,7 @@ class FileTask:
 
 
 def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """The approximate number of tokens of a text, within a few percent: for long ones, five pieces are counted."""
+    """Return the number of tokens of a text within a few percent: of long ones, five pieces are counted."""
     if len(text) <= _MEASURED_PIECES * _MEASURED_CHARACTERS:
         return max(1, tokenizer.count(text))
     step = (len(text) - _MEASURED_CHARACTERS) / (_MEASURED_PIECES - 1)
@@ -169,7 +169,7 @@ def example_lengths(examples: RowExamples, tokenizer: Tokenizer, note: Callable[
 
 
 def text_of(row: TableRow, name: str, *, empty: bool = False) -> str:
-    """A field that must be text."""
+    """Return a field that must be text."""
     value = row.get(name)
     if not isinstance(value, str):
         raise DamagedRowError(f'"{name}" is {_described(row, name)}, not text')
@@ -179,7 +179,7 @@ def text_of(row: TableRow, name: str, *, empty: bool = False) -> str:
 
 
 def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
-    """A field that must be a list of texts, or one text; repeated ones count once."""
+    """Return a field that must be a list of texts, or one text; repeated ones count once."""
     value = row.get(name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -191,7 +191,7 @@ def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
 
 
 def number_of(row: TableRow, name: str) -> int:
-    """A field that must be a positive whole number."""
+    """Return a field that must be a positive whole number."""
     value = row.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise DamagedRowError(f'"{name}" is {_described(row, name)}, not a positive whole number')

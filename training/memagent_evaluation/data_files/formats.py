@@ -131,11 +131,12 @@ def _own_question(row: TableRow) -> FileExample:
 
 
 def _longbench(row: TableRow) -> FileExample:
-    """LongBench scores each data set by its own rule.
+    """Return a question with its instruction.
 
-    F1 for questions, which is `token_f1` here for those in English; ROUGE-L for summaries, which is a score here for
-    answers that are sentences; edit similarity for code, which is not available: scores of code are not meaningful. The
-    file's `length` counts words, or characters in Chinese, and is not used.
+    LongBench scores each data set by its own rule: F1 for questions, which is `token_f1` here for those in English;
+    ROUGE-L for summaries, which is a score here for answers that are sentences; edit similarity for code, which is not
+    available: scores of code are not meaningful. The file's `length` counts words, or characters in Chinese, and is not
+    used.
     """
     text = text_of(row, "input", empty=True).strip()
     dataset = text_of(row, "dataset") if "dataset" in row or not text else ""
@@ -148,7 +149,7 @@ def _longbench(row: TableRow) -> FileExample:
 
 
 def _mrcr(row: TableRow) -> FileExample:
-    """The last message is the question; the ones before it are the document, each under its role's name."""
+    """Return the last message as the question, and those before it as the document, each under its role's name."""
     messages = _messages(row)
     gold, prefix = text_of(row, "answer"), text_of(row, "random_string_to_prepend")
     if not gold.startswith(prefix):
@@ -175,7 +176,7 @@ def _messages(row: TableRow) -> list[tuple[str, str]]:
 
 
 def _ruler(row: TableRow) -> FileExample:
-    """An example's own length is the row's `length`: tokens of the generator's tokenizer, input and output together."""
+    """Return an example whose length is the row's `length`: tokens of the generator's tokenizer, with the output."""
     text = text_of(row, "input")
     prefix = row.get("answer_prefix")
     if isinstance(prefix, str) and prefix.strip():
@@ -217,7 +218,7 @@ def split_question(text: str) -> tuple[int, str]:
 
 
 def _ruler_hqa(row: TableRow) -> FileExample:
-    """An example's own length is its number of passages: `num_docs`, or the lines that begin with "Document 1:"."""
+    """Return an example whose length is its passages: `num_docs`, or the lines that begin with "Document 1:"."""
     document = text_of(row, "context")
     passages = number_of(row, "num_docs") if "num_docs" in row else sum(1 for _ in _PASSAGE.finditer(document))
     if not passages:

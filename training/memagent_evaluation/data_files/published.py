@@ -48,7 +48,8 @@ PUBLISHED: Final = {
 
 
 def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
-    """The files that a data set has at a path: itself if it is a file or a dataset folder, else those in the folder.
+    """Return the files that a data set has at a path: itself if it is a file or a dataset folder, else those in the
+    folder.
 
     Without a path, it is the data folder's `evaluation`; `task` is named in messages as what needs a data file.
 
@@ -77,7 +78,7 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
 
 
 def published_as(name: str) -> Published:
-    """The data set of a name.
+    """Return the data set of a name.
 
     Raises:
         EvaluationError: there is none.

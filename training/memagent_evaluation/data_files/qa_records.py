@@ -63,14 +63,14 @@ class QARecord:
     """They belong to the question but do not answer it; empty if the data set has none."""
 
     def contribution(self, paragraph: Paragraph) -> str:
-        """The contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
+        """Return the contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
         answer.
         """
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
 def read_records(path: Path, name: str | None = None) -> list[QARecord]:
-    """All records of a file or dataset folder, in its order.
+    """Return all records of a file or dataset folder, in its order.
 
     HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
     SQuAD: gold is the paragraph that the question was asked on, distractors the others of the same article, as RULER
@@ -92,7 +92,7 @@ def read_records(path: Path, name: str | None = None) -> list[QARecord]:
 
 
 def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
-    """The records of files of one data set; see `read_records`."""
+    """Return the records of files of one data set; see `read_records`."""
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
@@ -115,7 +115,7 @@ def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
 
 
 def _each(rows: TableRows, name: str, made: Callable[[TableRow], Iterable[_T]]) -> Iterator[_T]:
-    """The result for each row.
+    """Yield the result for each row.
 
     Raises:
         EvaluationError: a row is damaged; the file and line are named.
@@ -167,7 +167,7 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
 
 
 def _article(row: TableRow) -> Iterator[QARecord]:
-    """The records of an article, which is a row of SQuAD's own files."""
+    """Yield the records of an article, which is a row of SQuAD's own files."""
     title = text_of(row, "title").replace("_", " ")
     entries = [
         (Paragraph(title, text_of(content, "context").strip()), content) for content in _objects(row, "paragraphs")
@@ -194,7 +194,7 @@ def _squad_record(row: TableRow, answers: list[str], gold: Paragraph, others: tu
 
 
 def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
-    """Each row is a question; SQuAD 2 gives impossible ones no answer."""
+    """Yield a record for each row; SQuAD 2 gives impossible questions no answer."""
     articles: dict[str, dict[Paragraph, None]] = {}
     others: dict[Paragraph, tuple[Paragraph, ...]] = {}
 
@@ -248,7 +248,7 @@ class RecordExamples:
 
 
 def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
-    """The questions of "hotpotqa", each among its ten paragraphs, or of "squad", each on its whole article."""
+    """Return the questions of "hotpotqa", each among its ten paragraphs, or of "squad", each on its whole article."""
     tokenizer = settings.tokenizer
     records = records_of(paths, name)
     counts: dict[Paragraph, int] = {}

@@ -36,7 +36,7 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> TableRow:
-        """The row.
+        """Return the row.
 
         Raises:
             EvaluationError: it is damaged; the file and line are named.
@@ -151,7 +151,7 @@ class JsonRows:
         return row
 
     def place(self, index: int) -> str:
-        """The file and the line."""
+        """Return the file and the line."""
         with _mapped(self.path) as content:
             line, at = 1, content.find(b"\n", 0, self._starts[index])
             while at >= 0:
@@ -194,7 +194,7 @@ class ParquetRows:
         return _first(self._group(group), place)
 
     def place(self, index: int) -> str:
-        """The file and the row."""
+        """Return the file and the row."""
         return f"{self.path}, row {index + 1}"
 
 
@@ -220,7 +220,7 @@ class DatasetRows:
         return _first(self._table, index)
 
     def place(self, index: int) -> str:
-        """The folder and the row."""
+        """Return the folder and the row."""
         return f"{self.path}, row {index + 1}"
 
 

@@ -78,7 +78,7 @@ class EnglishTask(GeneratedTask):
         return self.name.replace(f"facts={self.facts}", f"facts={_more_facts(self.facts).digest}")
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
@@ -106,7 +106,7 @@ class EnglishTask(GeneratedTask):
         return self.planned(length, index, mine.question, mine.gold, haystack, insertions, texts)
 
     def _all_asked(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
-        """The questions that share a document; the evidence of one does not answer another."""
+        """Return the questions that share a document; the evidence of one does not answer another."""
         number = self.settings.questions_per_document
         questions: list[_EnglishQuestion] = []
         while len(questions) < number:
@@ -163,7 +163,7 @@ def _more_facts(path: str) -> MoreFacts:
 
 
 def _bare(answer: str) -> str:
-    """An answer without its article."""
+    """Return an answer without its article."""
     return _ARTICLE.sub("", answer)
 
 

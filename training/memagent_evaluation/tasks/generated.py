@@ -54,10 +54,10 @@ class GeneratedTask(ABC):
 
     @abstractmethod
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where there is none."""
+        """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
     def shared(self, index: int) -> tuple[int, int]:
-        """The number of a sample's document, and the index of its question among those about the document."""
+        """Return the number of a sample's document, and the index of its question among those about the document."""
         return divmod(index, self.settings.questions_per_document)
 
     @property
@@ -66,7 +66,7 @@ class GeneratedTask(ABC):
         return self.name
 
     def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
-        """The sample's random numbers: the same for the same seed, task, length and index, in any process.
+        """Return the sample's random numbers: the same for the same seed, task, length and index, in any process.
 
         Raises:
             EvaluationError: there can be no such sample.
@@ -78,11 +78,11 @@ class GeneratedTask(ABC):
         return source(self.settings, self.draws_of, length, index, *purpose)
 
     def room(self, length: int, question: str) -> int:
-        """How many tokens are left for the document; negative if not even the question fits."""
+        """Return how many tokens are left for the document; negative if not even the question fits."""
         return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
     def too_short(self, length: int, missing: int) -> EvaluationError:
-        """The error for a length that is too small for the task's parts.
+        """Return the error for a length that is too small for the task's parts.
 
         Keys and words differ at other lengths and indices: the recommended length is a few tokens more than needed
         here.
@@ -158,7 +158,7 @@ class Order:
         return self._size
 
     def __getitem__(self, place: int) -> int:
-        """The number at a place; places are 0 to `size` - 1."""
+        """Return the number at a place; places are 0 to `size` - 1."""
         if not 0 <= place < self._size:
             raise IndexError(place)
         mask, shift, (first, second, third) = self._mask, self._shift, self._factors

@@ -37,11 +37,11 @@ class Lines:
     lines: Callable[[], Iterator[str]]
 
     def units(self) -> Iterator[str]:
-        """The lines."""
+        """Return the lines."""
         return self.lines()
 
     def piece(self, position: int, text: str) -> str:
-        """A line with its end."""
+        """Return a line with its end."""
         return text + "\n"
 
 
@@ -55,22 +55,22 @@ class ProseHaystack:
     """The index of the first sentence."""
 
     def units(self) -> Iterator[str]:
-        """The sentences."""
+        """Return the sentences."""
         sentences = itertools.chain.from_iterable(map(split_sentences, self.paragraphs()))
         return itertools.islice(sentences, self.skipped, None)
 
     def piece(self, position: int, text: str) -> str:
-        """A sentence, separated from the next one."""
+        """Return a sentence, separated from the next one."""
         return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
 
 
 def noise() -> Lines:
-    """The noise sentences, one per line."""
+    """Return the noise sentences, one per line."""
     return Lines(lambda: itertools.cycle(NOISE))
 
 
 def prose(path: Path | None, chance: random.Random) -> Haystack:
-    """Prose from a user's file or folder, or from Python's own texts, beginning at one of its first sentences.
+    """Return prose from a user's file or folder, or from Python's own texts, beginning at one of its first sentences.
 
     Python's texts depend on its version, so samples are equal only if the versions are.
 
@@ -91,7 +91,7 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
 
 
 def split_sentences(paragraph: str) -> Iterator[str]:
-    """A paragraph's sentences, each with the white space after it; the last one ends the paragraph.
+    """Yield a paragraph's sentences, each with the white space after it; the last one ends the paragraph.
 
     Text without a sentence end for hundreds of characters is split at spaces.
     """

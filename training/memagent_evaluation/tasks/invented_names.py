@@ -71,7 +71,7 @@ class Names:
         self._taken: set[Entity] = set()
 
     def new(self, kind: Kind) -> Entity:
-        """Another entity of a kind.
+        """Return another entity of a kind.
 
         Raises:
             EvaluationError: nearly all names are in use.
@@ -88,7 +88,7 @@ class Names:
                 return self._take(entity)
 
     def resembling(self, entity: Entity) -> Entity:
-        """Another entity, which shares half of its name with this one; if all of these are in use, any other."""
+        """Return another entity, which shares half of its name with this one; if all of these are in use, any other."""
         _, first, second = _PATTERNS[entity.kind]
         halves = [((entity.halves[0],), second), (first, (entity.halves[1],))]
         self._chance.shuffle(halves)

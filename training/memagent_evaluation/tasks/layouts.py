@@ -29,7 +29,7 @@ class Haystack(Protocol):
         ...
 
     def piece(self, position: int, text: str) -> str:
-        """The text of a unit or an insertion as the `position`-th part of the document."""
+        """Return the text of a unit or an insertion as the `position`-th part of the document."""
         ...
 
 

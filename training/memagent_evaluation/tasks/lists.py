@@ -25,7 +25,7 @@ LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
 
 _SHORT_LENGTH = 4096
-_BLOCK_WORDS = 256
+_BLOCK_WORDS = 64
 """How many words are counted at once."""
 _NUMBER_WORDS = {5: "five", 10: "ten"}
 _CWE_ANSWER_TOKENS, _FWE_ANSWER_TOKENS = 120, 50
@@ -48,7 +48,7 @@ class CommonWordsTask(GeneratedTask):
     common: int = 10
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the common words and as many others.
@@ -75,12 +75,12 @@ class CommonWordsTask(GeneratedTask):
         return f"Which are the {number} words that occur most often in the list in question? Name all {number}."
 
     def times(self, length: int) -> tuple[int, int]:
-        """How often common words and the others occur."""
+        """Return how often common words and the others occur."""
         return (6, 1) if self._is_short(length) else (30, 3)
 
     def _examples(self, length: int) -> list[tuple[int, int, int]]:
-        """How many words the worked example has, and how often its common ones and its others occur; the first that
-        there is room for is taken.
+        """Return how many words the worked example has, and how often its common ones and its others occur; the first
+        that there is room for is taken.
 
         As RULER's: 190 entries, or 40 in lists below 4096 tokens, and here where a tokenizer needs more for the longer.
         """
@@ -118,7 +118,7 @@ class _Words:
 
 
 def _vocabularies() -> Iterator[tuple[int, Callable[[int], str]]]:
-    """How many words there are, and each by number: adjectives, nouns and verbs; then millions of pairs."""
+    """Yield how many words there are, and each by number: adjectives, nouns and verbs; then millions of pairs."""
     words = vocabulary.all_words()
     yield len(words), words.__getitem__
     adjectives, nouns = vocabulary.words("adjective"), vocabulary.words("noun")
@@ -203,7 +203,7 @@ class FrequentWordsTask(GeneratedTask):
     tokens_per_word: int = 50
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where the length is too small."""
+        """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         question = (
             "The text consists of coded words and of dots. Leaving out the dots, which three coded words occur most "
             "often in it?"
@@ -254,7 +254,7 @@ class _FrequentWordsDrafts:
                              numbered=False, order=self._order)  # fmt: skip
 
     def _counts(self, size: int) -> list[int]:
-        """How often each rank occurs among `size` words, down to the last that occurs."""
+        """Return how often each rank occurs among `size` words, down to the last that occurs."""
         ranks = min(len(self._words), math.isqrt(int(size / _ZETA_OF_2)) + 1)
         counts = [int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1)]
         while counts and not counts[-1]:

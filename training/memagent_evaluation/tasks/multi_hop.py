@@ -160,7 +160,7 @@ class MultiHopTask(GeneratedTask):
             )
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the facts, or there are not enough names for them.
@@ -182,7 +182,7 @@ class MultiHopTask(GeneratedTask):
         return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
 
     def _depths(self, chance: random.Random) -> list[float]:
-        """The places of a chain's facts, in the order of the chain."""
+        """Return the places of a chain's facts, in the order of the chain."""
         if self.gap:
             first = chance.uniform(0, 1 - self.gap * (self.hops - 1))
             depths = [first + self.gap * hop for hop in range(self.hops)]
@@ -196,7 +196,7 @@ class MultiHopTask(GeneratedTask):
 
 
 def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int) -> Chain:
-    """A new chain of facts, and its distractors."""
+    """Return a new chain of facts, and its distractors."""
     relations = _relations(chance, hops)
     facts = _followed(chance, names, names.new(RELATIONS[relations[0]].of), relations)
     other = _others(chance, names, facts)
@@ -221,7 +221,7 @@ def _relations(chance: random.Random, hops: int) -> tuple[str, ...]:
 
 
 def _followed(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[HopFact, ...]:
-    """A chain of facts from an entity to new ones."""
+    """Return a chain of facts from an entity to new ones."""
     facts = []
     for relation in relations:
         facts.append(_fact(chance, relation, start, names.new(RELATIONS[relation].to)))
@@ -235,7 +235,7 @@ def _fact(chance: random.Random, relation: str, subject: Entity, to: Entity) -> 
 
 
 def _others(chance: random.Random, names: Names, chain: tuple[HopFact, ...]) -> Iterator[HopFact]:
-    """An endless stream of a chain's distractors: no entity has two facts of one relation."""
+    """Yield an endless stream of a chain's distractors: no entity has two facts of one relation."""
     relations = tuple(fact.relation for fact in chain)
     besides = [
         (relation, fact.subject)

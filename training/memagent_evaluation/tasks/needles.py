@@ -91,7 +91,7 @@ class _Keys(Protocol):
     """Draws keys."""
 
     def key(self, values: int, used: Container[str]) -> _Key:
-        """A new key with a number of values; neither key nor values are in `taken`."""
+        """Return a new key with a number of values; neither key nor values are in `used`."""
         ...
 
 
@@ -168,7 +168,7 @@ class NeedleTask(GeneratedTask):
     shape: Shape
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for needles, question and answer.

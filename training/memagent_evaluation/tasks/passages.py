@@ -38,11 +38,11 @@ class Passages:
     texts: Callable[[], Iterator[str]]
 
     def units(self) -> Iterator[str]:
-        """The paragraphs, each with its title."""
+        """Return the paragraphs, each with its title."""
         return self.texts()
 
     def piece(self, position: int, text: str) -> str:
-        """A paragraph with its number."""
+        """Return a paragraph with its number."""
         return f"Document {position + 1}:\n{text}\n\n"
 
 
@@ -59,7 +59,7 @@ class PassagesTask(GeneratedTask):
     paragraphs: Sequence[Paragraph] = field(repr=False)
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the gold paragraphs do not fit, or there are not enough questions or passages.
@@ -83,7 +83,7 @@ class PassagesTask(GeneratedTask):
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample, without planning its document. Raises EvaluationError like `sample`."""
+        """Return the question of a sample, without planning its document. Raises EvaluationError like `sample`."""
         return self._record(index).question
 
     def _by_passages(
@@ -127,11 +127,11 @@ class PassagesTask(GeneratedTask):
         return fitting
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        """The approximate tokens of passages: their numbers are not known yet."""
+        """Return the approximate tokens of passages: their numbers are not known yet."""
         return sum(self.settings.tokenizer.count(f"Document 100:\n{text}\n\n") for text in texts)
 
     def _others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
-        """All paragraphs except those with a used text, repeated without end, each time in another order."""
+        """Yield all paragraphs except those with a used text, repeated without end, each time in another order."""
         chance = self.chance(length, index, "others")
         none_yet = True
         while True:

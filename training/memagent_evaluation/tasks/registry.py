@@ -52,17 +52,18 @@ _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
 
 
 def task_names() -> tuple[str, ...]:
-    """The names that `load_task` knows, besides users' own tasks."""
+    """Return the names that `load_task` knows, besides users' own tasks."""
     return (*_GENERATED, *data_task_names())
 
 
 def task_options(name: str) -> tuple[str, ...]:
-    """The options of a task."""
+    """Return the options of a task."""
     return _DIALS.get(name, ())
 
 
 def load_task(name: str, settings: TaskSettings) -> Task:
-    """The task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or `module:Name`.
+    """Return the task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or
+    `module:Name`.
 
     A user's `Name` is a class whose constructor takes nothing or the settings, or a task itself. It sets
     `shares_documents = True` if it uses `TaskSettings.questions_per_document`.
@@ -98,7 +99,7 @@ def _loaded(name: str, settings: TaskSettings) -> Task:
 
 
 def data_files(name: str, settings: TaskSettings) -> list[Path]:
-    """The data files, or dataset folders, that the task of a name reads; none for generated tasks.
+    """Return the data files, or dataset folders, that the task of a name reads; none for generated tasks.
 
     Raises:
         EvaluationError: there are none at the expected place.
@@ -117,7 +118,7 @@ def _split_options(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
-    """A generated task with options, which are part of its name."""
+    """Return a generated task with options, which are part of its name."""
     if not options:
         return task
     if unknown := [option for option in options if option not in task.dials]:
@@ -144,7 +145,7 @@ def _own_task(name: str, settings: TaskSettings) -> Task:
 
 
 def _instance(kind: type, settings: TaskSettings, name: str) -> Any:
-    """An instance of a class, made with the settings or without arguments, as its constructor needs."""
+    """Return an instance of a class, made with the settings or without arguments, as its constructor needs."""
     signature = inspect.signature(kind)
     # One that needs no argument gets none, unless it has a parameter named settings.
     for arguments in ((settings,), ()) if "settings" in signature.parameters else ((), (settings,)):

@@ -115,7 +115,7 @@ class Story:
         self.events: list[Event] = []
 
     def tell(self) -> Iterator[Event]:
-        """An endless stream of events."""
+        """Yield an endless stream of events."""
         chance = self._chance
         while True:
             within_reach = self._within_reach()
@@ -138,7 +138,7 @@ class Story:
         )
 
     def questions(self, kind: str) -> list[StoryQuestion]:
-        """All questions of one of `STATES` that the events answer."""
+        """Return all questions of one of `STATES` that the events answer."""
         if kind == "state_1":
             return [StoryQuestion(who, _in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
         if kind == "state_2":
@@ -237,7 +237,7 @@ class StateTask(GeneratedTask):
             )
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
@@ -256,7 +256,7 @@ class StateTask(GeneratedTask):
         return self.planned(length, index, question.question, (question.gold,), haystack, insertions, beside)
 
     def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[StoryQuestion]]:
-        """A story, and the questions on it that share the document."""
+        """Return a story, and the questions on it that share the document."""
         number = self.settings.questions_per_document
         for _ in range(_STORIES):
             story = Story(chance, chance.sample(FIRST_NAMES, self.people), chance.sample(THINGS, self.things))

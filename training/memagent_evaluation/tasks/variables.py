@@ -37,7 +37,7 @@ class VariablesTask(GeneratedTask):
     capitals: int = 5
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where the length is too small."""
+        """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         chance = self.chance(length, index)
         names, value, statements = self._chain(chance)
         depths = sorted(chance.sample(DEPTHS, len(names)))
@@ -55,7 +55,7 @@ class VariablesTask(GeneratedTask):
         return self.planned(length, index, question, tuple(names), haystacks.noise(), chain)
 
     def _chain(self, chance: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
-        """Variables, their value, and the sentences that state it; without anything in `taken`."""
+        """Variables, their value, and the sentences that state it; without anything in `used`."""
         names: list[str] = []
         while len(names) <= self.hops:
             name = "".join(chance.choices(string.ascii_uppercase, k=self.capitals))

@@ -242,7 +242,7 @@ def _refusals(
     steps = {each.step for each in run.conversations_K}  # an edit of an earlier reading of this run is not of this one
     of_run = (event for event in run.events if event.step is None or event.step in steps)
     events = [*of_run, *(event for each in kept for event in each.events)]
-    if any(event.kind in {EventKind.MEMORY_EDITED, EventKind.PINNED} for event in events):
+    if any(event.kind == EventKind.MEMORY_EDITED for event in events):
         yield Refusal.EDITED
     if not _unbroken(run):
         yield Refusal.LOST_CONVERSATIONS

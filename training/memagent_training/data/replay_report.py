@@ -19,7 +19,7 @@ class Refusal(StrEnum):
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
     EDITED = "edited", "read the document again without an edit"
-    """A person replaced its memory, or pinned a line of it, so its reward is not only the policy's."""
+    """A person replaced its memory, so its reward is not only the policy's."""
     LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be mended"
     """The log is incomplete: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (
