@@ -42,7 +42,7 @@ from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.settings import ReaderSettings
 

@@ -19,10 +19,10 @@ from itertools import compress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
-from memagent_graph.trace import Writes
 from memagent_training.data.replay_report import Refusal, ReplayReport, named
 from memagent_training.data.reward_functions import (
     LARGEST_REWARD,
