@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -15,7 +15,6 @@ from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
     CHECKPOINTS_HELP,
     STORE_HELP,
-    ApiKey,
     AsJSON,
     MaxSeconds,
     MaxTokensTotal,
@@ -23,14 +22,12 @@ from memagent_graph.cli.options import (
     PriceOut,
     Quiet,
     ReaderOptions,
-    ReplaceUndecodable,
-    Temperature,
-    TopP,
 )
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import counted
+from memagent_graph.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,11 +38,11 @@ if TYPE_CHECKING:
     from memagent_corpus.on_ray import ActorPlan, RayEngine
     from memagent_graph.prices import Prices
     from memagent_graph.response_format import ResponseFormat
-    from memagent_graph.settings import ReaderSettings
+    from memagent_graph.settings import ReadSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(ReaderOptions):
+class Corpus(ReaderOptions, SamplingSettings):
     """Read many documents and write one table, with exactly one row for each document and question.
 
     Run the same command again to continue an unfinished run, or to add new documents and questions.
@@ -110,22 +107,6 @@ class Corpus(ReaderOptions):
     log: Annotated[
         Path | None, typer.Option("--log", help="Log all calls in this SQLite file.", show_default="none")
     ] = None
-    api_key: ApiKey = None
-    requests_per_minute: Annotated[
-        float | None, typer.Option(min=0.001, help="Maximum number of requests per minute.", show_default="no limit")
-    ] = None
-    tokens_per_minute: Annotated[
-        float | None,
-        typer.Option(min=1, help="Maximum number of prompt and completion tokens per minute.", show_default="no limit"),
-    ] = None
-    session_header: Annotated[
-        str | None,
-        typer.Option(
-            help="Send the document's key in this header of every request, such as X-Session-Id, so that a router can "
-            "send all requests of a document to the same replica.",
-            show_default="none",
-        ),
-    ] = None
     ray: Annotated[
         str | None,
         typer.Option(
@@ -140,7 +121,6 @@ class Corpus(ReaderOptions):
         typer.Option(metavar="MIN:MAX", help="Number of actors on the cluster.", show_default="one for each machine"),
     ] = None
     encoding: Annotated[str | None, typer.Option(help="The charset of text files.", show_default="detected")] = None
-    replace_undecodable: ReplaceUndecodable = False
     max_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a document in bytes.")] = 2**30
     text_column: Annotated[
         str | None, typer.Option(help="The column with the texts.", show_default="text, if it exists")
@@ -171,9 +151,6 @@ class Corpus(ReaderOptions):
     allow_chained_urls: Annotated[
         bool, typer.Option("--allow-chained-urls", help="Allow chains of URLs, such as simplecache::s3://...")
     ] = False
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling.")] = None
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many documents; can be continued.")
     ] = None
@@ -204,13 +181,15 @@ class Corpus(ReaderOptions):
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
             form = None if self.schema is None else ResponseFormat.named(self.schema)
             inputs = self._inputs()
-            settings = replace(self.settings(), logprobs=None if self.log else False)
+            settings = self.settings()
+            if not self.log:
+                settings = settings.replace(logprobs=False)
             if (self.requests_per_minute or self.tokens_per_minute) and settings.policy_name in {"embedded", "local"}:
                 raise MemAgentError(
                     "the limits for requests and tokens per minute are for a server, and this policy has no server",
                     hint="Omit --requests-per-minute and --tokens-per-minute, or use a server with --base-url.",
                 )
-            console.policy(settings.policy_told)
+            console.policy(settings.policy_reason)
             try:
                 if self.estimate:
                     self._print_estimate(asyncio.run(self._estimate(inputs, questions, settings, form)), prices)
@@ -271,7 +250,7 @@ class Corpus(ReaderOptions):
         self,
         inputs: Inputs,
         questions: list[str],
-        settings: ReaderSettings,
+        settings: ReadSettings,
         form: ResponseFormat | None,
         actors: tuple[int, int] | None,
     ) -> CorpusSummary:
@@ -288,6 +267,7 @@ class Corpus(ReaderOptions):
         )
         from memagent_corpus.table_folder import TableFolder  # noqa: PLC0415
         from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
 
         table = TableFolder(self.out, inputs.access)
         in_flight = self.documents or -(-5 * self.concurrency // (4 * max(1, len(questions))))
@@ -299,8 +279,8 @@ class Corpus(ReaderOptions):
                 plan = self._plan(work, checkpoints, inputs, questions, settings, form)
                 engine = stack.enter_context(self._cluster(self.ray, plan, actors, in_flight))
             progress = stack.enter_context(CorpusProgress(quiet=self.quiet or self.as_json))
-            agent = settings.make_reader(
-                api_key=self.api_key,
+            agent = MemAgent(
+                settings=settings,
                 store=open_store(self.store, work / TEXTS),
                 checkpoints=checkpoints,
                 run_log=(self.log or False) if engine is None else False,
@@ -334,7 +314,7 @@ class Corpus(ReaderOptions):
         checkpoints: str,
         inputs: Inputs,
         questions: list[str],
-        settings: ReaderSettings,
+        settings: ReadSettings,
         form: ResponseFormat | None,
     ) -> ActorPlan:
         """Return the plan for the actors of a cluster."""
@@ -345,11 +325,10 @@ class Corpus(ReaderOptions):
         from memagent_graph.storage.checkpoints import is_server  # noqa: PLC0415
 
         return ActorPlan(
-            settings=settings,
+            settings=settings.replace(api_key=self.api_key or os.environ.get("OPENAI_API_KEY")),
             questions=tuple(questions),
             access=inputs.access.absolute,
             response_format=form,
-            api_key=self.api_key or os.environ.get("OPENAI_API_KEY"),
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str((work / TEXTS).absolute()) if self.keep_texts else None,
             logs=str(_actor_log_folder(self.log)) if self.log else None,
@@ -370,15 +349,16 @@ class Corpus(ReaderOptions):
                 _merge_actor_logs(self.log)
 
     async def _estimate(
-        self, inputs: Inputs, questions: list[str], settings: ReaderSettings, form: ResponseFormat | None
+        self, inputs: Inputs, questions: list[str], settings: ReadSettings, form: ResponseFormat | None
     ) -> CorpusEstimate:
         import tempfile  # noqa: PLC0415
 
         from memagent_corpus.corpus_estimate import estimate_corpus  # noqa: PLC0415
         from memagent_corpus.corpus_reader import CorpusReader  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
 
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
-            agent = settings.make_reader(api_key=self.api_key, store=Path(folder), run_log=False)
+            agent = MemAgent(settings=settings, store=Path(folder), run_log=False)
             reader = CorpusReader(agent, questions, inputs.access, response_format=form)
             try:
                 return await estimate_corpus(inputs, reader)

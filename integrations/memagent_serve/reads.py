@@ -383,8 +383,8 @@ class ReadManager:
             self._readers[key] = self._reader.copy(
                 policy=policy,
                 sampling=replace(ask.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
-                budget_changes={} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens},
                 checkpoints=await self._reader.acheckpointer(),
+                **({} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens}),
             )
             while len(self._readers) > _READERS_KEPT:
                 self._readers.popitem(last=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import ApiKey, AsJSON, ReaderOptions, Retries, Timeout
+from memagent_graph.cli.options import AsJSON, ReaderOptions
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ class Doctor(ReaderOptions):
         "memagent doctor",
         "memagent doctor --base-url http://localhost:8000/v1",
     )
-    api_key: ApiKey = None
-    timeout: Timeout = 60.0
-    retries: Retries = 0
+    timeout: float = 60.0
+    retries: int = 0
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -37,12 +36,13 @@ class Doctor(ReaderOptions):
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.cli.examination import Health, examine  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
 
         console = Console(as_json=self.as_json)
 
         async def run() -> list[Finding]:
             with console.working("loading the policy"):
-                loaded = self.settings().make_reader(api_key=self.api_key, run_log=False)
+                loaded = MemAgent(settings=self.settings(), run_log=False)
             async with loaded as reader:
                 findings = []
                 async for finding in examine(reader):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -42,19 +42,26 @@ class Resume(RunOptions):
             from memagent_graph.documents.store import Document  # noqa: PLC0415
             from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
             from memagent_graph.run_log import RunLog  # noqa: PLC0415
-            from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+            from memagent_graph.settings import ReadSettings  # noqa: PLC0415
             from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+            from memagent_graph.strategies import load_strategy  # noqa: PLC0415
 
             log = RunLog(self.log or default_run_log())
             run_id = run_named(log, self.run_id)
-            logged = ReaderSettings.from_log(log.get(run_id).settings, run_id)
-            settings = replace(logged, strategy=logged.strategy or "overwrite").with_other(
-                policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
+            logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
+            settings = logged.with_other(
+                policy=self.policy,
+                model=self.model,
+                base_url=self.base_url,
+                api_key=self.api_key,
+                strategy=self.strategy,
             )
+            if self.strategy is None:
+                load_strategy(settings.strategy, own_code=False)  # a log may be somebody else's
             path = self.document
             source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
-                loaded = self.make_reader(settings.decided())
+                loaded = self.make_reader(settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code, failures_told
-from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
+from memagent_graph.cli.options import AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
 from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
-    from memagent_graph.settings import ReaderSettings
+    from memagent_graph.settings import ReadSettings
 
 
 def existing_file(path: Path) -> Path:
@@ -43,7 +43,7 @@ def existing_file(path: Path) -> Path:
 class RunOptions:
     """Options for starting or continuing a run."""
 
-    api_key: ApiKey = None
+    api_key: str | None = None
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")] = None
     max_tokens_total: MaxTokensTotal = None
@@ -63,14 +63,15 @@ class RunOptions:
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
     def make_reader(
-        self, settings: ReaderSettings, *, store: DocumentStore | None = None, is_logged: bool = True
+        self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
     ) -> MemAgent:
         """A reader with these checkpoints, this log, and the given store or that of `--store`."""
         from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        return settings.make_reader(
-            api_key=self.api_key,
+        return MemAgent(
+            settings=settings,
             store=store or open_store(self.store),
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=(self.log or True) if is_logged else False,

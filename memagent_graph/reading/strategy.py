@@ -54,6 +54,8 @@ class Strategy(ABC):
     without supersteps if nothing observes the read; see `memagent_graph.reading.fused`."""
     looks_back: ClassVar[bool] = False
     """Whether its steps use `StepContext.past`, which is only kept then."""
+    reads_all: ClassVar[bool] = True
+    """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     chooses: ClassVar[str] = "read_chunk"
     """The node that chooses what to read next. A rule for stopping early is checked before it."""
     concludes: ClassVar[str] = "answer"

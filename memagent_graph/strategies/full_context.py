@@ -20,6 +20,7 @@ class FullContext(Excerpt):
     so that a document as long as the window fits, as in RULER."""
 
     name: ClassVar[str] = "full_context"
+    reads_all: ClassVar[bool] = True
 
     async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
         """The whole document.

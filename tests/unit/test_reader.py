@@ -374,7 +374,7 @@ def test_a_run_is_not_resumed_with_another_document_or_other_settings(make_reade
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunMismatchError, match="another document"):
         reader.resume("r", document=TEXT + "!")
-    changed = make_reader(checkpoints=checkpoints, budget_changes={"chunk_tokens": 90})
+    changed = make_reader(checkpoints=checkpoints, chunk_tokens=90)
     with pytest.raises(RunMismatchError, match="chunk size"):
         changed.resume("r")
     assert reader.resume("r", document=TEXT).answer == "4711"
@@ -419,7 +419,7 @@ def test_a_live_stream_is_read_as_it_comes(make_reader) -> None:
         first.append(given)
         return perfect_reader(prompt)
 
-    result = make_reader(ScriptedPolicy(script), budget_changes={"chunk_tokens": 400}).read(pieces(), QUESTION)
+    result = make_reader(ScriptedPolicy(script), chunk_tokens=400).read(pieces(), QUESTION)
     assert first[0] < len(long) / 3
     assert result.answer == "4711"
     assert result.updates[-1].end_char == len(long)
@@ -427,7 +427,7 @@ def test_a_live_stream_is_read_as_it_comes(make_reader) -> None:
 
 def test_an_interrupted_stream_is_resumed_with_the_same_text_and_refused_with_another(make_reader, tmp_path) -> None:
     long = document_with({0.9: "The key of harbor is 4711."}, words=60_000)
-    options = {"checkpoints": tmp_path / "c.sqlite", "budget_changes": {"chunk_tokens": 400}}
+    options = {"checkpoints": tmp_path / "c.sqlite", "chunk_tokens": 400}
 
     def pieces(text: str):
         return iter([text[start : start + 500] for start in range(0, len(text), 500)])
@@ -481,7 +481,7 @@ def test_a_failure_of_any_kind_leaves_the_other_reads_of_a_batch_alone(make_read
 
 
 def test_a_question_in_a_script_of_many_tokens_is_counted(make_reader) -> None:
-    reader = make_reader(budget_changes={"question_tokens": 100})
+    reader = make_reader(question_tokens=100)
     with pytest.raises(BudgetError, match=r"the question has \d+ tokens and its budget is 100"):
         reader.read(TEXT, "\N{ALCHEMICAL SYMBOL FOR GOLD}" * 60)
 

@@ -32,6 +32,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
+from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 
@@ -69,7 +70,7 @@ def conversation(position: int, step: str = "s", **changes) -> Conversation:
 
 def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader, log) -> None:
     policy = ScriptedPolicy(exactly)
-    reader = make_reader(policy, run_log=log, settings={"model": "scripted"})
+    reader = make_reader(policy, run_log=log)
     result = reader.read(TEXT, QUESTION, run_id="r")
     rows = list(log.conversations("r"))
     assert [row.position for row in rows] == list(range(result.chunks_read + 1))
@@ -88,7 +89,7 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
     assert spans == [(update.start_char, update.end_char) for update in result.updates]
     record = log.get("r")
     assert (record.stop_reason, record.answer, record.question) == ("answered", "4711", QUESTION)
-    assert record.settings == {"model": "scripted"}
+    assert record.settings == {}, "no other process could make this reader"
     assert record.began <= record.ended
 
 
@@ -254,10 +255,12 @@ def test_a_redaction_that_raises_ends_the_log_and_not_the_read(make_reader, tmp_
 
 
 def test_keys_never_reach_the_file(tmp_path, monkeypatch) -> None:
-    from memagent_graph.settings import ReaderSettings
+    from memagent_graph.settings import ReadSettings
 
-    settings = ReaderSettings(model="m", base_url="http://user:hunter2@host/v1", tokenizer="embedded", chunk_tokens=100)
-    reader = settings.make_reader(api_key="sk-secret", run_log=tmp_path / "k.sqlite", store=tmp_path / "d")
+    settings = ReadSettings(model="m", base_url="http://user:hunter2@host/v1", tokenizer="embedded", chunk_tokens=100)
+    reader = MemAgent(
+        settings=settings.replace(api_key="sk-secret"), run_log=tmp_path / "k.sqlite", store=tmp_path / "d"
+    )
     reader.run_log.wait(reader.run_log.begin("r", QUESTION, REF, settings.for_log()))
     reader.run_log.close()
     raw = b"".join(path.read_bytes() for path in tmp_path.glob("k.sqlite*"))

@@ -18,6 +18,7 @@ from memagent_corpus.table_folder import row_from
 from memagent_corpus.table_inputs import Columns
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError
+from memagent_graph.reader import MemAgent
 
 CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
@@ -173,7 +174,7 @@ def row_settings(plan: ActorPlan) -> Mapping[str, Any]:
     import tempfile  # noqa: PLC0415
 
     async def settings(store: Path) -> Mapping[str, Any]:
-        agent = plan.settings.make_reader(api_key=plan.api_key, store=store, run_log=False)
+        agent = MemAgent(settings=plan.settings, store=store, run_log=False)
         reader = CorpusReader(agent, plan.questions, plan.access, response_format=plan.response_format)
         try:
             return await reader.settings()
