@@ -25,7 +25,7 @@ PACKAGES = {
     "recipes": ROOT / "training/recipes",
 }
 PAGE = ROOT / "CONTRIBUTING.md"
-BEGIN, END = "<!-- drawn by scripts/draw_structure.py -->", "<!-- end of what is drawn -->"
+_BEGIN, _END = "<!-- {}: drawn by scripts/draw_structure.py -->", "<!-- end of {} -->"
 _DRAWN = ("memagent_graph", "memagent_training")
 """The packages whose parts are drawn, too."""
 Graph = dict[str, dict[str, bool]]
@@ -118,8 +118,8 @@ def short(room: str) -> str:
     return room.rpartition(".")[2]
 
 
-def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
-    """A graph as a figure and a table, from the highest layer to the lowest."""
+def figure(graph: Graph) -> str:
+    """A graph as a Mermaid figure, with a box for each layer from the highest to the lowest."""
     under, level = {room: below(graph, room) for room in graph}, floors(graph)
     order = sorted(graph, key=lambda room: (-level[room], room))
     lines = ["```mermaid", "flowchart TD"]
@@ -127,20 +127,26 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
         here = "; ".join(short(room) for room in order if level[room] == floor)
         lines += [f'  subgraph layer{floor}["layer {floor}"]', f"    {here}", "  end"]
     for room in order:
-        for arrow, wanted in (("-->", True), ("-.->", False)):
+        for arrow, is_loaded_at_once in (("-->", True), ("-.->", False)):
             targets = [
                 short(target)
                 for target, at_once in sorted(graph[room].items())
-                if at_once is wanted
+                if at_once is is_loaded_at_once
                 and not any(
-                    target in under[each] and each not in under[target] for each in graph[room].keys() - {target}
+                    target in under[other] and other not in under[target] for other in graph[room].keys() - {target}
                 )
             ]
             lines += [f"  {short(room)} {arrow} {' & '.join(targets)}"] if targets else []
-    lines += ["```", "", "| layer | part | purpose | imports |", "| ---: | --- | --- | --- |"]
-    for room in order:
+    return "\n".join([*lines, "```"])
+
+
+def table(graph: Graph, files: Mapping[str, Path]) -> str:
+    """A graph as a table, from the highest layer to the lowest; a part's purpose is the first line of its docstring."""
+    level = floors(graph)
+    lines = ["| layer | part | purpose | imports |", "| ---: | --- | --- | --- |"]
+    for room in sorted(graph, key=lambda room: (-level[room], room)):
         purpose = (ast.get_docstring(ast.parse(files[room].read_text("utf-8"))) or "").partition("\n")[0]
-        imported = ", ".join(f"`{short(each)}`" for each in sorted(graph[room]))
+        imported = ", ".join(f"`{short(target)}`" for target in sorted(graph[room]))
         lines.append(f"| {level[room]} | `{short(room)}` | {purpose.replace('|', '/')} | {imported} |")
     return "\n".join(lines)
 
@@ -148,10 +154,20 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
 def page(text: str) -> str:
     """The page with up-to-date figures."""
     graph, files = module_graph(), modules()
-    packages, *parts = (drawn(rooms(graph, within), files) for within in ("", *_DRAWN))
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    appendix = "\n\n".join(f"### Within `{package}`\n\n{part}" for package, part in zip(_DRAWN, parts, strict=True))
-    return f"{before}{BEGIN}\n\n{packages}\n\n{appendix}\n\n{END}{after}"
+    parts = [
+        f"### Within `{package}`\n\n{figure(inner)}\n\n{table(inner, files)}"
+        for package in _DRAWN
+        for inner in [rooms(graph, package)]
+    ]
+    packages = rooms(graph)
+    for name, content in (
+        ("packages", figure(packages)),
+        ("parts", "\n\n".join([table(packages, files), *parts])),
+    ):
+        begin, end = _BEGIN.format(name), _END.format(name)
+        before, after = text.partition(begin)[0], text.partition(end)[2]
+        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from typing import Final
 
 from memagent_corpus.corpus_rows import Row, decoded_row, encoded
 from memagent_graph.errors import CorpusError
+from memagent_graph.storage.database import use_write_ahead_log
 from memagent_graph.storage.private_files import private_file
-from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS rows (

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
+from memagent_graph.storage.database import use_write_ahead_log
 from memagent_graph.storage.private_files import private_file
-from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 
 class ReadState(StrEnum):

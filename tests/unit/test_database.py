@@ -14,7 +14,7 @@ import pytest
 from memagent_graph.errors import RunError
 from memagent_graph.run_log.schema import connect, migrate
 from memagent_graph.storage.checkpoints import open_saver
-from memagent_graph.storage.write_ahead import use_write_ahead_log
+from memagent_graph.storage.database import use_write_ahead_log
 
 
 def held_for(seconds: float, path: Path) -> threading.Thread:

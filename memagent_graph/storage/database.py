@@ -1,11 +1,41 @@
-"""Switches a SQLite file to write-ahead logging while other processes open the same new file."""
+"""Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
+from pathlib import Path
+
+from memagent_graph.storage.private_files import private_file
 
 _PAUSE_SECONDS = 0.02
+
+
+def open_database(path: Path, schema: str, *, timeout: float = 30.0) -> sqlite3.Connection:
+    """Open a SQLite file, and create it for its owner only if it does not exist.
+
+    The connection is in autocommit mode, may be used by any thread (one at a time), and returns `sqlite3.Row`. What is
+    committed survives the process; after a power failure the newest transactions may be missing.
+
+    Args:
+        path: the file.
+        schema: statements that create what does not exist yet.
+        timeout: seconds to wait for a file that another process has locked.
+
+    Raises:
+        OSError, sqlite3.Error: it cannot be opened, or is not a database.
+    """
+    private_file(path)
+    connection = sqlite3.connect(path, check_same_thread=False, timeout=timeout, isolation_level=None)
+    try:
+        connection.row_factory = sqlite3.Row
+        use_write_ahead_log(connection, timeout=timeout)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(schema)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:
