@@ -31,6 +31,9 @@ NameOrObject: TypeAlias = Any
 _TEXT: Final = str | None
 _PREFIX: Final = "MEMAGENT_"
 _SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
+_OBJECTS: Final = "objects"
+"""In the log: the fields whose values were objects."""
+_PLAIN: Final = (str, int, float, Path, tuple)
 NO_KEY: Final = "none"
 """The key for a server that only a log names: nobody's."""
 
@@ -272,9 +275,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         Raises:
             RunError: the run was not started from settings, but from a `MemAgent` with objects made in Python.
         """
-        if not values.keys() - {"response_format"}:  # what the read was asked for is no setting of the reader
+        if objects := values.get(_OBJECTS, () if values.keys() - {"response_format"} else ["reader"]):
             raise RunError(
-                "the log does not say how this run's reader was made",
+                f"the log does not say how this run's reader was made: its {' and '.join(objects)} came from Python",
                 hint="Resume it where it was started, with MemAgent.resume().",
                 run_id=run_id,
             )
@@ -291,14 +294,15 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     def for_log(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults, JSON-ready, without keys and passwords.
 
-        They are empty if one of them is an object, from which no other process could make this reader.
+        Objects, from which no other process could make this reader, are there by the names of their fields.
         """
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["logged"]}
         values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
-        if not all(isinstance(value, str | int | float | Path | tuple) for value in values.values()):
-            return {}
+        if objects := [name for name, value in values.items() if not isinstance(value, _PLAIN)]:
+            values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS: objects}
         values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-        values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
+        if "policy" not in objects:
+            values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
         if self.base_url:
             values["base_url"] = without_password(self.base_url)
         return values

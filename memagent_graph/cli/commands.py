@@ -60,8 +60,8 @@ class Command(Protocol):
     """A command: a frozen dataclass whose docstring is the command's help.
 
     Its fields are the arguments and options, annotated for typer; one with the name of a setting of `ReadSettings`
-    needs no annotation. Those of the class itself come first in the help, then those of the classes it inherits from, in
-    their order; if there are many, in groups with the common ones first. `examples` are command lines for the end of the help.
+    needs no annotation. Those of the class itself come first in the help, then those of the classes it inherits from;
+    if there are many, in groups with the common ones first. `examples` are command lines for the end of the help.
     """
 
     __dataclass_signature_: ClassVar[dict[str, Field[Any]]]

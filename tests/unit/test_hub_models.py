@@ -88,9 +88,9 @@ def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> N
     missing = MissingExtraError("hub", "the tokenizer of some/model")
     agent = MemAgent(ScriptedPolicy([]), run_log=False)
     with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
-        assemble(agent._choices, ModelInfo(missing=missing))
+        assemble(agent._parts, ModelInfo(missing=missing))
     with pytest.raises(TokenizerError, match="not known which tokenizer"):
-        assemble(agent._choices, ModelInfo())
+        assemble(agent._parts, ModelInfo())
 
 
 def test_hub_ids_are_told_from_paths() -> None:

@@ -249,7 +249,7 @@ class TestResuming:
 
         reader = structured_reader(GOOD, checkpoints=tmp_path / "c.sqlite", run_log=False)
         broken = structured_reader(checkpoints=tmp_path / "c.sqlite", store=reader.store, run_log=False)
-        broken._choices.policy.script = script
+        broken.policy.script = script
         with pytest.raises(PolicyUnreachableError):
             await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         saver = await reader.acheckpointer()

@@ -89,8 +89,8 @@ def _reader_of_environment() -> MemAgent:
 class ReadLongDocument(BaseTool):
     """Reads a document with a `MemAgent` and answers questions on it.
 
-    Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, or else
-    the policy that was added, or the embedded one; MEMAGENT_MODEL, MEMAGENT_TOKENIZER and so on are the fields of
+    Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, or the
+    policy that was added, or the embedded one; MEMAGENT_MODEL, MEMAGENT_TOKENIZER and so on are the fields of
     `ReadSettings`. Documents and runs are stored in MEMAGENT_HOME.
 
     Errors that a model can react to are tool messages with status "error", not exceptions.
