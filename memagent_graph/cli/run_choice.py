@@ -96,14 +96,16 @@ NamedRun: TypeAlias = Annotated[
 
 
 def run_named(log: RunLog, name: str) -> str:
-    """The id of the run that a user names by its id, by the beginning of its id, or as "latest".
+    """Return the id of the run that a user names by its id, by the beginning of its id, or as "latest".
+
+    The latest is one of those that were read here: the time in an imported run is somebody else's word.
 
     Raises:
         RunNotFoundError: there is no such run, or there are several.
     """
     from memagent_graph.run_log import RunFilter  # noqa: PLC0415
 
-    chosen = RunFilter(newest=1) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
+    chosen = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
     found = [record.run_id for record in log.runs(chosen)]
     if name in found or len(found) == 1:
         return name if name in found else found[0]

@@ -43,6 +43,7 @@ def existing_file(path: Path) -> Path:
 class RunOptions:
     """Options for starting or continuing a run."""
 
+    base_url: str | None = None
     api_key: str | None = None
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")] = None
@@ -78,12 +79,17 @@ class RunOptions:
         )
 
     def resume_command(self, run_id: str) -> str:
-        """The command that continues a run in these files, or in those of the data folder."""
+        """Return the command that continues a run in these files, or in those of the data folder."""
+        import os  # noqa: PLC0415
+
         from memagent_graph.documents.shared_store import shown_url  # noqa: PLC0415
+        from memagent_graph.policies.server_url import without_password  # noqa: PLC0415
         from memagent_graph.storage.checkpoints import shown_checkpoints  # noqa: PLC0415
 
         store = shown_url(self.store) if self.store else None
         words = ["memagent", "resume", run_id]
+        if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key goes nowhere else
+            words += ["--base-url", without_password(self.base_url)]
         for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
             words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)

@@ -28,6 +28,9 @@ _TABLES: Final = {
     strategy TEXT NOT NULL,
     strategy_fingerprint TEXT NOT NULL
 ) STRICT""",
+    "imported": """(
+    run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE
+) STRICT""",
     "answers": """(
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     number INTEGER NOT NULL,
@@ -144,6 +147,7 @@ _AS_NEW: Final = {
         "FROM main.conversations"
     ),
     "events": "SELECT *, NULL AS step FROM main.events",
+    "imported": "SELECT run_id FROM main.runs WHERE 0",
     "conversation_reads": (
         "SELECT id AS conversation, 0 AS number, position AS chunk, coalesce(start_char, 0) AS start_char, "
         "coalesce(end_char, 0) AS end_char, start_byte, coalesce(end_byte, 0) AS end_byte, "
