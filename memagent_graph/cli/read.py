@@ -84,6 +84,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             with console.working("loading the policy"):
                 loaded = self.make_reader(settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
+                await self.prepare(reader, console)
                 if len(questions) > 1:
                     if not self.no_log:
                         commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]

@@ -71,9 +71,10 @@ class Resume(RunOptions):
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)
-                stream = reader.astream_resume(run_id, document=source, response_format=form, limits=self.limits)
                 try:
-                    return [await console.follow(stream)]
+                    await self.prepare(reader, console)
+                    parts = reader.astream_resume(run_id, document=source, response_format=form, limits=self.limits)
+                    return [await console.follow(parts)]
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."

@@ -78,6 +78,13 @@ class RunOptions:
             run_log=(self.log or True) if is_logged else False,
         )
 
+    async def prepare(self, reader: MemAgent, console: Console) -> None:
+        """Ask the policy for what is open, and say how it reads."""
+        with console.working("asking the policy"):
+            context = await reader.aprepare()
+        part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
+        console.policy(f"strategy {reader.strategy.name}{part}; {context.budget.chunk_tokens:,} tokens in a chunk")
+
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run in these files, or in those of the data folder."""
         import os  # noqa: PLC0415
