@@ -64,7 +64,7 @@ class Command(Protocol):
     if there are many, in groups with the common ones first. `examples` are command lines for the end of the help.
     """
 
-    __dataclass_signature_: ClassVar[dict[str, Field[Any]]]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def run(self) -> None:
         """Run the command; raise `typer.Exit` if the exit code is not 0."""
@@ -177,7 +177,7 @@ class _Commands(Mapping[str, Any]):
 
     @cached_property
     def _added(self) -> dict[str, EntryPoint]:
-        from memagent_graph.entry_points import COMMANDS, added  # noqa: PLC0415
+        from memagent_graph.entry_points import COMMANDS, added
 
         return {name: entry for name, entry in added(COMMANDS).items() if name not in _BUILT_IN}
 
@@ -220,12 +220,12 @@ def _made(register: Callable[[typer.Typer], Any]) -> Any:
 
 def _made_elsewhere(entry: EntryPoint) -> Any:
     """A command of another package; if it cannot be loaded, a command that says what is wrong."""
-    from memagent_graph.entry_points import failure_of  # noqa: PLC0415
-    from memagent_graph.errors import MemAgentError  # noqa: PLC0415
+    from memagent_graph.entry_points import failure_of
+    from memagent_graph.errors import MemAgentError
 
     def fail(error: Exception) -> NoReturn:
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.cli.exit_codes import ExitCode  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
             Console().failure(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)

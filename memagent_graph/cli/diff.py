@@ -25,7 +25,7 @@ class Diff:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.timeline import compare_runs, render_comparison  # noqa: PLC0415
+        from memagent_graph.timeline import compare_runs, render_comparison
 
         with failures_told():
             log = open_existing(self.log)

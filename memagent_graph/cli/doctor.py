@@ -32,11 +32,11 @@ class Doctor(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        import asyncio  # noqa: PLC0415
+        import asyncio
 
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.cli.examination import Health, examine  # noqa: PLC0415
-        from memagent_graph.reader import MemAgent  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.cli.examination import Health, examine
+        from memagent_graph.reader import MemAgent
 
         console = Console(as_json=self.as_json)
 
@@ -60,7 +60,7 @@ class Doctor(ReaderOptions):
 
 
 def _show(finding: Finding, console: Console) -> None:
-    from memagent_graph.cli.console import escape  # noqa: PLC0415
+    from memagent_graph.cli.console import escape
 
     console.out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")
     if finding.remedy and finding.health != "ok":

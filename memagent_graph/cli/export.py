@@ -49,8 +49,8 @@ class Export(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.run_log.exchange import export_runs  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.run_log.exchange import export_runs
 
         if self.skip_incomplete and not self.for_training:
             raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
@@ -84,8 +84,8 @@ class Export(RunChoice):
             typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)
 
     def _export_edits(self, chosen: RunFilter) -> None:
-        from memagent_graph.run_log.exchange import export_edits  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import store_of  # noqa: PLC0415
+        from memagent_graph.run_log.exchange import export_edits
+        from memagent_graph.timeline.run_views import store_of
 
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)

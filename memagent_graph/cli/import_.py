@@ -38,10 +38,10 @@ class Import:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.run_log import RunLog  # noqa: PLC0415
-        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.run_log import RunLog
+        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs
+        from memagent_graph.storage.paths import default_run_log
 
         with failures_told(as_json=self.as_json), Console().working("importing the runs"):
             if missing := next((each for each in self.sources if not each.exists()), None):

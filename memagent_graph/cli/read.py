@@ -63,9 +63,9 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.documents import Document, open_store  # noqa: PLC0415
-            from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
-            from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
+            from memagent_graph.documents import Document, open_store
+            from memagent_graph.reading.state import new_run_id
+            from memagent_graph.response_format import ResponseFormat
 
             questions = questions_of(self.question)
             form = None if self.schema is None else ResponseFormat.named(self.schema)

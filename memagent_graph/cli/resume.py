@@ -40,12 +40,12 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.documents.store import Document  # noqa: PLC0415
-            from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
-            from memagent_graph.run_log import RunFilter, RunLog  # noqa: PLC0415
-            from memagent_graph.settings import NO_KEY, ReadSettings  # noqa: PLC0415
-            from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
-            from memagent_graph.strategies import load_strategy  # noqa: PLC0415
+            from memagent_graph.documents.store import Document
+            from memagent_graph.response_format import ResponseFormat
+            from memagent_graph.run_log import RunFilter, RunLog
+            from memagent_graph.settings import NO_KEY, ReadSettings
+            from memagent_graph.storage.paths import default_run_log
+            from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())
             run_id = run_named(log, self.run_id)

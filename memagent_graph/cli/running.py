@@ -59,7 +59,7 @@ class RunOptions:
     @property
     def limits(self) -> Limits:
         """Where the call stops."""
-        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+        from memagent_graph.reading.state import Limits
 
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
@@ -67,9 +67,9 @@ class RunOptions:
         self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
     ) -> MemAgent:
         """A reader with these checkpoints, this log, and the given store or that of `--store`."""
-        from memagent_graph.documents import open_store  # noqa: PLC0415
-        from memagent_graph.reader import MemAgent  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+        from memagent_graph.documents import open_store
+        from memagent_graph.reader import MemAgent
+        from memagent_graph.storage.paths import default_checkpoints
 
         return MemAgent(
             settings=settings,
@@ -87,11 +87,11 @@ class RunOptions:
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run in these files, or in those of the data folder."""
-        import os  # noqa: PLC0415
+        import os
 
-        from memagent_graph.documents.shared_store import shown_url  # noqa: PLC0415
-        from memagent_graph.policies.server_url import without_password  # noqa: PLC0415
-        from memagent_graph.storage.checkpoints import shown_checkpoints  # noqa: PLC0415
+        from memagent_graph.documents.shared_store import shown_url
+        from memagent_graph.policies.server_url import without_password
+        from memagent_graph.storage.checkpoints import shown_checkpoints
 
         store = shown_url(self.store) if self.store else None
         words = ["memagent", "resume", run_id]
@@ -103,10 +103,10 @@ class RunOptions:
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
-        import asyncio  # noqa: PLC0415
+        import asyncio
 
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.events import StopReason  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.events import StopReason
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):

@@ -47,7 +47,7 @@ class Show:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
 
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
@@ -63,15 +63,15 @@ class Show:
 
 def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
     """A run with its document, if that is still in the given store; without one, where such runs keep it."""
-    from memagent_graph.documents import open_store  # noqa: PLC0415
-    from memagent_graph.timeline.run_views import store_of, view_of_run  # noqa: PLC0415
+    from memagent_graph.documents import open_store
+    from memagent_graph.timeline.run_views import store_of, view_of_run
 
     found = open_store(store) if store else store_of(log.get(run_id).document, log.path)
     return view_of_run(log, run_id, found)
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:
-    from memagent_graph.timeline import build_timeline, render_page, write_page  # noqa: PLC0415
+    from memagent_graph.timeline import build_timeline, render_page, write_page
 
     page = render_page(build_timeline(view))
     try:
@@ -84,7 +84,7 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
 
 
 def _print_timeline(view: RunView, chunk: int | None) -> None:
-    from memagent_graph.timeline import build_timeline, render_timeline  # noqa: PLC0415
+    from memagent_graph.timeline import build_timeline, render_timeline
 
     try:
         shown = render_timeline(build_timeline(view), chunk=chunk)
