@@ -206,7 +206,7 @@ async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource
     """Add the documents to the store, in order; names that occur twice get a number.
 
     Raises:
-        DocumentError: there are none, one is a live stream, or none can be read.
+        DocumentError: there are none, or none can be read.
     """
     if not given:
         raise DocumentError("there are no documents", hint="Give at least one.")
@@ -217,11 +217,6 @@ async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource
         source = each if isinstance(each, ReportSource) else ReportSource(each)
         try:
             document = Document.of(source.document)
-            if document.is_live:
-                raise DocumentError(
-                    f"{document.name} is a live stream",
-                    hint="Collect its text first: the text of a report's documents must not change.",
-                )
             reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
             metadata = {
                 **await asyncio.to_thread(metadata_of, source.document, agent.store, reference),

@@ -12,7 +12,7 @@ import itertools
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,7 +143,7 @@ class Chunker:
 
     Args:
         store: where the document is.
-        ref: the document; a live stream is read as far as each chunk needs.
+        ref: the document.
         tokenizer: the policy's own.
         chunk_tokens: tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to 3
             fewer. A chunk has more only if a single character has more.
@@ -179,38 +179,29 @@ class Chunker:
         """The chunk at `cursor`; None at the document's end.
 
         Raises:
-            DocumentError: the text is no longer in the store, or a live stream failed.
+            DocumentError: the text is no longer in the store.
         """
         await self._store.fetch_async(self._ref)
-        for found in self._cutting(cursor):
-            if not isinstance(found, int):
-                return found
-            await self._store.pull_async(self._ref, found)
-        return None
+        return self._cut_chunk(cursor)
 
     def chunks(self, cursor: Cursor | None = None) -> Iterator[Chunk]:
-        """All chunks from `cursor` on. Blocks while a live stream blocks; async streams are not accepted.
+        """All chunks from `cursor` on.
 
         Raises:
             DocumentError: as `next_chunk`.
         """
-        following: Cursor | None = cursor if cursor is not None else start_cursor()
-        while following is not None:
-            cutting, following = self._cutting(following), None
-            for found in cutting:
-                if isinstance(found, int):
-                    self._store.pull(self._ref, found)
-                else:
-                    yield found
-                    following = None if found.last else found.next
+        chunk = self._cut_chunk(cursor if cursor is not None else start_cursor())
+        while chunk is not None:
+            yield chunk
+            chunk = None if chunk.last else self._cut_chunk(chunk.next)
 
-    def _cutting(self, cursor: Cursor) -> Generator[int | Chunk]:
-        """Cut one chunk, if there is one; first yield the byte up to which the store must have text."""
+    def _cut_chunk(self, cursor: Cursor) -> Chunk | None:
+        """Cut the chunk at `cursor`; None at the document's end."""
         piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
-        piece = yield from self._piece(cursor["piece_byte"])
+        piece = self._piece(cursor["piece_byte"])
         at_char = cursor["char"] - piece_char
         if at_char >= len(piece.text):
-            return
+            return None
         texts: list[str] = []
         tokens = 0
         while True:
@@ -223,7 +214,7 @@ class Chunker:
                 texts.append(piece.text[at_char:])
                 tokens += len(piece.ids) - first
                 piece_char += len(piece.text)
-                piece = yield from self._piece(piece.end_byte)
+                piece = self._piece(piece.end_byte)
                 first = at_char = 0
                 continue
             texts.append(piece.text[at_char:cut])
@@ -242,7 +233,7 @@ class Chunker:
             piece_byte=end_byte if in_next_piece else piece.start_byte,
             piece_tokens=0 if in_next_piece else taken,
         )
-        yield Chunk(
+        return Chunk(
             index=cursor["index"],
             start_char=cursor["char"],
             end_char=end_char,
@@ -315,8 +306,8 @@ class Chunker:
     def _prefix(self, piece: _Piece, taken: int) -> int | None:
         return self._tokenizer.prefix_chars(piece.text, piece.ids, taken)
 
-    def _piece(self, start_byte: int) -> Generator[int, None, _Piece]:
-        """The piece that begins at a byte; yields the byte up to which text is needed, if the store lacks it yet."""
+    def _piece(self, start_byte: int) -> _Piece:
+        """The piece that begins at a byte."""
         if self._current is not None and self._current.start_byte == start_byte:
             return self._current
         key = (self._ref["key"], self._tokenizer.fingerprint, start_byte)
@@ -324,10 +315,7 @@ class Chunker:
         if self._current is not None:
             return self._current
         for largest in (PIECE_BYTES, LARGEST_PIECE_BYTES):
-            until = start_byte + largest + 1
-            while self._store.size(self._ref) is None and self._store.stored_bytes(self._ref) < until:
-                yield until
-            data = self._store.read_bytes(self._ref, start_byte, until)
+            data = self._store.read_bytes(self._ref, start_byte, start_byte + largest + 1)
             at_end = len(data) <= largest
             # The bytes may end inside a character, which is then left out.
             text = codecs.getincrementaldecoder("utf-8")().decode(data[:largest], at_end)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
-from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
+from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, StreamDecoder, byte_order_mark, decoded
 from memagent_graph.documents.sources import DOCX, HTML, MARKDOWN, PDF, TEXT, Document, Section
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
@@ -34,7 +34,7 @@ def opened(
     bounds: ConversionBounds | None = None,
     cancellation: ConversionCancellation | None = None,
 ) -> Iterator[tuple[str, Iterator[LabelledText]]]:
-    """Open a document that is not live: its real media type, and its text in order, a little at a time.
+    """Open a document: its real media type, and its text in order, a little at a time.
 
     Args:
         document: the source. A PDF or DOCX file is recognised by its first bytes, whatever its name is.
@@ -59,6 +59,8 @@ def opened(
             yield TEXT, _joined(content)
         elif callable(content):
             yield TEXT, content()
+        elif isinstance(content, Iterator) and not hasattr(content, "read"):
+            yield TEXT, _streamed(document, content, errors)
         elif isinstance(content, bytes):
             yield _from_binary(document, io.BytesIO(content), errors, *conversion)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
@@ -106,6 +108,27 @@ def _joined(sections: tuple[Section, ...]) -> Iterator[LabelledText]:
         if index:
             yield None, _SECTION_GAP
         yield section.label, section.text
+
+
+def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Iterator[LabelledText]:
+    decoder = StreamDecoder(document.name, encoding=document.encoding, errors=errors)
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration:
+            break
+        except Exception as error:  # the caller's source may raise anything
+            raise DocumentError(f"the stream {document.name} broke off: {error}") from error
+        if isinstance(piece, str):
+            yield None, piece
+        elif isinstance(piece, bytes):
+            yield None, decoder.decode(piece)
+        else:
+            raise DocumentError(
+                f"the stream {document.name} gave a {type(piece).__name__}, not text or bytes",
+                hint="Pass an iterator of str or bytes; LangChain Documents go in a list.",
+            )
+    yield None, decoder.decode(b"", final=True)
 
 
 def _read(name: str, file: IO[Any]) -> str | bytes:

@@ -2,12 +2,10 @@
 
     URL/texts/<sha256>.txt       as in `DocumentStore`: named by content, never changed
     URL/sections/<sha256>.json
-    URL/streams/<uuid>.json      which text a live stream became when it ended
 
 What one machine adds, any other can read by its reference. A machine fetches a text once, compares it with its name,
 and reads it from its own disk from then on, as fast as from a store that is not shared. A text appears at the URL when
-it is complete: object stores show an upload only then, and on file systems it is renamed. A live stream is read on one
-machine, and the others can read it when it has ended.
+it is complete: object stores show an upload only then, and on file systems it is renamed.
 
 fsspec opens the URL: `s3://`, `gs://`, `az://`, `file://`, `sftp://` and others; some need a package of their own.
 """
@@ -28,7 +26,7 @@ from typing import Any, Final, Literal
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation
 from memagent_graph.documents.loaders import READ_BYTES
 from memagent_graph.documents.sources import DocumentRef, SourceMark
-from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, parsed_key, publish
+from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, digest_of, publish
 from memagent_graph.errors import DocumentError, MissingExtraError
 from memagent_graph.storage.paths import data_folder, default_store
 
@@ -63,46 +61,24 @@ class SharedDocumentStore(DocumentStore):
         super().__init__(folder or own, bounds=bounds)
         self.url = url
         self._files = _RemoteFiles(url, options or {})
-        self._uploaded: set[str] = set()
-        """Streams whose text is at the URL."""
 
     def add(
         self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
     ) -> DocumentRef:
-        """As in `DocumentStore`. When it returns, every machine can read the text; a stream's, when it has ended."""
+        """As in `DocumentStore`. When it returns, every machine can read the text."""
         ref = super().add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
-        if parsed_key(ref)[0] == "sha256":
-            self._upload(ref)
+        for name in _names(ref):
+            self._files.upload(self.root / name, name)
         return ref
 
-    def pull(self, ref: DocumentRef, until_byte: int) -> None:
-        """As in `DocumentStore`; the text of a stream that has ended is uploaded."""
-        super().pull(ref, until_byte)
-        if self._has_ended_here(ref):
-            self._upload(ref)
-
-    async def pull_async(self, ref: DocumentRef, until_byte: int) -> None:
-        """Like `pull`, without blocking the event loop."""
-        await super().pull_async(ref, until_byte)
-        if self._has_ended_here(ref):
-            await asyncio.to_thread(self._upload, ref)
-
     async def fetch_async(self, ref: DocumentRef) -> None:
-        """Fetch a text that is not on this machine, in a thread; upload a stream's that ended before a crash.
+        """Fetch a text that is not on this machine, in a thread.
 
         Raises:
             DocumentError: it is not at the URL, is damaged, or the URL cannot be reached.
         """
-        kind, name = parsed_key(ref)
-        if kind == "sha256" and not self._text_path(name).exists():
+        if not self._text_path(ref).exists():
             await asyncio.to_thread(self._path, ref)
-        elif kind == "stream" and name not in self._live and name not in self._uploaded:
-            await asyncio.to_thread(self._settle_stream, ref)
-
-    def _settle_stream(self, ref: DocumentRef) -> None:
-        self.resolve(ref)
-        if self._has_ended_here(ref):
-            self._upload(ref)
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """As in `DocumentStore`; fetched if they are not on this machine."""
@@ -113,62 +89,25 @@ class SharedDocumentStore(DocumentStore):
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text on this machine and at the URL. Texts that other machines fetched stay there."""
-        names = [f"texts/{parsed_key(self.resolve(ref))[1]}.txt"]
-        kind, name = parsed_key(ref)
-        names += [f"streams/{name}.json"] * (kind == "stream") + [f"sections/{ref.get('sections')}.json"] * (
-            "sections" in ref
-        )
         super().remove(ref)
-        self._uploaded.discard(name)
-        for each in names:
-            self._files.remove(each)
-
-    def _has_ended_here(self, ref: DocumentRef) -> bool:
-        kind, name = parsed_key(ref)
-        return kind == "stream" and name in self._became and name not in self._uploaded
-
-    def _upload(self, ref: DocumentRef) -> None:
-        """Put what belongs to a reference at the URL, where it is not there yet; the text first."""
-        kind, name = parsed_key(ref)
-        digest = parsed_key(super().resolve(ref))[1]
-        paths = [(f"texts/{digest}.txt", self._text_path(digest))]
-        if "sections" in ref:
-            paths.append((f"sections/{ref['sections']}.json", self._sections / f"{ref['sections']}.json"))
-        if kind == "stream":
-            paths.append((f"streams/{name}.json", self._streams / f"{name}.json"))
-        for remote, path in paths:
-            if path.exists():  # an alias that was fetched may have come without its text
-                self._files.upload(path, remote)
-        if kind == "stream":
-            self._uploaded.add(name)
+        for name in _names(ref):
+            self._files.remove(name)
 
     def _path(self, ref: DocumentRef) -> Path:
-        kind, name = parsed_key(super().resolve(ref))
-        path = self._text_path(name)
-        if kind == "sha256" and not path.exists():
-            self._fetch(f"texts/{name}.txt", path, name)
+        path = self._text_path(ref)
+        if not path.exists():
+            self._fetch(f"texts/{path.name}", path, digest_of(ref))
             if not path.exists():
                 raise DocumentError(
                     f"the text of {ref['name']} is not in the document store {shown_url(self.url)}",
                     hint="It was removed, or stored elsewhere: pass the document again.",
                 )
-        return super()._path(ref)
+        return path
 
-    def _ended_as(self, name: str) -> tuple[str, int] | None:
-        known = super()._ended_as(name)
-        spool, alias = self._streams / f"{name}.txt", self._streams / f"{name}.json"
-        if known is not None or name in self._live or spool.exists():
-            return known
-        self._fetch(f"streams/{name}.json", alias, None)
-        known = super()._ended_as(name)
-        if known is not None:
-            self._uploaded.add(name)
-        return known
+    def _text_path(self, ref: DocumentRef) -> Path:
+        return self._texts / f"{digest_of(ref)}.txt"
 
-    def _text_path(self, digest: str) -> Path:
-        return self._texts / f"{digest}.txt"
-
-    def _fetch(self, remote: str, path: Path, sha256: str | None) -> None:
+    def _fetch(self, remote: str, path: Path, sha256: str) -> None:
         """Fetch a file, if it is at the URL; it is seen here when it is complete and compared with its name.
 
         Raises:
@@ -184,13 +123,19 @@ class SharedDocumentStore(DocumentStore):
                     file.write(piece)
                 if not found:
                     return
-                if sha256 is not None and digest.hexdigest() != sha256:
+                if digest.hexdigest() != sha256:
                     raise DocumentError(
                         f"{remote} in the document store {shown_url(self.url)} is damaged: its content has another "
                         "sha256 than its name",
                         hint="Delete that file, and pass the document again.",
                     )
                 publish(file, temporary, path)
+
+
+def _names(ref: DocumentRef) -> list[str]:
+    """The files of a document, the text first."""
+    sections = [f"sections/{ref['sections']}.json"] if "sections" in ref else []
+    return [f"texts/{digest_of(ref)}.txt", *sections]
 
 
 class _RemoteFiles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired
@@ -39,14 +39,14 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 class DocumentRef(TypedDict):
     """A stored document, in the form that graph state contains: JSON values only.
 
-    `key` is `sha256:<hex>` of the UTF-8 text, or `stream:<uuid>` for a live stream; `size` is in UTF-8 bytes, None for
-    a stream that had not ended. `sections` names the list of pages or sources, where the document has them. `pages` are
-    those that were chosen, if not all were, and `path` is where a PDF file lay, for links to its pages.
+    `key` is `sha256:<hex>` of the UTF-8 text; `size` is in UTF-8 bytes. `sections` names the list of pages or sources,
+    where the document has them. `pages` are those that were chosen, if not all were, and `path` is where a PDF file
+    lay, for links to its pages.
     """
 
     key: str
     name: str
-    size: int | None
+    size: int
     media_type: str
     sections: NotRequired[str]
     pages: NotRequired[str]
@@ -81,7 +81,7 @@ class Document:
     Attributes:
         name: its name in messages and results.
         media_type: its MIME type; for bytes and files it selects the converter.
-        content: a path, text, bytes, an open file, an iterator (a live stream), sections, or a function that makes
+        content: a path, text, bytes, an open file, an iterator of text or bytes, sections, or a function that makes
             pieces.
         encoding: the declared charset, if bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
@@ -94,11 +94,6 @@ class Document:
     encoding: str | None = None
     errors: Errors = "strict"
     pages: PageRanges | None = None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the text arrives piece by piece, from a source that may not have ended."""
-        return isinstance(self.content, Iterator | AsyncIterator) and not hasattr(self.content, "read")
 
     def only(self, pages: str | int | PageRanges | None) -> Document:
         """Only some pages of a PDF file, such as "5-10" or "1-3,7"; None for all.
@@ -157,21 +152,20 @@ class Document:
     @classmethod
     def from_stream(
         cls,
-        pieces: Iterable[str | bytes] | AsyncIterable[str | bytes],
+        pieces: Iterable[str | bytes],
         name: str = "stream",
         encoding: str | None = None,
         errors: Errors = "strict",
     ) -> Document:
-        """A live stream of text or bytes; reading begins before it has ended, and takes text on demand."""
-        content = aiter(pieces) if isinstance(pieces, AsyncIterable) else iter(pieces)
-        return cls(name, TEXT, content, encoding, errors)
+        """Text or bytes that arrive piece by piece. They are stored to their end before reading begins."""
+        return cls(name, TEXT, iter(pieces), encoding, errors)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Iterator[tuple[str | None, str]]], name: str = "text") -> Document:
         """Text that is made piece by piece, each with the name of the section that begins there, or None.
 
         Args:
-            pieces: starts from the beginning at each call. For a stream that is still being written use `from_stream`.
+            pieces: starts from the beginning at each call.
             name: its name in messages and results.
         """
         return cls(name, TEXT, pieces)
@@ -190,7 +184,7 @@ class Document:
 
         Args:
             source: a Document; a str, which is the text itself; a Path; bytes; an open file; LangChain Documents; an
-                iterable or async iterable of str. A list or tuple of str is one text; any other iterable is a stream.
+                iterable of str or bytes. A list or tuple of str is one text; any other iterable is a stream.
 
         Raises:
             DocumentError: a str that is an address or a file's name, or an unsupported type.
@@ -214,8 +208,12 @@ class Document:
                 return cls.from_langchain(source)
             if all(isinstance(each, str) for each in source):
                 return cls.from_text("".join(source))
-        elif isinstance(source, Iterable | AsyncIterable) and not isinstance(source, dict | set | frozenset):
+        elif isinstance(source, Iterable) and not isinstance(source, dict | set | frozenset):
             return cls.from_stream(source)
+        if isinstance(source, AsyncIterable):
+            raise DocumentError(
+                "an asynchronous stream cannot be read", hint="Collect its text first, and pass that or an iterator."
+            )
         raise DocumentError(
             f"a {type(source).__name__} is not a document",
             hint="Pass a pathlib.Path, text, bytes, an open file, an iterator of text, or LangChain Documents.",

@@ -241,7 +241,7 @@ class StepContext:
             to_read: whether its text is needed soon, or only its place.
 
         Raises:
-            DocumentError: the text is no longer in the store, or a live stream failed.
+            DocumentError: the text is no longer in the store.
         """
         chunk = await self._chunker(self.context.budget.chunk_tokens).next_chunk(cursor)
         if chunk is None:

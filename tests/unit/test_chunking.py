@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker, start_cursor
-from memagent_graph.errors import DocumentError
 from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
 from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
 
@@ -177,40 +175,11 @@ def test_the_same_piece_is_tokenised_once_for_many_readers(store):
     assert sum(calls) == len(text)
 
 
-def live(store, source, chunk_tokens=100):
-    return Chunker(store, store.add(Document.from_stream(source)), TOKENIZER, chunk_tokens)
-
-
-def endless_prose() -> Iterator[str]:
-    while True:
-        yield "some words of a stream that never ends "
-
-
-def test_the_first_chunk_leaves_before_the_stream_has_ended(store):
-    first = asyncio.run(live(store, endless_prose()).next_chunk(start_cursor()))
-    assert first is not None
-    assert first.tokens == 100
-    assert store.stored_bytes({"key": next(iter_keys(store)), "name": "", "size": None, "media_type": ""}) < 50_000
-
-
-def iter_keys(store):
-    return (f"stream:{path.stem}" for path in (store.root / "streams").glob("*.txt"))
-
-
-@settings(max_examples=25)
-@given(sizes=st.lists(st.integers(1, 30_000), min_size=1, max_size=8))
-def test_how_a_stream_arrives_does_not_change_its_chunks(sizes, tmp_path_factory):
-    store = DocumentStore(tmp_path_factory.mktemp("store"))
+def test_asynchronous_readers_get_the_same_chunks(store):
     text = prose(60_000)
-    arriving = iter(text)
-    parts = iter(["".join(itertools.islice(arriving, size)) for size in [*sizes, 60_000]])
-
-    async def slowly():
-        for part in parts:
-            yield part
 
     async def read():
-        reader = live(store, slowly(), 2000)
+        reader = chunker(store, text, 2000)
         chunks = [await reader.next_chunk(start_cursor())]
         while not chunks[-1].last:
             chunks.append(await reader.next_chunk(chunks[-1].next))
@@ -218,18 +187,6 @@ def test_how_a_stream_arrives_does_not_change_its_chunks(sizes, tmp_path_factory
         return chunks
 
     assert asyncio.run(read()) == list(chunker(store, text, 2000).chunks())
-
-
-def test_an_interrupted_stream_resumes_at_the_exact_chunk(store):
-    text = prose(150_000, seed=4)
-    ref = store.add(Document.from_stream(iter([text[:70_000], text[70_000:]])))
-    read = list(itertools.islice(Chunker(store, ref, TOKENIZER, 2000).chunks(), 4))
-    again = DocumentStore(store.root)
-    with pytest.raises(DocumentError, match="Pass the same document again"):
-        list(Chunker(again, ref, TOKENIZER, 2000).chunks(read[-1].next))
-    again.reattach(ref, Document.from_stream(iter([text])))
-    rest = list(Chunker(again, ref, TOKENIZER, 2000).chunks(read[-1].next))
-    check_spans(text, read + rest)
 
 
 def test_chunks_of_no_tokens_are_refused(store):

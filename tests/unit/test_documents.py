@@ -1,6 +1,5 @@
 """Documents: every kind of source, its text kept exactly, and a clear error for what cannot be read."""
 
-import asyncio
 import io
 import json
 import multiprocessing
@@ -34,7 +33,7 @@ def store(tmp_path: Path) -> DocumentStore:
 
 
 def whole(store, ref):
-    return store.read(ref, 0, store.stored_bytes(ref))
+    return store.read(ref, 0, store.size(ref))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_a_binary_file_is_named_and_refused(data, looks, store, tmp_path):
     path.write_bytes(data)
     for document in (Document.from_path(path), Document.from_bytes(data), Document.from_stream([data])):
         with pytest.raises(UnsupportedDocumentError, match=f"{looks}.*convert it"):
-            store.pull(store.add(document), 1)
+            store.add(document)
 
 
 def test_what_cannot_be_opened_says_why(store, tmp_path):
@@ -161,9 +160,8 @@ def test_a_declared_charset_is_used_and_an_unknown_one_refused(store):
 def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
     with pytest.raises(EncodingError, match=rf"utf-8.*offset {offset} .*be replaced"):
         store.add(Document.from_bytes(data))
-    live = store.add(Document.from_stream([data[:offset], data[offset:]]))
     with pytest.raises(EncodingError, match=rf"offset {offset} "):
-        store.pull(live, 1 << 30)
+        store.add(Document.from_stream([data[:offset], data[offset:]]))
     for document, replace in ((Document.from_bytes(data, errors="replace"), False), (Document.from_bytes(data), True)):
         kept = whole(store, store.add(document, replace_undecodable=replace))
         assert kept == data.decode("utf-8", "replace")
@@ -263,7 +261,7 @@ def test_a_large_file_is_stored_by_the_megabyte_and_its_charset_not_guessed(stor
     monkeypatch.setattr("memagent_graph.documents.decoding.detected_charset", lambda sample: pytest.fail("guessed"))
     written = []
     monkeypatch.setattr(
-        "memagent_graph.documents.store.utf8", lambda text, *rest, **options: written.append(text) or text.encode()
+        "memagent_graph.documents.store._utf8", lambda text, *rest, **options: written.append(text) or text.encode()
     )
     ref = store.add(Document.from_path(path))
     assert sum(map(len, written)) == ref["size"] == path.stat().st_size
@@ -279,56 +277,13 @@ def test_a_pipe_is_read_by_its_name(store, tmp_path):
     writer.join()
 
 
-# Live streams
+# Streams
 
 
-def test_a_live_stream_is_pulled_only_as_far_as_asked(store):
-    pulled = []
-
-    def pieces():
-        for number in range(100):
-            pulled.append(number)
-            yield f"piece {number:04d} "
-
-    ref = store.add(Document.from_stream(pieces()))
-    assert pulled == []
-    assert ref["size"] is None
-    store.pull(ref, 25)
-    assert pulled == [0, 1, 2]
-    assert store.read(ref, 0, 11) == "piece 0000 "
-    assert store.size(ref) is None
-    store.pull(ref, 10**9)
-    assert store.size(ref) == 1100
-
-
-def test_an_ended_stream_is_found_by_its_content_in_another_process(store):
+def test_a_stream_is_stored_to_its_end_under_its_content(store):
     ref = store.add(Document.from_stream(["one ", b"tw\xc3", b"\xa9"]))
-    store.pull(ref, 100)
-    again = DocumentStore(store.root)
-    assert again.resolve(ref)["key"] == again.add(Document.from_text("one twé"))["key"]
-    assert whole(again, ref) == "one twé"
-    assert not list((store.root / "streams").glob("*.txt"))
-    store.remove(ref)
-    with pytest.raises(DocumentError):
-        whole(DocumentStore(store.root), ref)
-
-
-@pytest.mark.parametrize("again", ["stream", "file"])
-def test_an_interrupted_stream_goes_on_with_the_same_source_and_no_other(again, store):
-    ref = store.add(Document.from_stream(iter(["abc", "déf", "ghi"])))
-    store.pull(ref, 5)
-    resumed = DocumentStore(store.root)
-    assert resumed.read(ref, 0, 3) == "abc"
-    with pytest.raises(DocumentError, match="Pass the same document again"):
-        resumed.pull(ref, 100)
-    for other in ("abX and more", "ab"):
-        resumed.reattach(ref, Document.from_stream(iter([other])))
-        with pytest.raises(DocumentMismatchError):
-            resumed.pull(ref, 100)
-    same = "abcdéfghi"
-    resumed.reattach(ref, Document.from_stream(iter(same)) if again == "stream" else Document.from_text(same))
-    resumed.pull(ref, 100)
-    assert whole(resumed, ref) == same
+    assert ref["key"] == store.add(Document.from_text("one twé"))["key"]
+    assert whole(store, ref) == "one twé"
 
 
 def test_a_stream_that_fails_is_an_error_and_never_a_short_document(store):
@@ -336,39 +291,22 @@ def test_a_stream_that_fails_is_an_error_and_never_a_short_document(store):
         yield "some text"
         raise ConnectionError("line cut")
 
-    ref = store.add(Document.from_stream(pieces()))
-    for _ in range(2):
-        with pytest.raises(DocumentError, match="line cut"):
-            store.pull(ref, 100)
+    with pytest.raises(DocumentError, match="line cut"):
+        store.add(Document.from_stream(pieces()))
     with pytest.raises(EmptyDocumentError):
-        store.pull(store.add(Document.from_stream([" ", ""])), 2)
+        store.add(Document.from_stream([" ", ""]))
     for odd in (1, None):
         with pytest.raises(DocumentError, match="not text or bytes"):
-            store.pull(store.add(Document.from_stream(["text", odd, "text"])), 100)
+            store.add(Document.from_stream(["text", odd, "text"]))
+    assert list((store.root / "texts").iterdir()) == []
 
 
-async def _slowly(texts):
-    for text in texts:
-        await asyncio.sleep(0.01)
-        yield text
+def test_an_asynchronous_stream_is_refused_with_the_remedy():
+    async def pieces():
+        yield "text"
 
-
-def test_an_async_stream_serves_several_readers_and_survives_one_that_is_cancelled(store):
-    async def read():
-        ref = store.add(Document.of(_slowly(f"{number} " for number in range(30))))
-        impatient = asyncio.ensure_future(store.pull_async(ref, 10**6))
-        await asyncio.sleep(0.05)
-        impatient.cancel()
-        await asyncio.gather(*(store.pull_async(ref, 10**6) for _ in range(3)))
-        return whole(store, ref)
-
-    assert asyncio.run(read()) == "".join(f"{number} " for number in range(30))
-
-
-def test_an_async_stream_cannot_be_pulled_by_blocking(store):
-    ref = store.add(Document.from_stream(_slowly(["a"])))
-    with pytest.raises(DocumentError, match="aread"):
-        store.pull(ref, 1)
+    with pytest.raises(DocumentError, match=r"asynchronous stream.*Collect its text"):
+        Document.of(pieces())
 
 
 FULL_DISK = """
@@ -380,8 +318,7 @@ store, text = DocumentStore(sys.argv[1]), "word " * 50_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 for source in (text, iter([text])):
     try:
-        ref = store.add(Document.of(source))
-        store.pull(ref, sys.maxsize)
+        store.add(Document.of(source))
     except DocumentError as error:
         print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -200,13 +200,6 @@ class TestHeadings:
             "4.1 Term", "4.2 Termination",
         ]  # fmt: skip
 
-    def test_of_a_stream_are_known_when_it_has_ended(self, tmp_path) -> None:
-        store = DocumentStore(tmp_path)
-        ref = store.add(iter(["# One\n\ntext\n\n", "# Two\n\nmore\n"]))
-        assert store.headings(ref) == []
-        store.pull(ref, 10**6)
-        assert [each.label for each in store.headings(ref)] == ["One", "Two"]
-
 
 class TestChunksThatEndBeforeHeadings:
     def chunks(self, text: str, tokens: int, boundary: Boundary, folder: Path) -> list[str]:

@@ -403,44 +403,6 @@ def test_without_any_tokenizer_the_error_names_the_option(tmp_path) -> None:
         reader.read(TEXT, QUESTION)
 
 
-def test_a_live_stream_is_read_as_it_comes(make_reader) -> None:
-    given = 0
-
-    def pieces():
-        nonlocal given
-        for start in range(0, len(long), 500):
-            given += 500
-            yield long[start : start + 500]
-
-    long = document_with({0.5: "The key of harbor is 4711."}, words=60_000)
-    first = []
-
-    def script(prompt: str) -> str:
-        first.append(given)
-        return perfect_reader(prompt)
-
-    result = make_reader(ScriptedPolicy(script), chunk_tokens=400).read(pieces(), QUESTION)
-    assert first[0] < len(long) / 3
-    assert result.answer == "4711"
-    assert result.updates[-1].end_char == len(long)
-
-
-def test_an_interrupted_stream_is_resumed_with_the_same_text_and_refused_with_another(make_reader, tmp_path) -> None:
-    long = document_with({0.9: "The key of harbor is 4711."}, words=60_000)
-    options = {"checkpoints": tmp_path / "c.sqlite", "chunk_tokens": 400}
-
-    def pieces(text: str):
-        return iter([text[start : start + 500] for start in range(0, len(text), 500)])
-
-    make_reader(**options).read(pieces(long), QUESTION, run_id="r", limits=Limits(max_chunks=3))
-    again = make_reader(**options)
-    with pytest.raises(MemAgentError, match="Pass the same document again"):
-        again.resume("r")
-    with pytest.raises(MemAgentError, match="is not the text"):
-        again.resume("r", document=pieces("x" + long))
-    assert again.resume("r", document=pieces(long)).answer == "4711"
-
-
 def test_langchain_documents_are_a_document(make_reader) -> None:
     from langchain_core.documents import Document
 

@@ -177,8 +177,7 @@ class ReaderSystem:
             result = await reader.aresume(run_id)
         except RunNotFoundError:
             return None
-        resolve = reader.store.resolve
-        if result.question != question or resolve(result.document)["key"] != resolve(document)["key"]:
+        if result.question != question or result.document["key"] != document["key"]:
             raise RunMismatchError(
                 "the checkpoints hold another question or document under this name",
                 hint="Give every attempt a name of its own, or name another file for checkpoints.",
