@@ -26,9 +26,9 @@ from memagent_graph.errors import (
 )
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.named import make_policy, require_own_settings
 from memagent_graph.policies.profile import policy_folder, require_profile
 from memagent_graph.policy import Policy, TokenUsage, strip_reasoning
+from memagent_graph.policy_registry import make_policy, require_own_settings
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far

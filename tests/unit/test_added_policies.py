@@ -16,7 +16,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import Origin, added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
 from memagent_graph.policies.base_weights import Base, sha256_of
-from memagent_graph.policies.named import make_policy
+from memagent_graph.policy_registry import make_policy
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
 

@@ -14,8 +14,8 @@ from memagent_graph.errors import MissingExtraError, PolicyError, TokenizerError
 from memagent_graph.policies import OpenAICompatiblePolicy
 from memagent_graph.policies.hub import is_hub_id
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.named import make_policy
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.policy_registry import make_policy
 from memagent_graph.reading.assembly import assemble
 from memagent_graph.settings import ReadSettings
 

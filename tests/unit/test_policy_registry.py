@@ -10,7 +10,7 @@ from support.added_package import add_package
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies import LocalPolicy, OpenAICompatiblePolicy
-from memagent_graph.policies.named import make_policy, policy_names
+from memagent_graph.policy_registry import make_policy, policy_names
 from memagent_graph.settings import PolicySettings, ReadSettings
 
 CODE = """

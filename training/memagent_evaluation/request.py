@@ -23,8 +23,8 @@ from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.errors import EvaluationError
-from memagent_graph.policies.named import make_policy
 from memagent_graph.policies.scripted import is_scripted
+from memagent_graph.policy_registry import make_policy
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings

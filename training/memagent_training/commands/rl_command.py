@@ -204,7 +204,7 @@ def _model(request: RL) -> str:
     if request.policy is None:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-    from memagent_graph.policies.named import make_policy  # noqa: PLC0415
+    from memagent_graph.policy_registry import make_policy  # noqa: PLC0415
 
     policy = make_policy(PolicySettings(policy=request.policy, model=request.model))
     if not isinstance(policy, LocalPolicy):
