@@ -159,15 +159,21 @@ class ReaderSystem:
         checkpointer = await self._reader.acheckpointer()
         if asking not in self._readers:
             choices: dict[str, Any] = {"answer_tokens": asking.answer_tokens}
-            if self.name != READER:  # by its name, so that `memagent resume` makes the same reader
-                choices["strategy"] = self.name if is_strategy(self.name) else self.strategy
-                if isinstance(self.strategy, FullContext) and asking.least_answer_tokens:
-                    choices["strategy"] = f"{self.name}:least_answer_tokens={asking.least_answer_tokens}"
+            if self.name != READER:
+                choices["strategy"] = self._strategy_for(asking)
             seed = (await self._reader.aprepare()).sampling.seed
             if asking.repeat and seed is not None:
                 choices["seed"] = seed + asking.repeat * _SEEDS_APART
             self._readers[asking] = self._reader.copy(checkpoints=checkpointer, **choices)
         return self._readers[asking]
+
+    def _strategy_for(self, asking: _Asking) -> Strategy | str:
+        """Return the way of reading, by its name if it has one, so that `memagent resume` makes the same reader."""
+        if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
+            return self.strategy
+        if isinstance(self.strategy, FullContext) and asking.least_answer_tokens:
+            return f"{self.name}:least_answer_tokens={asking.least_answer_tokens}"
+        return self.name
 
     async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
         """The result of an earlier attempt, continued; None where there was none."""
