@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks.cluster_simulation import Operation, Outcome, Replica, Workload, simulate
 from memagent_corpus.corpus_ledger import CorpusLedger
-from memagent_corpus.corpus_rows import Row, RowUsage
+from memagent_corpus.corpus_rows import CorpusRow, RowUsage
 from memagent_graph.storage.checkpoints import open_saver
 
 TURNOVER: Final = 4
@@ -204,7 +204,7 @@ def _ledger(seconds: float, questions: int) -> float:
         while time.monotonic() - began < seconds:
             name = f"folder/document-{done}.txt"
             rows = [
-                Row(
+                CorpusRow(
                     id=f"{done}-{number}", document=name, digest="0" * 64,
                     question=f"What does it say, {number}?", answer="The answer.", memory="kept " * 300,
                     usage=RowUsage(1, 1, 0, 1, 1.0),

@@ -25,10 +25,10 @@ from benchmarks import throughput
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server
-from memagent_corpus import CorpusDocument, CorpusReader, Row, TableFolder, open_inputs
-from memagent_corpus.corpus_documents import Total
+from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
 from memagent_corpus.corpus_run import CHECKPOINTS, exclusive, run_corpus
-from memagent_corpus.on_ray import ActorPlan, ActorPool, RayEngine, connected
+from memagent_corpus.on_ray import ActorPlan, RayEngine, connected
+from memagent_corpus.source_access import CorpusSize
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
@@ -39,7 +39,7 @@ CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 5000
 QUESTION: Final = "What does it say?"
-_ACTOR: Final = b"ray::MapWorker"
+_ACTOR: Final = b"ray::DocumentActor"
 
 
 @dataclass
@@ -53,13 +53,13 @@ class Clock:
     """The end of the last document."""
     calls: int = 0
 
-    def on_start(self, total: Total) -> None:
+    def on_start(self, total: CorpusSize) -> None:
         self.began = time.monotonic()
 
     def on_skip(self, documents: int, size: int) -> None:
         return
 
-    def on_document(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
+    def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
         self.last = time.monotonic()
         self.first = min(self.first, self.last - max(row.usage.seconds for row in rows))
         self.calls += sum(row.usage.calls for row in rows)
@@ -105,7 +105,7 @@ async def read(table: Path, out: Path, settings: ReadSettings, actors: int) -> C
         engine: Any = None
         if actors:
             plan = ActorPlan(settings=settings, questions=(QUESTION,), access=inputs.access, checkpoints=checkpoints)
-            engine = RayEngine(plan, ActorPool(actors, actors, PER_ACTOR))
+            engine = RayEngine(plan, actors, PER_ACTOR)
         agent = MemAgent(settings=settings, store=work / "documents", checkpoints=checkpoints, run_log=False)
         reader = CorpusReader(agent, [QUESTION], inputs.access)
         in_flight = settings.concurrency

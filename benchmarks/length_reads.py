@@ -206,7 +206,7 @@ async def _answers(
     system_name: str, model: Path, questions: Sequence[Question], answer_tokens: int
 ) -> list[bool | None]:
     """Whether a baseline is right, greedily, for each question; None if the document does not fit."""
-    from memagent_evaluation.result_table import Outcome
+    from memagent_evaluation.result_table import QuestionOutcome
     from memagent_evaluation.systems import load_system
     from memagent_graph import Document, LocalPolicy, MemAgent
 
@@ -220,6 +220,6 @@ async def _answers(
                 attempt = await system.attempt(
                     document, question.problem, answer_tokens=answer_tokens, run_id=f"run-{number}"
                 )
-                return None if attempt.outcome is Outcome.DOES_NOT_FIT else attempt.answer == question.value
+                return None if attempt.outcome is QuestionOutcome.DOES_NOT_FIT else attempt.answer == question.value
 
             return list(await asyncio.gather(*(answer(*each) for each in enumerate(questions))))

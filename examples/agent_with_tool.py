@@ -41,8 +41,8 @@ def main(path: Path, question: str) -> None:
     )
     messages = []
     for mode, part in agent.stream({"messages": [("user", question)]}, stream_mode=["custom", "values"]):
-        if mode == "custom" and part["type"] == "memagent.progress":
-            print(f"chunk {part['chunk']}: {part['progress']:.0%} read")
+        if mode == "custom" and part["type"] == "memagent.memory_update":
+            print(f"chunk {part['chunk_index']}: {part['progress']:.0%} read")
         elif mode == "values":
             messages = part["messages"]
     for message in messages:

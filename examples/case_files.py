@@ -1,7 +1,7 @@
 """Find contradictions between the files of a folder: `python examples/case_files.py FOLDER QUESTION...`.
 
-Every file is read for all questions. Answers that contradict each other are listed with a quote and its page or
-position. Set OPENAI_BASE_URL to use a model server; without it, a policy on this machine reads.
+Every file is read for all questions. Answers that contradict each other, as the policy judges, are listed with a quote
+and its page or position. Set OPENAI_BASE_URL to use a model server; without it, a policy on this machine reads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def main(folder: Path, questions: list[str]) -> None:
     agent = MemAgent(tokenizer=os.environ.get("MEMAGENT_TOKENIZER"), checkpoints=folder / "case.sqlite")
     with agent:
         # Extractive: in a legal case, no answer should be reworded.
-        case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True)
+        case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True, judge=True)
     matrix = case.matrix
-    for found in case.contradictions:
-        print(f"CONTRADICTION ({found.rule.value}): {matrix.questions[found.question]}")
-        for group in found.groups:
+    for contradiction in case.contradictions:
+        print(f"CONTRADICTION: {matrix.questions[contradiction.question]}")
+        for group in contradiction.groups:
             for document in group:
-                cell = matrix.cell(document, found.question)
+                cell = matrix.cell(document, contradiction.question)
                 print(f"  {matrix.documents[document].name}: {cell.answer}")
                 for quote in cell.quotes[:1]:
                     place = quote.page or f"characters {quote.start_char}-{quote.end_char}"

@@ -48,9 +48,8 @@ def main(path: str, question: str, thread: str = "example") -> None:
         graph = builder.compile(checkpointer=checkpoints)
         config: RunnableConfig = {"configurable": {"thread_id": thread}}
         given: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
-        for _, part in graph.stream(given, config, stream_mode="custom", subgraphs=True):
-            if part["type"] == "memagent.memory_update" and part["step"]["changed"]:
-                print(f"{part['step']['progress']:.0%}: {part['memory']!r}")
+        for update in graph.stream(given, config, stream_mode="custom"):
+            print(f"{update['progress']:.0%}: {update['memory']!r}")
         print(graph.get_state(config).values["report"])
 
 

@@ -1,6 +1,6 @@
 """Read with a log, score the answer, and export the run: `python examples/reward_a_run.py FILE QUESTION EXPECTED OUT`.
 
-OUT ends in .jsonl or, with the extra "export", in .parquet. Look at the run with `memagent show RUN --log runs.sqlite`.
+OUT is a Parquet file (extra "export"). Look at the run with `memagent show RUN --log runs.sqlite`.
 """
 
 from __future__ import annotations

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from memagent_graph.errors import MemAgentError
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+BOUNDED_HTTP: Final[dict[str, Any]] = {"http": "h11", "ws": "none"}
+"""Options of uvicorn. h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn uses if it is installed,
+does not: a client without a key could fill the memory. There are no WebSockets here."""
 
 
 def listen(host: str, port: int) -> socket.socket:

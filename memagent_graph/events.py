@@ -75,8 +75,6 @@ class EventKind(StrEnum):
     """The server did not accept the JSON schema, so the answer was written without guided decoding."""
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
-    PINNED = "pinned"
-    """The policy's new memory lacked a line that a person had pinned, and it was put back."""
     NOT_PLANNED = "not_planned"
     """A report's documents were asked the report's own question, because the policy wrote none, or cannot."""
     EXTRACTIVE = "extractive"

@@ -32,7 +32,6 @@ from memagent_graph.policy_registry import make_policy, require_own_settings
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.structured import format_for_resume, structured
@@ -80,7 +79,6 @@ class _Call:
     shown: bool = True
     """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
     pace: Reach | None = None
-    pins: Pins | None = None
 
 
 class MemAgent:
@@ -287,14 +285,12 @@ class MemAgent:
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
-        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
-        `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
+        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        call = _Call(limits, pace=pace, pins=pins)
+        call = _Call(limits, pace=pace)
         started = self._start(self._chosen(document, pages), question, response_format, run_id, call)
         async with aclosing(started) as parts:
             async for part in parts:
@@ -403,12 +399,13 @@ class MemAgent:
         document: DocumentSource | None = None,
         response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
+        past_limit: bool = True,
         pace: Reach | None = None,
-        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end.
 
-        `pace` and `pins` as above.
+        `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
+        result, too.
         """
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
@@ -418,12 +415,12 @@ class MemAgent:
             await self._require_same(state, graph.reader_context, run_id, document)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
-            if reason and not StopReason(reason).resumable:
-                yield result_from_state(state, done, graph.reader_context)
+            if reason and not (past_limit and StopReason(reason).resumable):
+                yield _result(graph, state, done)
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            call = _Call(limits, pace=pace, pins=pins)
+            call = _Call(limits, pace=pace)
             async with aclosing(self._run(graph, None, state, done, call)) as parts:
                 async for part in parts:
                     yield part
@@ -489,6 +486,8 @@ class MemAgent:
         step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             kept = {each.id for each in (await trace_so_far(graph, run_id)).steps}
+            context = graph.reader_context  # another machine's log may have the beginning of the run
+            self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, kept=kept)
             await asyncio.to_thread(self.run_log.wait, entered)
 
@@ -550,7 +549,7 @@ class MemAgent:
             if self._context is None:
                 info = await self._model_info()
                 self.strategy = reading_strategy(self.settings.strategy, self._parts.profile or info.profile)
-                self._context = assemble(self._parts, info)
+                self._context = await asyncio.to_thread(assemble, self._parts, info)
         return self._context
 
     async def _model_info(self) -> ModelInfo:
@@ -708,7 +707,6 @@ class MemAgent:
             unseen_update=None if call.shown else keep,
             done=done,
             pace=call.pace,
-            pins=call.pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
@@ -723,10 +721,7 @@ class MemAgent:
                 if call.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
-        result = result_from_state(values, progress.trace, context)
-        if result.stop_reason.resumable:
-            result = replace(result, memory=graph.strategy.so_far(values, context)[0])
-        yield result
+        yield _result(graph, values, progress.trace)
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
@@ -776,6 +771,14 @@ def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
             failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
         raise failures[0]
     return [each for each in outcomes if isinstance(each, ReadResult)]
+
+
+def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
+    """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
+    result = result_from_state(state, trace, graph.reader_context)
+    if result.stop_reason.resumable:
+        result = replace(result, memory=graph.strategy.so_far(state, graph.reader_context)[0])
+    return result
 
 
 def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:

@@ -90,7 +90,7 @@ class ReadResult:
     def view(self) -> RunView:
         """The result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import chunk_reader, headings_of, sections_of, span_reader  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import texts_of  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
 
         store = DocumentStore(self.store_root) if self.store_root else None
@@ -104,10 +104,7 @@ class ReadResult:
             answer=self.answer,
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
-            sections=sections_of(store, self.document) if store else (),
-            headings=headings_of(store, self.document) if store else (),
-            chunk_text=chunk_reader(store, self.document, self.trace) if store else lambda _: None,
-            span_text=span_reader(store, self.document) if store else lambda _: None,
+            **texts_of(store, self.document, self.trace),
         )
 
     def _repr_html_(self) -> str:
@@ -125,6 +122,36 @@ class ReadResult:
     def events(self) -> tuple[ReadEvent, ...]:
         """Everything that happened, in order."""
         return tuple(event for step in self.trace.steps for event in step.events)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the policy was shown all of the document, or of the pages that were chosen."""
+        is_cut = self.trace.excerpt is not None and self.trace.tokens_shown < self.usage.document_tokens
+        return not (is_cut or self.stop_reason is StopReason.ENOUGH or self.stop_reason.resumable)
+
+    @property
+    def extent(self) -> str:
+        """How much of the document the policy was shown, as a sentence."""
+        document = f"pages {self.document['pages']} of the document" if self.document.get("pages") else "the document"
+        if self.is_whole:
+            return f"All of {document} was read."
+        if self.trace.excerpt is not None:
+            shown, length = self.trace.tokens_shown, self.usage.document_tokens
+            return f"The policy was shown {shown:,} of {length:,} tokens of {document}, chosen by {self.strategy}."
+        part = f"after {self.chunks_read} chunks of {document}"
+        if self.stop_reason.resumable:
+            return f"Reading stopped at its limit ({self.stop_reason.value}) {part}."
+        return f"Reading ended {part}, because the answer was known."
+
+    def findings(self) -> str:
+        """Return the answer, or why there is none, and the memory that it rests on, as text for a language model."""
+        if self.stop_reason.resumable:
+            answer = f"Not known: reading stopped early after {self.chunks_read} parts ({self.stop_reason.value})."
+        elif self.stop_reason is StopReason.NO_ANSWER or not self.answer:
+            answer = "none was found."
+        else:
+            answer = self.answer
+        return f"Answer: {answer}\n\nNoted while reading:\n{self.memory.strip() or '(nothing)'}"
 
     def to_dict(self, *, updates: bool = False) -> dict[str, Any]:
         """The result as JSON-ready values; `updates=True` adds the memory after every chunk."""

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from langchain_memagent.conversation import MemAgentConversationMemory as MemAgentConversationMemory
     from langchain_memagent.middleware import MemAgentMiddleware as MemAgentMiddleware
     from langchain_memagent.node import memagent_node as memagent_node
+    from langchain_memagent.read_long_document import ReadLongDocument as ReadLongDocument
     from langchain_memagent.report_tool import WriteReport as WriteReport
-    from langchain_memagent.tool import ReadLongDocument as ReadLongDocument
 
 _MODULE_OF = {
     "MemAgentConversationMemory": "conversation",
     "MemAgentDocumentCompressor": "compressor",
     "MemAgentMiddleware": "middleware",
-    "ReadLongDocument": "tool",
+    "ReadLongDocument": "read_long_document",
     "cited_answer": "cited_answers",
     "WriteReport": "report_tool",
     "memagent_node": "node",

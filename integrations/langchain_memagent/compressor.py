@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Context
 from typing import Any, Literal
 
 from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.runnables import ensure_config
+from langchain_core.runnables.config import set_config_context
 from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import TypedDict
 
-from langchain_memagent.subgraph_reads import PreparedGraph, aread, read
-from memagent_graph import DocumentStore, MemAgent, ReaderGraph, ReadResult
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from memagent_graph import MemAgent, ReadResult
+from memagent_graph.reader import raise_first
+from memagent_graph.reading.graph import check_question
 
 
 class Citation(TypedDict):
@@ -39,7 +45,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
     resumed with the graph.
 
     Args:
-        agent: the reader, or its graph; prepared at the first call.
+        agent: the reader; prepared at the first call.
         keep: "reading" gives one `Document`: the answer and the memory, and as metadata `run_id`, `answer`,
             `stop_reason`, `chunks_read` and `citations` (a list of `Citation`). "cited" gives the retrieved documents
             that are cited, unchanged and in their order.
@@ -47,13 +53,13 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    agent: MemAgent | ReaderGraph
+    agent: MemAgent
     keep: Literal["reading", "cited"] = "reading"
-    _prepared: PreparedGraph = PrivateAttr()
+    _reads: GraphReads = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Called by pydantic."""
-        self._prepared = PreparedGraph(self.agent)
+        self._reads = GraphReads(self.agent)
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
@@ -64,24 +70,31 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
             BudgetError: the query is longer than the reader's questions may be.
             MemAgentError: everything that `MemAgent.read` raises.
         """
-        if not _hold_text(documents):
-            return []
-        graph = self._prepared.get()
-        result = read(graph, list(documents), query, {"callbacks": callbacks} if callbacks else None)
-        return self._passed_on(documents, result, graph.reader_context.store)
+        with _within(callbacks) as context:
+            return self._compressed(documents, context.run(run_in_graph, self._read(documents, query)))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
         """`compress_documents` for asynchronous code."""
-        if not _hold_text(documents):
-            return []
-        graph = await self._prepared.aget()
-        result = await aread(graph, list(documents), query, {"callbacks": callbacks} if callbacks else None)
-        return await asyncio.to_thread(self._passed_on, documents, result, graph.reader_context.store)
+        with _within(callbacks) as context:
+            result = await asyncio.get_running_loop().create_task(self._read(documents, query), context=context)
+        return await asyncio.to_thread(self._compressed, documents, result)
 
-    def _passed_on(self, documents: Sequence[Document], result: ReadResult, store: DocumentStore) -> list[Document]:
-        citations = list(_citations(documents, result, store))
+    async def _read(self, documents: Sequence[Document], query: str) -> ReadResult | None:
+        """Read the documents as one; None if they have no text."""
+        if not any(document.page_content.strip() for document in documents):
+            return None
+        check_question(query, await self._reads.prepare())
+        reference = await self._reads.store(list(documents))
+        run_ids = {query: run_id_in(ensure_config(), query, reference["key"])}
+        [result] = raise_first(await self._reads.read_each(reference, run_ids, Around.here().report))
+        return result
+
+    def _compressed(self, documents: Sequence[Document], result: ReadResult | None) -> list[Document]:
+        if result is None:
+            return []
+        citations = list(self._citations(documents, result))
         if self.keep == "cited":
             cited = {citation["document"] for citation in citations}
             return [document for index, document in enumerate(documents) if index in cited]
@@ -95,24 +108,24 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
         }
         return [Document(text, metadata=metadata)] if text else []
 
+    def _citations(self, documents: Sequence[Document], result: ReadResult) -> Iterator[Citation]:
+        """The evidence, by retrieved document; a quote that spans two of them becomes two."""
+        starts = [mark.start_char for mark in self.agent.store.sections(result.document)]
+        for evidence in result.evidence:
+            for index, (document, first) in enumerate(zip(documents, starts, strict=True)):
+                start = max(evidence.start_char - first, 0)
+                end = min(evidence.end_char - first, len(document.page_content))
+                if start < end:
+                    yield Citation(
+                        document=index,
+                        metadata=dict(document.metadata),
+                        start_char=start,
+                        end_char=end,
+                        quote=document.page_content[start:end],
+                        line=evidence.line,
+                    )
 
-def _hold_text(documents: Sequence[Document]) -> bool:
-    return any(document.page_content.strip() for document in documents)
 
-
-def _citations(documents: Sequence[Document], result: ReadResult, store: DocumentStore) -> Iterator[Citation]:
-    """The evidence, by retrieved document; a quote that spans two of them becomes two."""
-    starts = [mark.start_char for mark in store.sections(result.document)]
-    for evidence in result.evidence:
-        for index, (document, first) in enumerate(zip(documents, starts, strict=True)):
-            start = max(evidence.start_char - first, 0)
-            end = min(evidence.end_char - first, len(document.page_content))
-            if start < end:
-                yield Citation(
-                    document=index,
-                    metadata=dict(document.metadata),
-                    start_char=start,
-                    end_char=end,
-                    quote=document.page_content[start:end],
-                    line=evidence.line,
-                )
+def _within(callbacks: Callbacks | None) -> AbstractContextManager[Context]:
+    """The calling context, in which a read is also reported to these callbacks."""
+    return set_config_context(ensure_config({"callbacks": callbacks} if callbacks else None))

@@ -24,8 +24,8 @@ from langgraph.graph import END
 from langgraph.store.base import BaseStore, Item
 
 from langchain_memagent.detached_reads import detached, reported
+from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
-from langchain_memagent.subgraph_reads import PARTS, FollowedRead
 from langchain_memagent.transcripts import transcript
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentStore
@@ -34,8 +34,10 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import Limits, LineState, ReaderState
+from memagent_graph.reading.state_views import Progress, trace_steps
 from memagent_graph.reading.steps import read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers.shortening import shortened
 from memagent_graph.trace import MemoryUpdate
@@ -251,7 +253,7 @@ class MemAgentConversationMemory:
 
     def _adopt(self, values: Mapping[str, Any]) -> None:
         text, messages_read, question = (values.get(name) for name in ("text", "messages_read", "question"))
-        unread = values.get("unread", [])  # missing in states from earlier versions
+        unread = values.get("unread")
         if (
             values.get("format") != _FORMAT
             or not isinstance(text, str)
@@ -282,7 +284,7 @@ async def read_on(
     question: str | None,
     *,
     config: RunnableConfig,
-    report: Callable[[str, MemoryUpdate], None] | None = None,
+    report: Report | None = None,
 ) -> str:
     """The memory after more messages; unchanged if they have no text.
 
@@ -292,7 +294,7 @@ async def read_on(
         messages: the messages.
         question: what they are read for.
         config: that of the surrounding graph, if there is one; its handlers see the read.
-        report: called with the read's run id and each update.
+        report: called with the read's run id, its question and each update.
 
     Raises:
         PolicyError: the policy failed.
@@ -302,32 +304,40 @@ async def read_on(
         return memory
     context = await agent.aprepare()
     budget, tokenizer = context.budget, context.tokenizer
-    asked = shortened(question, budget.question_tokens, tokenizer) if question else None
-    asked = asked or about_history(None, budget.question_tokens, tokenizer)
+    purpose = shortened(question, budget.question_tokens, tokenizer) if question else None
+    purpose = purpose or about_history(None, budget.question_tokens, tokenizer)
 
-    async def followed(reports: FollowedRead) -> Mapping[str, Any]:
+    async def new_state(update_made: Callable[[str, MemoryUpdate], None]) -> Mapping[str, Any]:
         # A dialogue is private to its thread, so its text is deleted as soon as it was read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             store = DocumentStore(folder)
             document = Document.from_text(text, name="conversation")
             reference = await store.add_async(document, replace_undecodable=True)
-            apart = replace(context, store=store, run_log=None, limits=Limits())
-            graph = build_graph(apart, _ReadOn(memory), checkpointer=False)
-            given = {"question": asked, "document": reference}
-            async for mode, part in graph.astream(given, stream_mode=PARTS):
-                reports.began_earlier(mode, part)
-        return reports.state
+            private = replace(context, store=store, run_log=None, limits=Limits())
+            graph = build_graph(private, _ReadOn(memory), checkpointer=False)
+            state: dict[str, Any] = {"question": purpose, "document": reference, "memory": memory}
+            progress = Progress(document_bytes=reference["size"])
+            async for mode, part in graph.astream(state, stream_mode=["updates", "values"]):
+                if mode == "values":
+                    state = part
+                    continue
+                for change in filter(None, part.values()):
+                    count = len(progress.steps)
+                    progress.steps += trace_steps(change.get("steps", ()), {**state, **change})
+                    for update in progress.updates_since(count, complete=bool(change.get("chunks_read"))):
+                        update_made(state["run_id"], update)
+        return state
 
-    async with reported(config, agent.policy.name, {"question": asked, "document": "conversation"}) as spent:
+    async with reported(config, agent.policy.name, {"question": purpose, "document": "conversation"}) as spent:
 
-        def told(run_id: str, update: MemoryUpdate) -> None:
+        def update_made(run_id: str, update: MemoryUpdate) -> None:
             spent.add(update)
             if report is not None:
-                report(run_id, update)
+                report(run_id, purpose, update)
 
-        state = await detached(followed(FollowedRead(told)))
+        state = await detached(new_state(update_made))
         usage = state["usage"]
-        spent.settle(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+        spent.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])
 
 

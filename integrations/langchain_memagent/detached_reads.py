@@ -9,7 +9,7 @@ one model run in it that has all of its tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from memagent_graph.reading.tracing import NOT_STREAMED
+from memagent_graph.results import Usage
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
@@ -49,10 +50,12 @@ class Spent:
         self.prompt_tokens += update.prompt_tokens
         self.completion_tokens += update.completion_tokens
 
-    def settle(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, **outputs: Any) -> None:
-        """Use the read's own totals instead."""
-        self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
-        self.cached_tokens, self.outputs = cached_tokens, outputs
+    def settle(self, usages: Sequence[Usage], **outputs: Any) -> None:
+        """Use the reads' own totals instead."""
+        self.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
+        self.completion_tokens = sum(usage.completion_tokens for usage in usages)
+        self.cached_tokens = sum(usage.cached_tokens for usage in usages)
+        self.outputs = outputs
 
     def as_result(self) -> LLMResult:
         """The output of a model's run."""
@@ -85,17 +88,17 @@ async def reported(config: RunnableConfig, model: str, inputs: Mapping[str, Any]
     below = run.get_child(NOT_STREAMED)
     below.add_metadata({"ls_model_type": "chat", "ls_model_name": model}, inherit=False)
     shown = HumanMessage("(the prompts of a whole read, kept out of traces)")
-    (asked,) = await below.on_chat_model_start(
+    (calls,) = await below.on_chat_model_start(
         {}, [[shown]], name="MemAgent policy", invocation_params={"model": model}
     )
     spent = Spent(model)
     try:
         yield spent
     except BaseException as error:
-        await asked.on_llm_end(spent.as_result())
+        await calls.on_llm_end(spent.as_result())
         await run.on_chain_error(error)
         raise
-    await asked.on_llm_end(spent.as_result())
+    await calls.on_llm_end(spent.as_result())
     await run.on_chain_end(spent.outputs)
 
 

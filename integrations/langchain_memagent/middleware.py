@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import Context, copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, NotRequired, TypeAlias
 
 from langchain_core.messages import AnyMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import detached, reported
-from langchain_memagent.long_results import Reading, Unread, further_findings, over_long_text, replaced_text
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.long_results import (
+    failure_text,
+    further_findings,
+    over_long_text,
+    reading_text,
+    replaced_text,
+)
 from langchain_memagent.questions import Questions, about_result, latest_request
 from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
-from memagent_graph.reader import MemAgent, raise_first, result_of
+from memagent_graph.reader import MemAgent, raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.shortening import shortened
@@ -113,14 +119,15 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         if keep_messages < 1:
             raise ValueError(f"keep_messages must be at least 1, not {keep_messages}")
         self._agent = agent
+        self._reads = GraphReads(agent)
         self._result_tokens = result_tokens
         self._limits = limits
         self._was_asked = False
         self._history = (
             RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
         )
-        if self._history and (known := agent.prepared):
-            self._history.require_room(known.budget)
+        if self._history and (context := agent.prepared):
+            self._history.require_room(context.budget)
         self._ask_tool = StructuredTool.from_function(
             self._ask,
             coroutine=self._aask,
@@ -141,144 +148,115 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         result = handler(request)
         if not self._is_concerned(request, result):
             return result
-        return run_sync(self._read_results(request, result, _Around.here(request.runtime)))
+        return run_in_graph(self._read_results(request, result))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
     ) -> ToolResult:
         """`wrap_tool_call` for asynchronous agents."""
         result = await handler(request)
-        if not self._is_concerned(request, result):
-            return result
-        return await self._read_results(request, result, _Around.here(request.runtime))
+        return await self._read_results(request, result) if self._is_concerned(request, result) else result
 
     def _is_concerned(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
             return False
         return any(over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
 
-    async def _read_results(self, request: ToolCallRequest, result: ToolResult, around: _Around) -> ToolResult:
+    async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """The result with a reading instead of every text that is too long, and an entry for it in the state."""
         messages = _tool_messages(result)
-        each = await asyncio.gather(*(self._read_message(request, message, around) for message in messages))
-        replaced = {id(old): new for old, (new, _) in zip(messages, each, strict=True)}
-        readings = {run_id: document for _, kept in each for run_id, document in kept.items()}
-        noted = {_READINGS: readings} if readings else {}
+        readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
+        replacements = {id(old): new for old, (new, _) in zip(messages, readings, strict=True)}
+        documents = {run_id: document for _, stored in readings for run_id, document in stored.items()}
+        noted = {_READINGS: documents} if documents else {}
         if isinstance(result, ToolMessage):
-            return Command(update={"messages": [replaced[id(result)]], **noted}) if noted else replaced[id(result)]
+            message = replacements[id(result)]
+            return Command(update={"messages": [message], **noted}) if noted else message
         update: dict[str, Any] = {**(result.update or {}), **noted}
-        update["messages"] = [replaced.get(id(message), message) for message in update["messages"]]
+        update["messages"] = [replacements.get(id(message), message) for message in update["messages"]]
         return replace(result, update=update)
 
     async def _read_message(
-        self, request: ToolCallRequest, message: ToolMessage, around: _Around
+        self, request: ToolCallRequest, message: ToolMessage
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
         """One message and, if it was read, its document, under its run id."""
         assert self._result_tokens is not None  # noqa: S101  _is_concerned looked
         text = over_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
-        run_id, name = new_run_id(), message.name or request.tool_call["name"]
+        around, tool = Around.here(request.tool_call["id"]), message.name or request.tool_call["name"]
+        run_id = run_id_in(around.config, message.tool_call_id, text) or new_run_id()
         document: DocumentRef | None = None
         try:
-            context = await self._agent.aprepare()
+            context = await self._reads.prepare()
             tokens = await asyncio.to_thread(context.tokenizer.count, text)
             if tokens <= self._result_tokens:
                 return message, {}
-            document = await self._stored(text, name)
-            said = latest_request(_messages(request.state))
+            document = await self._stored(text, tool)
+            wish = latest_request(_messages(request.state))
             question = about_result(
-                said[1] if said else None,
-                name,
+                wish[1] if wish else None,
+                tool,
                 request.tool_call["args"],
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            reading = Reading(name, tokens, await self._read(document, question, run_id, around))
+            [result] = raise_first(await self._read(document, {question: run_id}, around))
         except (MemAgentError, OSError) as error:
             # Whatever failed, the result is kept if possible.
             with suppress(MemAgentError, OSError):
-                document = document or await self._stored(text, name)
-            unread = Unread(name, run_id, document, str(error), text)
-            new = replaced_text(message, unread.content(self._result_tokens), unread.values())
+                document = document or await self._stored(text, tool)
+            shown = failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
+            kept: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
+            new = replaced_text(message, shown, {"run_id": run_id, **kept, "error": str(error)})
             return new, {run_id: document} if document else {}
-        new = replaced_text(message, reading.content(), reading.values())
-        return new, {run_id: reading.result.document}
+        values = await asyncio.to_thread(result.to_dict)
+        return replaced_text(message, reading_text(tool, tokens, result), values), {run_id: result.document}
 
     async def _stored(self, text: str, tool: str) -> DocumentRef:
-        document = Document.from_text(text, name=f"result of {tool}")
-        return await self._agent.store.add_async(document)
+        return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
 
-    async def _read(self, document: DocumentRef, question: str, run_id: str, around: _Around) -> ReadResult:
-        """Read, and report every memory update."""
-        asked = {"question": question, "document": document["name"], "run_id": run_id}
-        async with reported(around.config, self._agent.policy.name, asked) as spent:
+    async def _read(
+        self, document: DocumentRef, run_ids: Mapping[str, str], around: Around
+    ) -> list[ReadResult | Exception]:
+        """Read for each question, as one run for the agent's handlers. Raises the first error if all fail."""
+        inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
+        async with reported(around.config, self._agent.policy.name, inputs) as spent:
 
-            def report(update: MemoryUpdate) -> None:
+            def report(run_id: str, question: str, update: MemoryUpdate) -> None:
                 spent.add(update)
-                around.report(run_id, update)
+                around.report(run_id, question, update)
 
-            parts = self._agent.astream(document, question, run_id=run_id, limits=self._limits)
-            result = await detached(result_of(parts, report))
-            usage = result.usage
-            spent.settle(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, answer=result.answer)
-            spent.model = result.model
-        return result
+            outcomes = await detached(self._reads.read_each(document, run_ids, report, limits=self._limits))
+            results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
+            if not results:
+                raise_first(outcomes)
+            if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
+                spent.settle([result.usage for result in results], answers=[result.answer for result in results])
+                spent.model = results[0].model
+        return outcomes
 
     # Further questions
 
     def _ask(self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
-        return run_sync(self._ask_again(run_id, questions, runtime.state, _Around.here(runtime)))
+        return run_in_graph(self._aask(run_id, questions, runtime))
 
     async def _aask(
         self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]
     ) -> tuple[str, dict[str, Any]]:
-        return await self._ask_again(run_id, questions, runtime.state, _Around.here(runtime))
-
-    async def _ask_again(
-        self, run_id: str, questions: list[str], state: Any, around: _Around
-    ) -> tuple[str, dict[str, Any]]:
-        known = state.get(_READINGS) or {}
+        known = runtime.state.get(_READINGS) or {}
         if run_id not in known:
-            there = f"Those that can be asked: {', '.join(known)}." if known else "None was too long to show so far."
-            raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {there}")
-        name = new_run_id()
+            remedy = f"Those that can be asked: {', '.join(known)}." if known else "None was too long to show so far."
+            raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {remedy}")
+        around = Around.here(runtime.tool_call_id)
         try:
-            context = await self._agent.aprepare()
-            asked = [shortened(each, context.budget.question_tokens, context.tokenizer) for each in questions]
-            outcomes = await self._read_again(known[run_id], asked, name, around)
-            return further_findings(asked, outcomes)
+            context = await self._reads.prepare()
+            texts = [shortened(question, context.budget.question_tokens, context.tokenizer) for question in questions]
+            run_ids = {text: run_id_in(around.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
+            outcomes = dict(zip(run_ids, await self._read(known[run_id], run_ids, around), strict=True))
+            return await asyncio.to_thread(further_findings, texts, [outcomes[text] for text in texts])
         except (MemAgentError, OSError) as error:
             raise ToolException(f"The result could not be read: {error}") from error
-
-    async def _read_again(
-        self, document: DocumentRef, asked: list[str], name: str, around: _Around
-    ) -> list[ReadResult | Exception]:
-        shown = {"questions": asked, "document": document["name"], "run_id": name}
-        async with reported(around.config, self._agent.policy.name, shown) as spent:
-
-            def report(question: str, update: MemoryUpdate) -> None:
-                spent.add(update)
-                around.report(f"{name}-{asked.index(question)}", update)
-
-            again = self._agent.aread(
-                document,
-                questions=asked,
-                run_id=name,
-                limits=self._limits,
-                return_exceptions=True,
-                on_update=report,
-            )
-            outcomes = await detached(again)
-            if not any(isinstance(each, Exception) for each in outcomes):  # for those that failed, count the updates
-                used = [each.usage for each in {each.run_id: each for each in raise_first(outcomes)}.values()]
-                spent.settle(
-                    sum(each.prompt_tokens for each in used),
-                    sum(each.completion_tokens for each in used),
-                    sum(each.cached_tokens for each in used),
-                    answers=[each.answer for each in raise_first(outcomes)],
-                )
-        return outcomes
 
     # Histories
 
@@ -288,8 +266,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """Call the model, with a memory instead of the older messages if there are too many."""
         if self._history is None or run_sync(self._fits(self._history, request)):
             return handler(request)
-        around = _Around.here(request.runtime)
-        return handler(request.override(messages=run_sync(self._shown(self._history, request, around))))
+        return handler(request.override(messages=run_in_graph(self._shown(self._history, request))))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -297,8 +274,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """`wrap_model_call` for asynchronous agents."""
         if self._history is None or await self._fits(self._history, request):
             return await handler(request)
-        around = _Around.here(request.runtime)
-        return await handler(request.override(messages=await self._shown(self._history, request, around)))
+        return await handler(request.override(messages=await self._shown(self._history, request)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
         """Whether the history is certainly short. A limit that no history can fit in is an error at the first call."""
@@ -308,9 +284,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 history.require_room((await self._agent.aprepare()).budget)
         return not history.may_be_long(request.messages)
 
-    async def _shown(self, history: RollingHistory, request: ModelRequest[Any], around: _Around) -> list[AnyMessage]:
+    async def _shown(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
+        around = Around.here()
         try:
-            return await history.within(list(request.messages), around.config, around.report)
+            report = partial(around.report, kind="history_update")
+            return await history.within(list(request.messages), around.config, report)
         except MemAgentError as error:
             error.add_note(
                 "The message history was too long to send and could not be read. The agent's state is as it was: "
@@ -325,7 +303,7 @@ def _tool_messages(result: ToolResult) -> list[ToolMessage]:
         return [result]
     if isinstance(result, Command) and result.graph is None and isinstance(result.update, dict):
         messages = result.update.get("messages")
-        return [each for each in messages if isinstance(each, ToolMessage)] if isinstance(messages, list) else []
+        return [item for item in messages if isinstance(item, ToolMessage)] if isinstance(messages, list) else []
     return []
 
 
@@ -333,34 +311,5 @@ def _messages(state: Any) -> list[AnyMessage]:
     """The messages of an agent's state of any type."""
     if isinstance(state, list):
         return state
-    found = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
-    return list(found or [])
-
-
-@dataclass(frozen=True)
-class _Around:
-    """The agent that a read belongs to: its config, and its custom stream, which exists only in its own context."""
-
-    config: RunnableConfig
-    write: Callable[[Any], None]
-    tool_call_id: str | None
-    context: Context
-
-    @classmethod
-    def here(cls, runtime: Any) -> _Around:
-        """The agent around this call."""
-        return cls(ensure_config(), runtime.stream_writer, getattr(runtime, "tool_call_id", None), copy_context())
-
-    def report(self, run_id: str, update: MemoryUpdate) -> None:
-        """Put a memory update on the agent's custom stream; without a tool call it is an update of the message
-        history.
-        """
-        event = {
-            "type": "memagent.memory_update" if self.tool_call_id else "memagent.history_update",
-            "run_id": run_id,
-            "tool_call_id": self.tool_call_id,
-            "chunk_index": update.chunk_index,
-            "progress": update.progress,
-            "memory": update.memory,
-        }
-        self.context.copy().run(self.write, event)
+    messages = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
+    return list(messages or [])

@@ -10,9 +10,11 @@ from typing import Any, TypeAlias
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
-from langchain_memagent.subgraph_reads import PreparedGraph, aread, aread_each, read, read_each
-from memagent_graph import MemAgent, ReaderGraph, ReadResult
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
+from memagent_graph.reader import raise_first
+from memagent_graph.reading.graph import checked_questions
 from memagent_graph.response_format import ResponseFormatSource
 
 From: TypeAlias = str | Callable[[Any], Any]
@@ -20,7 +22,7 @@ From: TypeAlias = str | Callable[[Any], Any]
 
 
 def memagent_node(
-    agent: MemAgent | ReaderGraph,
+    agent: MemAgent,
     *,
     question: From = "question",
     document: From = "document",
@@ -36,20 +38,25 @@ def memagent_node(
 ) -> Runnable[Any, dict[str, Any]]:
     """A node that reads a document for one question or several, and writes the answers into the parent's state.
 
-    It runs as a subgraph: on the parent's checkpointer, store, callbacks and stream (progress comes with
-    `subgraphs=True`, `stream_mode="custom"`), under `invoke` and `ainvoke`, and without counting against the parent's
-    recursion limit. When the parent is resumed after an error or a kill, it continues at the chunk it was at. Every
-    execution of the node is a separate read: in parallel branches, in a loop, and several documents by `Send`.
+    It works under `invoke` and `ainvoke`, with the parent's callbacks, and without counting against the parent's
+    recursion limit. Every memory update is on the parent's stream (`stream_mode="custom"`). When the parent is resumed
+    after an error or a kill, the read continues at the chunk it was at. Its state is in the reader's checkpoints, by
+    default in the user's data folder; where a parent is resumed on another machine, give the reader a server that both
+    reach: `MemAgent(checkpoints="postgresql://...")`. Every execution of the node is a separate read: in parallel
+    branches, in a loop, and several documents by `Send`.
 
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
 
     If the question is a list of texts, the document is read once for all of them, and every written key gets a list in
     their order: the state has `question: list[str]` and `answer: list[str | None]`. An error of one is raised when the
-    others are done; with a checkpointer their results are kept, and they are not read again.
+    others are done; their results are kept, and they are not read again.
+
+    To have the reader's steps in the parent's drawing, its memory in the parent's `get_state(subgraphs=True)` and
+    `update_state`, and its state in the parent's checkpoints, add the reader's graph instead:
+    `builder.add_node("read", agent.graph())`, in a state with the keys `question`, `document` and `answer`.
 
     Args:
-        agent: the reader; it is prepared at the first call. Pass `agent.graph()` instead to have the reader's steps in
-            the parent's drawing, and its memory in the parent's `get_state(subgraphs=True)` and `update_state`.
+        agent: the reader; it is prepared at the first call.
         question: a key of the state, or a function of it (of the argument, for `Send`), for a text or a list of texts.
         document: the same for the document: text, `pathlib.Path`, LangChain documents, or, so that the parent's
             checkpoints stay small, a reference from `agent.store.add`.
@@ -70,46 +77,41 @@ def memagent_node(
         MemAgentError: when it runs: a key is missing in the state, or has no question; and everything that
             `MemAgent.read` raises.
     """
-    prepared = PreparedGraph(agent, response_format)
-    # LangGraph finds subgraphs among the names that a node's function uses.
-    subgraph = prepared.get() if isinstance(agent, ReaderGraph) else None
+    reads = GraphReads(agent, response_format)
 
-    def given(state: Any) -> tuple[Any, str | list[str]]:
-        return _taken(state, document, "document"), _asked(_taken(state, question, "question"))
-
-    def plain(result: ReadResult) -> dict[str, Any]:
+    def values_of(result: ReadResult) -> dict[str, Any]:
         """The values of one result. Quotes are looked up in the document's text, which may take a moment."""
-        values = {answer: result.answer, memory: result.memory, run_id: result.run_id}
-        values[stop_reason] = result.stop_reason.value
-        written: dict[str, Any] = {key: value for key, value in values.items() if key is not None}
-        if value is not None:
-            written[value] = result.json_value
+        keys = {answer: result.answer, memory: result.memory, run_id: result.run_id, value: result.json_value}
+        keys[stop_reason] = result.stop_reason.value
         if evidence is not None:
-            written[evidence] = [asdict(each) for each in result.evidence]
-        return written
+            keys[evidence] = [asdict(quote) for quote in result.evidence]
+        return {key: content for key, content in keys.items() if key is not None}
 
-    def changes(state: Any, found: ReadResult | list[ReadResult]) -> dict[str, Any]:
+    def change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
         """What the node writes."""
-        if isinstance(found, ReadResult):
-            written = plain(found)
-        else:
-            each = [plain(result) for result in found]
-            written = {key: [values[key] for values in each] for key in each[0]}
-        return written | dict(write(state, found) if write else {})
+        rows = [values_of(result) for result in results]
+        written = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
+        return written | dict(write(state, results if is_list else results[0]) if write else {})
+
+    def taken(state: Any) -> tuple[Any, Any]:
+        return _value(state, document, "document"), _value(state, question, "question")
+
+    async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
+        _require_texts(questions)
+        texts = checked_questions(questions, await reads.prepare())
+        reference = await reads.store(source)
+        run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
+        outcomes = dict(zip(run_ids, await reads.read_each(reference, run_ids, Around.here().report), strict=True))
+        return raise_first([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, asked = given(state)
-        graph = subgraph or prepared.get()
-        if isinstance(asked, str):
-            return changes(state, read(graph, source, asked, config))
-        return changes(state, read_each(graph, source, asked, config))
+        source, questions = taken(state)
+        return change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, asked = given(state)
-        graph = subgraph or await prepared.aget()
-        if isinstance(asked, str):
-            return await asyncio.to_thread(changes, state, await aread(graph, source, asked, config))
-        return await asyncio.to_thread(changes, state, await aread_each(graph, source, asked, config))
+        source, questions = taken(state)
+        results = await read(source, questions, config)
+        return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
 
     return _UntracedState(run, arun, name=name)
 
@@ -147,24 +149,21 @@ def _keys(state: Any) -> dict[str, list[str]]:
     return {"keys of the state": list(state if isinstance(state, Mapping) else getattr(state, "__dict__", ()))}
 
 
-def _taken(state: Any, source: From, what: str) -> Any:
+def _value(state: Any, source: From, name: str) -> Any:
     if callable(source):
         return source(state)
     value = state.get(source) if isinstance(state, Mapping) else getattr(state, source, None)
     if value is None:
         raise MemAgentError(
-            f'the state that reached this node has no "{source}" to take the {what} from',
-            hint=f'Set it in a node before, or name another key: memagent_node(..., {what}="...").',
+            f'the state that reached this node has no "{source}" to take the {name} from',
+            hint=f'Set it in a node before, or name another key: memagent_node(..., {name}="...").',
         )
     return value
 
 
-def _asked(question: Any) -> str | list[str]:
-    if isinstance(question, str):
-        return question
-    if isinstance(question, list | tuple):
-        return list(question)
-    raise MemAgentError(
-        f"the question is of type {type(question).__name__}, not a text or a list of texts",
-        hint="Name the key that has it, or compute it from the state: memagent_node(..., question=lambda state: ...).",
-    )
+def _require_texts(question: Any) -> None:
+    if not isinstance(question, str | list | tuple):
+        raise MemAgentError(
+            f"the question is of type {type(question).__name__}, not a text or a list of texts",
+            hint="Name the key that has it, or compute it: memagent_node(..., question=lambda state: ...).",
+        )

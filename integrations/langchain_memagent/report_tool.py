@@ -18,16 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from memagent_graph import MemAgent
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.documents.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_report import areport
 
 _DESCRIPTION = (
-    "Write a report over several documents of any length. Every document is read from beginning to end with the same "
-    "questions; the report has an answer with quotes from each, and sections whose sentences are bound to quotes that "
-    "are checked. Sentences that no quote supports are marked, and contradictions between documents are listed. Use it "
-    "for one question over several documents."
+    "Write a report over several documents of any length. Every document is read with the same questions; the reader "
+    "is shown {shows}. The report has an answer with quotes from each, and sections whose sentences are bound to "
+    "quotes that are checked. Sentences that no quote supports are marked. Use it for one question over several "
+    "documents."
 )
 
 
@@ -56,7 +56,7 @@ class WriteReport(BaseTool):
     model_config = ConfigDict(extra="forbid")
 
     name: str = "write_report"
-    description: str = _DESCRIPTION
+    description: str = ""
     args_schema: Any = _ReportArguments
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
     handle_tool_error: Any = True
@@ -79,6 +79,7 @@ class WriteReport(BaseTool):
     def model_post_init(self, context: Any, /) -> None:
         """Settle what can be read."""
         super().model_post_init(context)
+        self.description = self.description or _DESCRIPTION.format(shows=self.agent.strategy.shows)
         self._allowed = AllowedRoots(self.roots, max_bytes=self.max_bytes)
 
     def _run(self, question: str, paths: list[str], questions: list[str] | None = None) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memagent.conversation import memory_message, read_on
+from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import about_history, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph.budget import Budget
@@ -20,7 +21,6 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
-from memagent_graph.trace import MemoryUpdate
 
 _REMEMBERED = 1024
 """How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""
@@ -60,9 +60,7 @@ class RollingHistory:
         """Whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
         return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
-    async def within(
-        self, messages: list[AnyMessage], config: RunnableConfig, report: Callable[[str, MemoryUpdate], None]
-    ) -> list[AnyMessage]:
+    async def within(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
         """The messages unchanged if they fit; otherwise a memory of the older ones, and the recent ones.
 
         The user's latest request always stays, shortened if it alone would fill the limit.
@@ -70,7 +68,7 @@ class RollingHistory:
         Args:
             messages: the history.
             config: the agent's. Its handlers see a read, and memories are not shared between its threads.
-            report: called with the read's run id and each update.
+            report: called with the read's run id, its question and each update.
 
         Raises:
             PolicyError: the policy failed.

@@ -9,10 +9,10 @@ writes the rows.
 
 from __future__ import annotations
 
-from memagent_corpus.corpus_documents import CorpusDocument
-from memagent_corpus.corpus_inputs import Inputs, open_inputs
+from memagent_corpus.corpus_inputs import CorpusInputs, open_inputs
 from memagent_corpus.corpus_reader import CorpusReader
-from memagent_corpus.corpus_rows import Quote, Row
+from memagent_corpus.corpus_rows import CorpusRow, RowQuote
+from memagent_corpus.source_access import CorpusDocument
 from memagent_corpus.table_folder import TableFolder
 
-__all__ = ["CorpusDocument", "CorpusReader", "Inputs", "Quote", "Row", "TableFolder", "open_inputs"]
+__all__ = ["CorpusDocument", "CorpusInputs", "CorpusReader", "CorpusRow", "RowQuote", "TableFolder", "open_inputs"]

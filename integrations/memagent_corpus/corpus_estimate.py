@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from memagent_corpus.corpus_documents import CorpusDocument
-from memagent_corpus.corpus_inputs import Inputs
+from memagent_corpus.corpus_inputs import CorpusInputs
 from memagent_corpus.corpus_reader import CorpusReader
+from memagent_corpus.source_access import CorpusDocument
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import ReaderContext
 
@@ -53,7 +54,7 @@ class CorpusEstimate:
         return self.prompt_tokens + self.completion_tokens
 
 
-async def estimate_corpus(inputs: Inputs, reader: CorpusReader) -> CorpusEstimate:
+async def estimate_corpus(inputs: CorpusInputs, reader: CorpusReader) -> CorpusEstimate:
     """Estimate the calls and tokens that reading a corpus needs.
 
     Raises:
@@ -69,7 +70,7 @@ async def estimate_corpus(inputs: Inputs, reader: CorpusReader) -> CorpusEstimat
 class _Estimate:
     """Computes one estimate. It blocks, so it runs in a thread."""
 
-    def __init__(self, inputs: Inputs, reader: CorpusReader, context: ReaderContext, step: int) -> None:
+    def __init__(self, inputs: CorpusInputs, reader: CorpusReader, context: ReaderContext, step: int) -> None:
         self._inputs, self._reader, self._context, self._step = inputs, reader, context, step
         count, prompts, budget = context.tokenizer.count, context.prompts, context.budget
         self._update = count(prompts.update.literal) + budget.memory_tokens
@@ -88,34 +89,24 @@ class _Estimate:
                 break
         tokens_per_byte = self._tokens / self._bytes if self._bytes else _DEFAULT_TOKENS_PER_BYTE
         mean = self._tokens / self._counted if self._counted else 0.0
-        questions = {each: self._context.tokenizer.count(each) for each in self._reader.questions}
-        sums = dict.fromkeys(
-            ("documents", "questions", "document_tokens", "chunks", "calls", "prompt", "completion"), 0
-        )
-        budget = self._context.budget
+        budget, count = self._context.budget, self._context.tokenizer.count
+        lengths = {question: count(question) for question in self._reader.questions}
+        sums: Counter[str] = Counter(documents=0, questions=0, document_tokens=0, chunks=0, calls=0)
+        sums.update(prompt_tokens=0, completion_tokens=0)
         for document in self._inputs.documents():
             tokens = mean if document.size is None else document.size * tokens_per_byte
             chunks = max(1, math.ceil(tokens / budget.chunk_tokens))
-            for each in self._reader.questions_of(document):
-                question = questions.get(each) or self._context.tokenizer.count(each)
-                sums["questions"] += 1
-                sums["chunks"] += chunks
-                sums["calls"] += chunks + 1
-                sums["prompt"] += round(tokens) + chunks * (self._update + question) + self._answer + question
-                sums["completion"] += chunks * budget.memory_tokens + budget.answer_tokens
-            sums["documents"] += 1
-            sums["document_tokens"] += round(tokens)
-        return CorpusEstimate(
-            documents=sums["documents"],
-            unreadable=self._unreadable,
-            questions=sums["questions"],
-            document_tokens=sums["document_tokens"],
-            chunks=sums["chunks"],
-            calls=sums["calls"],
-            prompt_tokens=sums["prompt"],
-            completion_tokens=sums["completion"],
-            counted=self._counted,
-        )
+            sums.update(documents=1, document_tokens=round(tokens))
+            for question in self._reader.questions_of(document):
+                length = lengths.get(question) or count(question)
+                sums.update(
+                    questions=1,
+                    chunks=chunks,
+                    calls=chunks + 1,
+                    prompt_tokens=round(tokens) + chunks * (self._update + length) + self._answer + length,
+                    completion_tokens=chunks * budget.memory_tokens + budget.answer_tokens,
+                )
+        return CorpusEstimate(unreadable=self._unreadable, counted=self._counted, **sums)
 
     def _count(self, document: CorpusDocument) -> None:
         """Add the document's tokens and bytes to the sample."""

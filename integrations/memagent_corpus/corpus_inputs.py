@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
+import os
+import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Final, Protocol
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Protocol
 
-from memagent_corpus.corpus_documents import CorpusDocument, Total
-from memagent_corpus.file_inputs import (
-    ArchiveInputs,
-    FolderInputs,
-    PatternInputs,
-    SingleFile,
-    StoreInputs,
-    fixed_root,
-    is_pattern,
-    require_listable,
+from memagent_corpus.source_access import (
+    WEB,
+    CorpusDocument,
+    CorpusSize,
+    SourceAccess,
+    members_of,
+    resolve_below,
+    scheme_of,
+    shown,
+    store_errors,
 )
-from memagent_corpus.source_access import WEB, SourceAccess, scheme_of, shown
-from memagent_corpus.table_inputs import Columns, DatasetInputs, TableInputs, is_table
+from memagent_corpus.table_inputs import DatasetTable, FileTable, InputColumns, TableInputs, is_table
 from memagent_graph.errors import DocumentError
 
 DATASET: Final = "dataset:"
 _ZIP: Final = "zip://"
+_VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
+"""Keys in the file information of fsspec whose value changes with the content, in order of preference."""
+_PATTERN_HINT: Final = "Check the pattern, and put it in quotes."
 
 
-class Inputs(Protocol):
+class CorpusInputs(Protocol):
     """A corpus that can be listed any number of times, with only a few documents in memory."""
 
     @property
@@ -54,7 +61,7 @@ class Inputs(Protocol):
         """List the documents' names if they come from a user's column; None if they cannot have duplicates."""
         ...
 
-    def total(self) -> Total:
+    def total(self) -> CorpusSize:
         """Count documents and bytes, as far as possible without opening the documents.
 
         Raises:
@@ -68,84 +75,222 @@ class InputOptions:
     """How a corpus is opened. An empty `access.root` is replaced by the folder or URL of the input."""
 
     access: SourceAccess = field(default_factory=SourceAccess)
-    columns: Columns = field(default_factory=Columns)
+    columns: InputColumns = field(default_factory=InputColumns)
     subset: str | None = None
     split: str = "train"
 
 
-def open_inputs(given: str, options: InputOptions | None = None) -> Inputs:
+def open_inputs(  # noqa: PLR0911  one return for each kind of input
+    source: str, options: InputOptions | None = None
+) -> CorpusInputs:
     """Open a corpus by its name. No document is read yet.
 
     Args:
-        given: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
+        source: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
             which is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); `zip://PATTERN::ARCHIVE`;
             or `dataset:NAME` for a Hugging Face dataset.
         options: the columns to use, and which sources may be opened.
 
     Raises:
-        DocumentError: `given` does not exist, or may not be opened.
+        DocumentError: `source` does not exist, or may not be opened.
     """
     options = options or InputOptions()
-    if given.startswith(DATASET):
-        name = given.removeprefix(DATASET)
-        return DatasetInputs(name, options.access, options.columns, options.subset, options.split)
-    if given.startswith(_ZIP):
-        pattern, separator, archive = given.removeprefix(_ZIP).partition("::")
+    access, columns = options.access, options.columns
+    if source.startswith(DATASET):
+        dataset = DatasetTable(source.removeprefix(DATASET), options.subset, options.split)
+        return TableInputs((dataset,), access, columns)
+    if source.startswith(_ZIP):
+        pattern, separator, archive = source.removeprefix(_ZIP).partition("::")
         if not separator:
-            return ArchiveInputs(pattern, options.access)
-        if "::" in archive and not options.access.allow_chained:
-            options.access.filesystem(archive)  # refuses the chain
-        return ArchiveInputs(archive, options.access, pattern)
-    return _at_url(given, options) if scheme_of(given) else _at_path(given, options)
+            return ArchiveInputs(pattern, access)
+        access.filesystem(archive)  # refuses a chain
+        return ArchiveInputs(archive, access, pattern)
+    if scheme_of(source) in {"", "file"}:
+        source = str(Path(source.removeprefix("file://")).expanduser())
+    if is_pattern(source) and not (scheme_of(source) == "" and Path(source).exists()):
+        root = _fixed_part(source)
+        files = FileInputs(root, _with_root(access, root), source)
+        if not is_table(source):
+            access.filesystem(root)  # refuses schemes
+            return files
+        tables = sorted(document.location for document in files.documents() if document.location and not document.error)
+        return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
+    if _is_folder(source, access):
+        return FileInputs(source, _with_root(access, source))
+    folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
+    if is_table(source):
+        return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
+    if source.lower().split("?")[0].endswith(".zip"):
+        return ArchiveInputs(source, access)
+    return FileInputs(source, access if scheme_of(source) in WEB else _with_root(access, folder), is_file=True)
 
 
-def _at_url(url: str, options: InputOptions) -> Inputs:
-    scheme = scheme_of(url)
-    if scheme == "file":
-        return _at_path(url.partition("://")[2], options)
-    options.access.filesystem(url.partition("*")[0] if "::" not in url else url)
-    if is_table(url):
-        access = _with_root(options.access, url.rpartition("/")[0])
-        locations = (url,) if not is_pattern(url) else _matching_tables(url, access)
-        return TableInputs(locations, access, options.columns)
-    if url.lower().split("?")[0].endswith(".zip"):
-        return ArchiveInputs(url, options.access)
-    if scheme in WEB:
-        return SingleFile(url, options.access)
-    if is_pattern(url) or url.endswith("/"):
-        return StoreInputs(url, _with_root(options.access, url))
-    filesystem, path = options.access.filesystem(url)
-    try:
-        is_file = filesystem.isfile(path)
-    except Exception as error:  # each client library has its own exceptions
-        raise DocumentError(
-            f"{shown(url)} cannot be read ({type(error).__name__})", hint="Check the name and your permissions."
-        ) from error
-    return SingleFile(url, options.access) if is_file else StoreInputs(url, _with_root(options.access, url))
+class _NamedFiles(ABC):
+    """Files, each named by its path."""
+
+    @abstractmethod
+    def documents(self) -> Iterator[CorpusDocument]:
+        """List the files."""
+
+    def ids(self) -> None:
+        """Return None, because paths are unique."""
+        return
+
+    def total(self) -> CorpusSize:
+        """Count the files by listing them."""
+        sizes = Counter(documents=0, known=0, bytes=0)
+        for document in self.documents():
+            sizes.update(documents=1, known=document.size is not None, bytes=document.size or 0)
+        return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
 
 
-def _at_path(given: str, options: InputOptions) -> Inputs:
-    path = Path(given).expanduser()
-    if path.is_dir():
-        require_listable(path)
-        return FolderInputs(path, _with_root(options.access, str(path)))
-    if path.exists():
-        if is_table(str(path)):
-            return TableInputs((str(path),), _with_root(options.access, str(path.parent)), options.columns)
-        if path.suffix.lower() == ".zip":
-            return ArchiveInputs(str(path), options.access)
-        return SingleFile(str(path), _with_root(options.access, str(path.parent)))
-    if is_pattern(given):
-        pattern = str(path)
-        access = _with_root(options.access, str(fixed_root(pattern)))
-        if is_table(pattern):
-            found = tuple(sorted(glob.iglob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute pattern
-            if not found:
-                raise DocumentError(f"no file matches {given}", hint="Check the pattern, and put it in quotes.")
-            return TableInputs(found, access, options.columns)
-        return PatternInputs(pattern, access)
+@dataclass(frozen=True)
+class FileInputs(_NamedFiles):
+    """The files in a folder and its subfolders, those that match a pattern, or one file, on a disk or in a store.
+
+    Each file is named by its path below the folder. Hidden files and folders, whose names begin with a dot, are left
+    out unless the pattern names them. A link to a file in the folder is followed; links to other folders in it are not,
+    because their files are listed anyway. A link that leads out of the folder is a document with an error.
+    """
+
+    location: str
+    """The folder or file; with a pattern, the part of the pattern before the first wildcard."""
+    access: SourceAccess
+    pattern: str = ""
+    """A path or URL with `*`, `?`, `[...]`, and `**` for any number of folders."""
+    is_file: bool = False
+    """Whether `location` is a file."""
+
+    @property
+    def description(self) -> str:
+        """The path or URL."""
+        kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
+        return f"the files {shown(self.pattern)}" if self.pattern else f"{kind}{shown(self.location)}"
+
+    def documents(self) -> Iterator[CorpusDocument]:
+        """List the files, folder by folder.
+
+        Raises:
+            DocumentError: a folder cannot be listed, or there are no files.
+        """
+        scheme = scheme_of(self.location)
+        filesystem, root = self.access.filesystem(self.location)
+        if self.is_file:
+            name = PurePosixPath(shown(self.location)).name or "document"
+            info: Mapping[str, Any] = {}
+            if scheme not in WEB:
+                with store_errors(self.location):
+                    info = filesystem.info(root)
+                if info["type"] != "file":
+                    raise DocumentError(
+                        f"{shown(self.location)} is not a regular file", hint="Save it in a file first."
+                    )
+            location = self.location if scheme else root
+            yield CorpusDocument(name=_unicode(name), version=_version(info), size=info.get("size"), location=location)
+            return
+        is_empty = True
+        for info in self._files(filesystem, root.rstrip("/")):
+            path = str(info["name"])
+            name = path.removeprefix(root.rstrip("/")).lstrip("/")
+            if scheme:
+                location = f"{scheme}://{path.lstrip('/')}"
+                document = CorpusDocument(name=name, version=_version(info), size=info.get("size"), location=location)
+            elif linked := _local_document(path, name, root, info):
+                document = linked
+            else:
+                continue
+            is_empty = False
+            yield document
+        if is_empty and self.pattern:
+            raise DocumentError(f"no file matches {shown(self.pattern)}", hint=_PATTERN_HINT)
+        if is_empty and scheme:
+            raise DocumentError(f"there is nothing at {shown(self.location)}", hint="Check the bucket and the path.")
+
+    def _files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the information of all files that match, without following links to folders."""
+        pattern = self.access.filesystem(self.pattern)[1] if self.pattern else ""
+        relative = pattern.removeprefix(root).lstrip("/")
+        matches, shows_hidden = _matcher(pattern), re.search(r"(^|/)\.", relative) is not None
+        depth = relative.count("/") if relative and "**" not in relative else None
+        folders = [(root, 0)]
+        while folders:
+            folder, level = folders.pop()
+            for info in _entries(filesystem, folder, self.location):
+                path = str(info["name"]).rstrip("/")
+                if path == folder or (path.rpartition("/")[2].startswith(".") and not shows_hidden):
+                    continue
+                if info["type"] != "directory":
+                    if matches(path):
+                        yield info
+                elif depth is None or level < depth:
+                    folders.append((path, level + 1))
+
+
+@dataclass(frozen=True)
+class ArchiveInputs(_NamedFiles):
+    """The files in a zip archive at a path or URL."""
+
+    location: str
+    access: SourceAccess
+    pattern: str = ""
+    """A pattern for file names inside the archive; empty for all files."""
+
+    @property
+    def description(self) -> str:
+        """The archive's path or URL."""
+        return f"the archive {shown(self.location)}"
+
+    def documents(self) -> Iterator[CorpusDocument]:
+        """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
+
+        Raises:
+            DocumentError: the file is not a zip archive, exceeds the limits, or has two files with the same name.
+        """
+        names: set[str] = set()
+        location = self.location if scheme_of(self.location) else str(Path(self.location).absolute())
+        for member in members_of(self.access, self.location):
+            name, error = member.filename.replace("\\", "/"), None
+            parts = PurePosixPath(name).parts
+            if self.pattern and not fnmatch.fnmatch(name, self.pattern):
+                continue
+            if any(part.startswith(".") and part != ".." for part in parts) or "__MACOSX" in parts:
+                continue
+            if name.startswith("/") or ".." in parts or re.match(r"[A-Za-z]:", name):
+                name = "/".join(part for part in parts if part not in {"/", ".."})
+                error = "its name points outside the archive"
+            if name in names:
+                raise DocumentError(
+                    f"the archive {shown(self.location)} has two files named {name!r}",
+                    hint="Unpack the archive, and read the folder.",
+                )
+            names.add(name)
+            yield CorpusDocument(
+                name=name,
+                version=f"{member.CRC:08x}-{member.file_size}",
+                size=member.file_size,
+                location=location,
+                member=member.filename,
+                error=error,
+            )
+
+
+def is_pattern(location: str) -> bool:
+    """Whether a path or a store's URL contains wildcards. A web page's URL has none: its `?` begins a query."""
+    return scheme_of(location) not in WEB and glob.has_magic(location)
+
+
+def _is_folder(location: str, access: SourceAccess) -> bool:
+    """Whether there is a folder at a location. A web page is none; what does not exist is an error."""
+    filesystem, path = access.filesystem(location)
+    if scheme_of(location) in WEB:
+        return False
+    with store_errors(location):
+        if filesystem.isdir(path) or (scheme_of(location) and location.endswith("/")):
+            return True
+        if filesystem.exists(path):
+            return False
     raise DocumentError(
-        f"there is no file or folder {given}",
+        f"there is no file or folder {shown(location)}",
         hint="Use a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
     )
 
@@ -154,12 +299,73 @@ def _with_root(access: SourceAccess, root: str) -> SourceAccess:
     return access if access.root else replace(access, root=root)
 
 
-def _matching_tables(url: str, access: SourceAccess) -> tuple[str, ...]:
-    """Return the URLs of the tables in an object store that match a pattern."""
-    return tuple(sorted(each.location for each in StoreInputs(url, access).documents() if each.location))
+def _fixed_part(pattern: str) -> str:
+    """Return the part of a pattern before the first folder or file name with wildcards."""
+    scheme, separator, path = pattern.rpartition("://")
+    parts = path.split("/")
+    fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    return f"{scheme}{separator}{'/'.join(parts[:fixed]) or ('/' if path.startswith('/') else '' if scheme else '.')}"
 
 
-def require_unique_ids(inputs: Inputs) -> None:
+def _entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[str, Any]]:
+    """List a folder; one that has just disappeared is empty."""
+    with store_errors(location):
+        try:
+            if scheme_of(location):
+                yield from filesystem.ls(folder, detail=True)
+                return
+            with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions
+                for entry in entries:
+                    yield filesystem.info(entry)
+        except FileNotFoundError:
+            return
+
+
+def _local_document(path: str, name: str, root: str, info: Mapping[str, Any]) -> CorpusDocument | None:
+    """Return a file on a disk as a document; None if it is neither a regular file nor a link to one."""
+    if info["type"] == "file":
+        return CorpusDocument(name=_unicode(name), version=_version(info), size=info["size"], location=path)
+    if not info["islink"]:
+        return None
+    try:
+        target = resolve_below(Path(root), name)
+    except DocumentError as error:
+        return CorpusDocument(name=_unicode(name), error=f"{_unicode(name)} is a link, and {error.message}")
+    if not target.is_file():
+        return None
+    status = target.stat()
+    version = f"{status.st_size}-{status.st_mtime}"
+    return CorpusDocument(name=_unicode(name), version=version, size=status.st_size, location=path)
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """Return a function that matches paths against a pattern; all paths match an empty one."""
+    from fsspec.utils import glob_translate  # noqa: PLC0415  an optional dependency
+
+    if not pattern:
+        return lambda path: True
+    try:
+        return re.compile(glob_translate(pattern)).match
+    except ValueError as error:
+        raise DocumentError(f"{shown(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    """Return a version from an object's size and its ETag, checksum or time; empty if it has none of these."""
+    return next((f"{info.get('size')}-{info[name]}" for name in _VERSIONS if info.get(name)), "")
+
+
+def _unicode(name: str) -> str:
+    """Return a file name as valid Unicode. Python represents undecodable bytes as half surrogate pairs."""
+    if name.isascii():
+        return name
+    valid = re.sub("[\ud800-\udfff]", "\ufffd", name)
+    if valid != name:  # the bytes are appended, because two names could become equal
+        valid += f"~{name.encode('utf-8', 'surrogateescape').hex()[-16:]}"
+    return valid
+
+
+def require_unique_ids(inputs: CorpusInputs) -> None:
     """Check that no two documents have the same id. The ids are compared on disk, so memory use does not grow.
 
     Raises:
@@ -174,8 +380,8 @@ def require_unique_ids(inputs: Inputs) -> None:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
-            for number, each in enumerate(ids):
-                name = each.encode("utf-8", "replace").decode()
+            for number, identity in enumerate(ids):
+                name = identity.encode("utf-8", "replace").decode()
                 try:
                     connection.execute("INSERT INTO ids VALUES (?, ?)", (name, number))
                 except sqlite3.IntegrityError:

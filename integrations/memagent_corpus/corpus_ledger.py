@@ -1,9 +1,7 @@
-"""The ledger of a table: a SQLite file that records which documents are finished. A killed run continues from it.
+"""The ledger of a table: a SQLite file with the finished documents, and the rows that are not in a part yet.
 
-A new row is first stored in the ledger, in the same transaction that marks its document as finished. Later the row is
-written to a part of the table. The ledger records the part's number before the part is written. If a kill interrupts
-the write, the same rows are written again under the same name, so no row is duplicated and none is lost. Memory use
-does not grow with the number of documents.
+A row is first stored in the ledger, in the same transaction that marks its document as finished. Later it is written to
+a part of the table, and then its content is deleted here. Memory use does not grow with the number of documents.
 """
 
 from __future__ import annotations
@@ -17,28 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from memagent_corpus.corpus_rows import Row, decoded_row, encoded
+from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
+from memagent_corpus.table_folder import TablePart
 from memagent_graph.errors import CorpusError
-from memagent_graph.storage.database import use_write_ahead_log
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.database import open_database
 
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS rows (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document TEXT NOT NULL, question TEXT NOT NULL,
-    failed INTEGER NOT NULL, part INTEGER, payload BLOB
-);
-CREATE INDEX IF NOT EXISTS rows_of_documents ON rows (document);
-CREATE INDEX IF NOT EXISTS unwritten_rows ON rows (part, number) WHERE payload IS NOT NULL;
 CREATE TABLE IF NOT EXISTS documents (
     name TEXT PRIMARY KEY, version TEXT NOT NULL, begun INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS replaced (part INTEGER NOT NULL, id TEXT NOT NULL, PRIMARY KEY (part, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, document TEXT NOT NULL, question TEXT NOT NULL,
+    failed INTEGER NOT NULL, part INTEGER, payload BLOB
+);
+CREATE INDEX IF NOT EXISTS rows_of_documents ON rows (document);
+CREATE INDEX IF NOT EXISTS rows_of_parts ON rows (part) WHERE part IS NOT NULL;
+CREATE INDEX IF NOT EXISTS waiting_rows ON rows (number) WHERE payload IS NOT NULL;
+CREATE TABLE IF NOT EXISTS parts (
+    number INTEGER PRIMARY KEY, rows INTEGER NOT NULL, failed INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    sha256 TEXT NOT NULL, stale INTEGER NOT NULL DEFAULT 0
+);
 """
 _ROWS_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class OpenQuestions:
     """The questions about a document that still have to be answered."""
 
     questions: tuple[str, ...]
@@ -47,7 +49,7 @@ class Remaining:
     """Whether an earlier process began to read the document, so that checkpoints may exist."""
     changed: bool
     """Whether the document may have changed since it was read, according to its source."""
-    answered: frozenset[str] = frozenset()
+    answered_ids: frozenset[str] = frozenset()
     """The ids of the document's rows that have an answer. They stay valid if the text is still the same."""
 
 
@@ -65,16 +67,13 @@ class CorpusLedger:
         self.path = path
         self._lock = threading.Lock()
         with self._as_corpus_error():
-            private_file(path)
-            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
-            use_write_ahead_log(self._connection)
-            # After a power failure, lost documents are read again. `assign` uses FULL: a part must not lose its rows.
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.executescript(_SCHEMA)
+            self._connection = open_database(path, _SCHEMA)
 
-    def remaining(
+    # Documents
+
+    def open_questions(
         self, document: str, version: str, questions: Sequence[str], *, retry_failed: bool = False
-    ) -> Remaining:
+    ) -> OpenQuestions:
         """Return which of these questions about a document still have to be answered.
 
         Args:
@@ -83,181 +82,151 @@ class CorpusLedger:
             questions: all questions about it.
             retry_failed: treat questions whose row has an error as unanswered.
         """
-        name = _text(document)
-        with self._transaction(write=False) as connection:
+        name = _storable(document)
+        with self._reading() as connection:
             known = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
             if known is None:
-                return Remaining(tuple(questions), begun=False, changed=False)
-            found = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
-        changed = bool(found) and bool(known[0]) and bool(version) and known[0] != version
-        done = set() if changed else {question for question, failed, _ in found if not (failed and retry_failed)}
-        left = tuple(each for each in questions if _question(each) not in done)
-        if not left and version and not known[0]:  # adopted from the table: from now on, changes can be detected
-            with self._transaction() as connection:
+                return OpenQuestions(tuple(questions), begun=False, changed=False)
+            rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
+        changed = bool(rows) and bool(known["version"]) and bool(version) and known["version"] != version
+        done = set() if changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
+        unanswered = tuple(question for question in questions if _digest(question) not in done)
+        if not unanswered and version and not known["version"]:  # adopted: from now on, changes can be detected
+            with self._writing() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        answered = frozenset(identity for _, failed, identity in found if not failed) if left else frozenset[str]()
-        return Remaining(left, begun=bool(known[1]), changed=changed, answered=answered)
+        answered_ids = {row["id"] for row in rows if not row["failed"]} if unanswered else set()
+        return OpenQuestions(
+            unanswered, begun=bool(known["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
+        )
 
     def begin(self, document: str) -> None:
         """Record that a document is being read."""
-        with self._transaction() as connection:
+        with self._writing() as connection:
             connection.execute(
                 "INSERT INTO documents VALUES (?, '', 1) ON CONFLICT (name) DO UPDATE SET begun = 1",
-                (_text(document),),
+                (_storable(document),),
             )
 
-    def finish(self, document: str, version: str, rows: Sequence[Row]) -> int:
+    def finish(self, document: str, version: str, rows: Sequence[CorpusRow]) -> int:
         """Store a document's rows and mark the document as finished. The rows replace older ones for the questions.
 
         Returns:
             The size of the encoded rows in bytes.
         """
-        name, size = _text(document), 0
-        payloads = [(row, encoded(row)) for row in rows]
-        with self._transaction() as connection:
-            for row, payload in payloads:
-                question = _question(row.question)
-                connection.execute(
-                    "INSERT OR IGNORE INTO replaced SELECT part, id FROM rows "
-                    "WHERE document = ? AND question = ? AND part IS NOT NULL",
-                    (name, question),
-                )
-                connection.execute("DELETE FROM rows WHERE document = ? AND question = ?", (name, question))
+        name, payloads = _storable(document), [encode_row(row) for row in rows]
+        with self._writing() as connection:
+            for row, payload in zip(rows, payloads, strict=True):
+                question = _digest(row.question)
+                _remove_row(connection, name, question)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, payload) VALUES (?, ?, ?, ?, ?)",
                     (row.id, name, question, row.failed, payload),
                 )
-                size += len(payload)
             connection.execute(
                 "INSERT INTO documents VALUES (?, ?, 0) "
                 "ON CONFLICT (name) DO UPDATE SET version = excluded.version, begun = 0",
                 (name, version),
             )
-        return size
-
-    # From rows to parts
-
-    def unassigned(self) -> tuple[int, int]:
-        """Return the number of rows without a part, and their size in bytes."""
-        with self._transaction(write=False) as connection:
-            count, size = connection.execute(
-                "SELECT count(*), coalesce(sum(length(payload)), 0) FROM rows "
-                "WHERE part IS NULL AND payload IS NOT NULL"
-            ).fetchone()
-            return int(count), int(size)
-
-    def assign(self, part: int, max_rows: int) -> None:
-        """Assign the oldest rows without a part to this one. The assignment is on disk when this returns."""
-        with self._lock, self._as_corpus_error():
-            self._connection.execute("PRAGMA synchronous = FULL")
-            try:
-                self._connection.execute(
-                    "UPDATE rows SET part = ? WHERE number IN (SELECT number FROM rows "
-                    "WHERE part IS NULL AND payload IS NOT NULL ORDER BY number LIMIT ?)",
-                    (part, max_rows),
-                )
-            finally:
-                self._connection.execute("PRAGMA synchronous = NORMAL")
-
-    def unwritten_parts(self) -> list[int]:
-        """Return the parts that have rows assigned but are not recorded as written."""
-        with self._transaction(write=False) as connection:
-            found = connection.execute(
-                "SELECT DISTINCT part FROM rows WHERE payload IS NOT NULL AND part IS NOT NULL ORDER BY part"
-            )
-            return [part for (part,) in found.fetchall()]
-
-    def rows_of(self, part: int) -> Iterator[Row]:
-        """Yield the rows assigned to an unwritten part, reading a few at a time."""
-        last = -1
-        while True:
-            with self._transaction(write=False) as connection:
-                found = connection.execute(
-                    "SELECT number, payload FROM rows WHERE part = ? AND payload IS NOT NULL AND number > ? "
-                    "ORDER BY number LIMIT ?",
-                    (part, last, _ROWS_AT_ONCE),
-                ).fetchall()
-            if not found:
-                return
-            last = found[-1][0]
-            yield from (decoded_row(payload) for _, payload in found)
-
-    def mark_written(self, part: int) -> None:
-        """Record that a part is in the table, and delete the content of its rows from the ledger."""
-        with self._transaction() as connection:
-            connection.execute("UPDATE rows SET payload = NULL WHERE part = ? AND payload IS NOT NULL", (part,))
-
-    def last_part(self) -> int:
-        """Return the highest part number; -1 if there is none."""
-        with self._transaction(write=False) as connection:
-            found = connection.execute("SELECT max(part) FROM rows").fetchone()[0]
-            return -1 if found is None else int(found)
-
-    def replaced(self) -> dict[int, set[str]]:
-        """Return, for each part, the ids of rows that newer rows have replaced."""
-        with self._transaction(write=False) as connection:
-            found: dict[int, set[str]] = {}
-            for part, identity in connection.execute("SELECT part, id FROM replaced"):
-                found.setdefault(part, set()).add(identity)
-            return found
-
-    def mark_removed(self, part: int) -> None:
-        """Record that the replaced rows of a part have been removed from the table."""
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM replaced WHERE part = ?", (part,))
-
-    # Counts, and recovery
-
-    def counts(self) -> tuple[int, int]:
-        """Return the number of rows, and the number of failed rows among them."""
-        with self._transaction(write=False) as connection:
-            rows, failed = connection.execute("SELECT count(*), coalesce(sum(failed), 0) FROM rows").fetchone()
-            return int(rows), int(failed)
+        return sum(map(len, payloads))
 
     def is_reading(self) -> bool:
         """Whether any document is begun but not finished."""
-        with self._transaction(write=False) as connection:
+        with self._reading() as connection:
             return connection.execute("SELECT 1 FROM documents WHERE begun = 1 LIMIT 1").fetchone() is not None
 
-    def parts(self) -> set[int]:
-        """Return the numbers of all parts in the ledger."""
-        with self._transaction(write=False) as connection:
-            return {part for (part,) in connection.execute("SELECT DISTINCT part FROM rows WHERE part IS NOT NULL")}
+    def counts(self) -> tuple[int, int]:
+        """Return the number of rows, and the number of failed rows among them."""
+        with self._reading() as connection:
+            rows, failed = connection.execute("SELECT count(*), coalesce(sum(failed), 0) FROM rows").fetchone()
+            return int(rows), int(failed)
 
-    def adopt(self, part: int, rows: Iterable[tuple[str, str, str, bool]]) -> None:
-        """Add a part of the table that is missing from the ledger.
+    # Rows that wait for a part
 
-        A row in the table takes precedence over an unwritten row in the ledger, and a row in a later part over one in
-        an earlier part.
+    def waiting(self) -> tuple[int, int]:
+        """Return the number of rows that are not in a part, and their size in bytes."""
+        with self._reading() as connection:
+            count, size = connection.execute(
+                "SELECT count(*), coalesce(sum(length(payload)), 0) FROM rows WHERE payload IS NOT NULL"
+            ).fetchone()
+            return int(count), int(size)
+
+    def waiting_rows(self, max_rows: int) -> Iterator[tuple[int, CorpusRow]]:
+        """Yield the oldest rows that are not in a part, with their numbers, reading a few at a time."""
+        last, left = -1, max_rows
+        while left > 0:
+            with self._reading() as connection:
+                rows = connection.execute(
+                    "SELECT number, payload FROM rows WHERE payload IS NOT NULL AND number > ? ORDER BY number LIMIT ?",
+                    (last, min(left, _ROWS_AT_ONCE)),
+                ).fetchall()
+            if not rows:
+                return
+            left -= len(rows)
+            for last, payload in rows:
+                yield last, decode_row(payload)
+
+    # Parts
+
+    def parts(self) -> list[TablePart]:
+        """Return the parts of the table, in the order of their numbers."""
+        with self._reading() as connection:
+            return [_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
+
+    def mark_written(self, part: TablePart, last: int) -> None:
+        """Record that all waiting rows up to the number `last` are in a part, and delete their content.
+
+        If one of them has been replaced since it was written, the part is stale.
+        """
+        with self._writing() as connection:
+            changed = connection.execute(
+                "UPDATE rows SET part = ?, payload = NULL WHERE payload IS NOT NULL AND number <= ?",
+                (part.number, last),
+            ).rowcount
+            _add_part(connection, part, stale=changed < part.rows)
+
+    def stale_parts(self) -> list[TablePart]:
+        """Return the parts with rows that newer rows have replaced."""
+        with self._reading() as connection:
+            return [_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
+
+    def ids_of(self, part: TablePart) -> set[str]:
+        """Return the ids of the rows in a part, without those that newer rows have replaced."""
+        with self._reading() as connection:
+            return {row["id"] for row in connection.execute("SELECT id FROM rows WHERE part = ?", (part.number,))}
+
+    def replace_part(self, part: TablePart, new: TablePart | None) -> None:
+        """Record that the rows of a part are in a new one; None if it had no rows any more."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
+            if new is not None:
+                changed = connection.execute(
+                    "UPDATE rows SET part = ? WHERE part = ?", (new.number, part.number)
+                ).rowcount
+                _add_part(connection, new, stale=changed < new.rows)
+
+    def adopt(self, part: TablePart, rows: Iterable[tuple[str, str, str, bool]]) -> None:
+        """Add a part of the table that is missing here. Its rows replace others for the same document and question.
 
         Args:
-            part: the part's number.
+            part: the part.
             rows: id, document, question, and whether the row failed.
         """
-        with self._transaction() as connection:
+        with self._writing() as connection:
+            _add_part(connection, part)
             for identity, document, question, failed in rows:
-                place = (_text(document), _question(question))
-                found = connection.execute(
-                    "SELECT id, part, payload IS NULL FROM rows WHERE document = ? AND question = ?", place
-                ).fetchone()
-                if found is not None:
-                    known, elsewhere, is_written = found
-                    if is_written and elsewhere > part:
-                        connection.execute("INSERT OR IGNORE INTO replaced VALUES (?, ?)", (part, identity))
-                        continue
-                    if is_written:
-                        connection.execute("INSERT OR IGNORE INTO replaced VALUES (?, ?)", (elsewhere, known))
-                    connection.execute("DELETE FROM rows WHERE document = ? AND question = ?", place)
+                key = (_storable(document), _digest(question))
+                _remove_row(connection, *key)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, part) VALUES (?, ?, ?, ?, ?)",
-                    (identity, *place, failed, part),
+                    (identity, *key, failed, part.number),
                 )
-                connection.execute("INSERT OR IGNORE INTO documents VALUES (?, '', 0)", place[:1])
+                connection.execute("INSERT OR IGNORE INTO documents VALUES (?, '', 0)", key[:1])
 
-    def release(self, part: int) -> None:
-        """Unassign the rows of an unwritten part, because another writer has used its number."""
-        with self._transaction() as connection:
-            connection.execute("UPDATE rows SET part = NULL WHERE part = ? AND payload IS NOT NULL", (part,))
+    def forget(self, part: TablePart) -> None:
+        """Remove a part that is no longer in the table, with its rows. Their documents count as not read."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM rows WHERE part = ?", (part.number,))
+            connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
 
     def close(self) -> None:
         """Close the SQLite file."""
@@ -265,18 +234,20 @@ class CorpusLedger:
             self._connection.close()
 
     @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._as_corpus_error():
-            if not write:
-                yield self._connection
-                return
-            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection
-                self._connection.execute("COMMIT")
+                yield connection
+                connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
 
     @contextmanager
@@ -290,11 +261,31 @@ class CorpusLedger:
             ) from error
 
 
-def _question(text: str) -> str:
+def _remove_row(connection: sqlite3.Connection, document: str, question: str) -> None:
+    """Delete the row for a question, if there is one. If it is in a part, the part becomes stale."""
+    key = (document, question)
+    connection.execute(
+        "UPDATE parts SET stale = 1 WHERE number IN (SELECT part FROM rows WHERE document = ? AND question = ?)", key
+    )
+    connection.execute("DELETE FROM rows WHERE document = ? AND question = ?", key)
+
+
+def _add_part(connection: sqlite3.Connection, part: TablePart, *, stale: bool = False) -> None:
+    connection.execute(
+        "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
+        (part.number, part.rows, part.failed, part.bytes, part.sha256, stale),
+    )
+
+
+def _part(row: sqlite3.Row) -> TablePart:
+    return TablePart.numbered(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
+
+
+def _digest(question: str) -> str:
     """Return a short hash of a question, which is its key in the ledger."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _text(name: str) -> str:
+def _storable(name: str) -> str:
     """Return a name that SQLite can store: half surrogate pairs become question marks."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_documents import CorpusDocument
-from memagent_corpus.corpus_rows import RelativePaths, Row, digest_of, failed_row, row_id, row_of
-from memagent_corpus.source_access import SourceAccess
+from memagent_corpus.corpus_rows import CorpusRow, RelativePaths, digest_of, failed_row, row_id, row_of
+from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_of
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import DocumentRef
@@ -89,7 +88,7 @@ class CorpusReader:
         self.access = access or SourceAccess()
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
-        self.columns = columns_of(self.response_format, Row.__struct_fields__) if self.response_format else ()
+        self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         self.keeps_texts = keep_texts
         self._relative_paths = RelativePaths((self.access.root, str(agent.store.root)))
         self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="memagent-loading")
@@ -105,8 +104,8 @@ class CorpusReader:
                 question is too long.
         """
         graph = await self.agent.agraph(response_format=self.response_format)
-        for each in self.questions:
-            check_question(each, graph.reader_context)
+        for question in self.questions:
+            check_question(question, graph.reader_context)
         return settings_of(graph.reader_context)
 
     def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
@@ -119,15 +118,15 @@ class CorpusReader:
         questions: Sequence[str] | None = None,
         *,
         may_resume: bool = True,
-        answered: Container[str] = frozenset(),
-    ) -> list[Row]:
+        answered_ids: Container[str] = frozenset(),
+    ) -> list[CorpusRow]:
         """Read a document in one pass for all of its questions.
 
         Args:
             document: the document.
             questions: the questions to answer; all questions about the document by default.
             may_resume: whether to look for checkpoints, which takes one lookup per question.
-            answered: ids of rows that have an answer. Their questions are skipped.
+            answered_ids: ids of rows that have an answer. Their questions are skipped.
 
         Returns:
             A row for each question that was not skipped, in the order of the questions.
@@ -136,21 +135,21 @@ class CorpusReader:
             CorpusError, CheckpointError: the disk is full or read-only.
             PolicyAuthenticationError: the server rejects the API key.
         """
-        requested = self.questions_of(document) if questions is None else tuple(questions)
+        questions = self.questions_of(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
-        if not requested:
+        if not questions:
             return []
         try:
             reference = await self._stored(document)
         except MemAgentError as error:
             _raise_if_fatal(error)
-            return [self._failure(document, None, each, settings, error) for each in requested]
+            return [self._failure(document, None, question, settings, error) for question in questions]
         digest = digest_of(reference["key"])
         self._text_users[digest] += 1
         try:
-            ids = {each: row_id(document.name, digest, each, settings) for each in requested}
-            unanswered = [each for each in requested if ids[each] not in answered]
-            reads = [partial(self._read, reference, each, ids[each], may_resume) for each in unanswered]
+            ids = {question: row_id(document.name, digest, question, settings) for question in questions}
+            unanswered = [question for question in questions if ids[question] not in answered_ids]
+            reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
             outcomes = await in_passes(reads, AT_ONCE)
             return [
                 await self._row(document, digest, question, settings, outcome)
@@ -167,7 +166,7 @@ class CorpusReader:
         """Delete the checkpoints of these rows. Call it when the rows are stored safely."""
         saver = await self.agent.acheckpointer()
         if saver is not None:
-            await asyncio.gather(*(saver.adelete_thread(each) for each in ids))
+            await asyncio.gather(*(saver.adelete_thread(run_id) for run_id in ids))
 
     async def keeps_checkpoints_below(self, folder: Path) -> bool:
         """Whether the checkpoints, if any, are in a file below this folder."""
@@ -232,7 +231,7 @@ class CorpusReader:
 
     async def _row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
-    ) -> Row:
+    ) -> CorpusRow:
         """Return the row for the outcome of one question."""
         if isinstance(outcome, Exception):
             _raise_if_fatal(outcome)
@@ -245,7 +244,7 @@ class CorpusReader:
 
     def _failure(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
-    ) -> Row:
+    ) -> CorpusRow:
         identity = row_id(document.name, digest or "", question, settings)
         return failed_row(identity, document.name, digest, question, error, self._relative_paths, document.metadata)
 

@@ -1,18 +1,23 @@
-"""A row of the table: one document and one question, with the answer, its evidence and its cost."""
+"""A row of the table: one document and one question, with the answer, its evidence and its cost.
+
+A row is JSON in the ledger and Arrow in the table's parts.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from memagent_corpus.typed_columns import TypedColumn, typed_values
-from memagent_graph.errors import MemAgentError
+from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
@@ -24,7 +29,7 @@ VALUE_NOT_IN_COLUMN: Final = "value_not_in_column"
 """The kind of the event for a value that its typed column cannot store."""
 
 
-class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class RowQuote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """A passage of the document that supports a line of the final memory."""
 
     quote: str
@@ -42,7 +47,7 @@ class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """The share of the line's words that occur in its quotes, 0 to 1."""
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Quote:
+    def of(cls, evidence: Evidence) -> RowQuote:
         """Convert a reader's evidence to a quote."""
         return cls(
             evidence.quote,
@@ -74,7 +79,7 @@ class RowEvent(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class CorpusRow(msgspec.Struct, frozen=True, kw_only=True):
     """One document and one question.
 
     Either `stop_reason` or `error` is set. Both are set if the answer does not fit the schema.
@@ -91,7 +96,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     """The answer as a typed value, JSON-serializable; None if there is no schema or the answer does not fit it."""
     memory: str | None = None
-    evidence: tuple[Quote, ...] = ()
+    evidence: tuple[RowQuote, ...] = ()
     usage: RowUsage = RowUsage()
     chunks: int = 0
     stop_reason: str | None = None
@@ -118,8 +123,8 @@ class RelativePaths:
 
     def __call__(self, text: str) -> str:
         """Return the text with all paths below the roots made relative to them."""
-        known = {variant for root in self.roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
-        for root in sorted((each.rstrip("/\\") for each in known), key=len, reverse=True):
+        roots = {variant for root in self.roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
+        for root in sorted((root.rstrip("/\\") for root in roots), key=len, reverse=True):
             text = re.sub(rf"(?<![\w/.-]){re.escape(root)}[/\\]", "", text)
             if len(root) > 1 and root.startswith("/"):
                 text = re.sub(rf"(?<![\w/.-]){re.escape(root)}(?![\w-])", ".", text)
@@ -139,7 +144,7 @@ def row_of(
     metadata: Mapping[str, Any],
     evidence: Sequence[Evidence],
     columns: Sequence[TypedColumn] = (),
-) -> Row:
+) -> CorpusRow:
     """Build the row of a finished read.
 
     Args:
@@ -154,11 +159,11 @@ def row_of(
         ValueError: the answer's Pydantic model cannot be serialized to JSON.
     """
     usage, value = result.usage, result.json_value
-    rejected = typed_values(columns, value).rejected
-    events = [RowEvent(each.kind.value, each.chunk_index, each.detail) for each in result.events]
-    events += [RowEvent(VALUE_NOT_IN_COLUMN, None, each) for each in rejected]
+    problems = typed_values(columns, value).problems
+    events = [RowEvent(event.kind.value, event.chunk_index, event.detail) for event in result.events]
+    events += [RowEvent(VALUE_NOT_IN_COLUMN, None, message) for message in problems]
     error = _schema_error(result)
-    return Row(
+    return CorpusRow(
         id=result.run_id,
         document=document,
         digest=digest_of(result.document["key"]),
@@ -166,7 +171,7 @@ def row_of(
         answer=result.answer,
         value=value,
         memory=result.memory,
-        evidence=tuple(map(Quote.of, evidence)),
+        evidence=tuple(map(RowQuote.of, evidence)),
         usage=RowUsage(
             usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.turns, round(usage.seconds, 3)
         ),
@@ -187,20 +192,20 @@ def _schema_error(result: ReadResult) -> str | None:
     if result.stop_reason is StopReason.NO_ANSWER:
         return "the policy wrote no answer"
     if result.stop_reason is StopReason.INVALID_ANSWER:
-        kinds = {each.kind: each.detail for each in result.events}
-        return kinds.get(EventKind.INVALID_ANSWER) or "the answer does not fit the schema"
+        details = {event.kind: event.detail for event in result.events}
+        return details.get(EventKind.INVALID_ANSWER) or "the answer does not fit the schema"
     return None
 
 
 def failed_row(
     identity: str, document: str, digest: str | None, question: str, error: Exception,
     relative_paths: RelativePaths, metadata: Mapping[str, Any],
-) -> Row:  # fmt: skip
+) -> CorpusRow:  # fmt: skip
     """Build the row of a document or question that could not be read."""
     message = (
         f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
     )
-    return Row(
+    return CorpusRow(
         id=identity,
         document=document,
         digest=digest,
@@ -217,10 +222,10 @@ def digest_of(key: str) -> str:
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Row)
+_DECODER: Final = msgspec.json.Decoder(CorpusRow)
 
 
-def encoded(row: Row) -> bytes:
+def encode_row(row: CorpusRow) -> bytes:
     """Encode a row as JSON. Half surrogate pairs, which JSON cannot represent, become question marks."""
     try:
         return _ENCODER.encode(row)
@@ -228,7 +233,7 @@ def encoded(row: Row) -> bytes:
         return _ENCODER.encode(_without_surrogates(msgspec.to_builtins(row)))
 
 
-def decoded_row(data: bytes) -> Row:
+def decode_row(data: bytes) -> CorpusRow:
     """Decode a row from JSON."""
     return _DECODER.decode(data)
 
@@ -238,8 +243,69 @@ def _without_surrogates(value: Any) -> Any:
         case str():
             return value.encode("utf-8", "replace").decode()
         case dict():
-            return {_without_surrogates(key): _without_surrogates(each) for key, each in value.items()}
+            return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
         case list() | tuple():
-            return [_without_surrogates(each) for each in value]
+            return [_without_surrogates(item) for item in value]
         case _:
             return value
+
+
+def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[str, Any]:
+    """Return a row's values by column, as they are written to Parquet.
+
+    Args:
+        row: the row.
+        columns: the typed columns, if the answers have a schema.
+    """
+    values: dict[str, Any] = msgspec.to_builtins(row)
+    values |= typed_values(columns, values["value"]).values
+    values["value"] = None if row.value is None else json.dumps(values["value"], ensure_ascii=False)
+    values["metadata"] = json.dumps(values["metadata"], ensure_ascii=False) if row.metadata else None
+    return values
+
+
+def row_from(values: Mapping[str, Any]) -> CorpusRow:
+    """Convert values by column to a row. Typed columns are ignored, because `value` contains the same data."""
+    fields = {name: values[name] for name in CorpusRow.__struct_fields__ if name in values}
+    fields["value"] = None if fields.get("value") is None else json.loads(fields["value"])
+    fields["metadata"] = json.loads(fields["metadata"]) if fields.get("metadata") else {}
+    return msgspec.convert(fields, CorpusRow)
+
+
+def arrow_table(rows: Iterable[CorpusRow], columns: Sequence[TypedColumn] = ()) -> Any:
+    """Convert rows to a `pyarrow.Table` with the columns of the table's parts."""
+    values = [column_values(row, columns) for row in rows]
+    return arrow_module().Table.from_pylist(values, schema=arrow_schema(columns))
+
+
+def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
+    """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
+    arrow = arrow_module()
+    text, number, real = arrow.string(), arrow.int64(), arrow.float64()
+    kinds: dict[str, Any] = {"str": text, "str | None": text, "int": number, "int | None": number, "float": real}
+
+    def struct(kind: type[msgspec.Struct]) -> Any:
+        return arrow.struct([(name, kinds[str(annotation)]) for name, annotation in kind.__annotations__.items()])
+
+    special = {
+        "evidence": arrow.list_(struct(RowQuote)),
+        "events": arrow.list_(struct(RowEvent)),
+        "usage": struct(RowUsage),
+        "value": text,
+        "metadata": text,
+    }
+    columns = [(name, special.get(name) or kinds[str(kind)]) for name, kind in CorpusRow.__annotations__.items()]
+    columns += [(column.name, column.arrow_type(arrow)) for column in typed]
+    return arrow.schema(columns, metadata=metadata)
+
+
+def arrow_module(name: str = "pyarrow") -> Any:
+    """Import a module of pyarrow.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MissingExtraError("corpus", "reading and writing tables") from None

@@ -1,4 +1,7 @@
-"""Reads a corpus: gives the unfinished documents to an engine and writes each row to the table exactly once."""
+"""Reads a corpus: gives the unfinished documents to an engine and writes each row to the table exactly once.
+
+An engine reads documents, in this process (`LocalEngine`) or elsewhere (`on_ray.RayEngine`).
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,17 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
-from memagent_corpus.corpus_documents import CorpusDocument, Total
-from memagent_corpus.corpus_inputs import Inputs, require_unique_ids
+from memagent_corpus.corpus_inputs import CorpusInputs, require_unique_ids
 from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader
-from memagent_corpus.corpus_rows import Row
-from memagent_corpus.engines import Engine, LocalEngine, Work
+from memagent_corpus.corpus_rows import CorpusRow
+from memagent_corpus.source_access import CorpusDocument, CorpusSize
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
@@ -37,7 +39,7 @@ _RETRIED_ERRORS: Final = POLICY_ERRORS | {RunHeldError.__name__}
 """After these errors, a document is read again once all others are finished."""
 
 
-class Ended(StrEnum):
+class StopCause(StrEnum):
     """Why a run of a corpus ended."""
 
     DONE = "done"
@@ -71,7 +73,7 @@ class CorpusSummary:
     new_rows: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    ended: Ended = Ended.DONE
+    ended: StopCause = StopCause.DONE
     rows: int = 0
     """Rows in the table, including those of earlier runs."""
     failed_rows: int = 0
@@ -82,7 +84,7 @@ class CorpusSummary:
 class CorpusWatcher(Protocol):
     """Callbacks for the progress of a run."""
 
-    def on_start(self, total: Total) -> None:
+    def on_start(self, total: CorpusSize) -> None:
         """Called before the first document is listed."""
         ...
 
@@ -90,9 +92,92 @@ class CorpusWatcher(Protocol):
         """Called with the number of skipped documents, which already have all of their rows, and their bytes."""
         ...
 
-    def on_document(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
+    def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
         """Called when a document is finished."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTask:
+    """A document and the questions that still have to be answered. It can be pickled."""
+
+    document: CorpusDocument
+    questions: tuple[str, ...]
+    """Questions without an answer."""
+    begun: bool = True
+    """Whether an earlier process began to read the document, so that checkpoints may exist."""
+    answered_ids: frozenset[str] = frozenset()
+    """The ids of the document's rows that have an answer."""
+
+    async def read(self, reader: CorpusReader) -> list[CorpusRow]:
+        """Read the document and return its rows (`CorpusReader.read_one`)."""
+        return await reader.read_one(
+            self.document, self.questions, may_resume=self.begun, answered_ids=self.answered_ids
+        )
+
+
+NextTask: TypeAlias = Callable[[], Awaitable[DocumentTask | None]]
+"""Returns the next document to read; None if there are no more. Several tasks may call it at the same time."""
+StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[bool]]
+"""Stores a document's rows, which are safe when it returns. It returns False when a limit is reached: an engine that
+has taken documents in advance should then stop. Several tasks may call it at the same time."""
+
+
+class CorpusEngine(Protocol):
+    """Reads documents, in this process or elsewhere."""
+
+    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Read all documents from `next_task` and pass their rows to `store_rows`. It may be cancelled.
+
+        A document whose rows are not stored, for any reason, is read again in the next pass or run.
+
+        Raises:
+            MemAgentError: an error that every other document would cause too.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Reads documents in this process, concurrently in one event loop.
+
+    Args:
+        reader: reads the documents.
+        documents_in_flight: the number of documents that are read at the same time.
+    """
+
+    reader: CorpusReader
+    documents_in_flight: int = 64
+
+    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Implement `CorpusEngine.read`."""
+        await read_concurrently(self.documents_in_flight, self._read_one, next_task, store_rows)
+
+    async def _read_one(self, task: DocumentTask) -> list[CorpusRow]:
+        return await task.read(self.reader)
+
+
+async def read_concurrently(
+    count: int,
+    read: Callable[[DocumentTask], Awaitable[Sequence[CorpusRow]]],
+    next_task: NextTask,
+    store_rows: StoreRows,
+) -> None:
+    """Read documents until there are no more, `count` of them at the same time. The first error stops all of them."""
+
+    async def work() -> None:
+        while (task := await next_task()) is not None:
+            await store_rows(task, await read(task))
+
+    workers = [asyncio.create_task(work()) for _ in range(max(1, count))]
+    try:
+        done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        for worker in done:
+            worker.result()
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 @contextlib.contextmanager
@@ -118,11 +203,11 @@ def exclusive(table: TableFolder) -> Iterator[Path]:
 
 
 async def run_corpus(
-    inputs: Inputs,
+    inputs: CorpusInputs,
     reader: CorpusReader,
     table: TableFolder,
     *,
-    engine: Engine | None = None,
+    engine: CorpusEngine | None = None,
     documents_in_flight: int = 64,
     rows_per_part: int = 10_000,
     retry_failed: bool = False,
@@ -138,103 +223,104 @@ async def run_corpus(
         engine: reads the documents; by default `reader` does, in this process.
         documents_in_flight: the number of documents that are read at the same time, also by `engine`.
         rows_per_part: rows in each part of the table. The last part of a run has fewer.
-        retry_failed: read documents again that have failed rows.
+        retry_failed: read documents again that have failed rows, or whose part of the table is damaged or missing.
         limits: when to stop early.
         watcher: called as the run progresses.
 
     Raises:
-        CorpusError: the table has other settings, another run writes to it, or a disk is full.
+        CorpusError: the table has other settings, another run writes to it, a part of it is damaged, or a disk is full.
         DocumentError: the inputs cannot be listed, lack a column, or have duplicate ids.
         PolicyError: the policy failed for many documents in a row. Finished rows are not lost.
     """
-    table.take_over(await reader.settings(), inputs.description)
-    writer = await asyncio.to_thread(TableWriter, table, rows_per_part)
-    engine = engine or LocalEngine(reader, documents_in_flight)
-    max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
-    run = _Run(inputs, reader, writer, engine, max_failures, retry_failed, limits or CorpusLimits(), watcher)
+    settings = await reader.settings()
+    await asyncio.to_thread(require_unique_ids, inputs)
+    writer = await asyncio.to_thread(TableWriter, table, settings, inputs.description, rows_per_part=rows_per_part)
     try:
-        return await run.run()
+        # Other machines may use checkpoints that are outside the work folder, such as on a server.
+        is_shared = not await reader.keeps_checkpoints_below(table.work)
+        delete = partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if is_shared else None
+        await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete)
+        run = _CorpusRun(inputs, reader, writer, is_shared, retry_failed, limits or CorpusLimits(), watcher)
+        run.max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
+        return await run.run(engine or LocalEngine(reader, documents_in_flight))
     finally:
         writer.close()
 
 
-class _Run:
+def _delete_checkpoints(reader: CorpusReader, loop: asyncio.AbstractEventLoop, ids: Iterable[str]) -> None:
+    """Delete the checkpoints of rows. Called in a thread other than the event loop's."""
+    asyncio.run_coroutine_threadsafe(reader.delete_checkpoints(list(ids)), loop).result()
+
+
+class _CorpusRun:
     """One call of `run_corpus`."""
 
     def __init__(
         self,
-        inputs: Inputs,
+        inputs: CorpusInputs,
         reader: CorpusReader,
         writer: TableWriter,
-        engine: Engine,
-        max_failures: int,
+        has_shared_checkpoints: bool,
         retry_failed: bool,
         limits: CorpusLimits,
         watcher: CorpusWatcher | None,
     ) -> None:
-        self._inputs, self._reader, self._writer, self._engine = inputs, reader, writer, engine
-        self._ledger = writer.ledger
-        self._max_failures, self._retry_failed = max_failures, retry_failed
+        self._inputs, self._reader, self._writer, self._ledger = inputs, reader, writer, writer.ledger
+        self._has_shared_checkpoints, self._retry_failed = has_shared_checkpoints, retry_failed
         self._limits, self._watcher = limits, watcher
+        self.max_failures = _MAX_CONSECUTIVE_FAILURES
         self._summary = CorpusSummary()
         self._began = time.monotonic()
         self._listing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._source: Iterator[CorpusDocument] = iter(())
-        self._listed: deque[Work] = deque()
-        self._exhausted = False
+        self._listed: deque[DocumentTask] = deque()
+        self._is_exhausted = False
         self._taken = 0
         self._postponed = 0
         self._failures = 0
         """Documents in a row for which the policy failed."""
         self._is_last_pass = False
-        self._has_shared_checkpoints = False
-        """Whether the checkpoints are outside the work folder, such as on a server that other machines use too."""
 
-    async def run(self) -> CorpusSummary:
+    async def run(self, engine: CorpusEngine) -> CorpusSummary:
         """Read all documents. Those for which the policy failed are read again in a second pass."""
-        await asyncio.to_thread(require_unique_ids, self._inputs)
-        self._has_shared_checkpoints = not await self._reader.keeps_checkpoints_below(self._writer.table.work)
-        if self._has_shared_checkpoints:
-            self._writer.delete_checkpoints = partial(self._delete_checkpoints, asyncio.get_running_loop())
-        await asyncio.to_thread(self._writer.recover)
         if self._watcher:
             self._watcher.on_start(await asyncio.to_thread(self._inputs.total))
         try:
-            await self._read_pass()
-            if self._postponed and self._summary.ended is Ended.DONE:
+            await self._read_pass(engine)
+            if self._postponed and self._summary.ended is StopCause.DONE:
                 self._is_last_pass = True
-                await self._read_pass()
+                await self._read_pass(engine)
         finally:
             await asyncio.to_thread(self._writer.write_parts, all_rows=True)
             self._summary.seconds = time.monotonic() - self._began
             self._summary.rows, self._summary.failed_rows = self._ledger.counts()
-        if self._summary.ended is Ended.DONE and not self._ledger.is_reading():
+        if self._summary.ended is StopCause.DONE and not self._ledger.is_reading():
             await self._clean_up()
         return self._summary
 
     # Reading
 
-    async def _read_pass(self) -> None:
+    async def _read_pass(self, engine: CorpusEngine) -> None:
         """Run the engine over all documents once, until it has finished or the time limit is reached."""
-        self._source, self._exhausted = self._inputs.documents(), False
+        self._source, self._is_exhausted = self._inputs.documents(), False
         self._listed.clear()
-        reading = asyncio.create_task(self._engine.read(self._next, self._keep))
+        reading = asyncio.create_task(engine.read(self._next, self._store))
         try:
             await asyncio.wait([reading], timeout=self._seconds_left())
-            if reading.done() or not self._limit_reached():
+            if reading.done() or not self._is_limit_reached():
                 await reading
         finally:
             if not reading.done():
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    async def _keep(self, work: Work, rows: Sequence[Row]) -> bool:
+    async def _store(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
-        document = work.document
+        document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
         self._failures = self._failures + 1 if failures else 0
-        if self._failures >= self._max_failures:
+        if self._failures >= self.max_failures:
             raise PolicyOverloadedError(
                 f"the policy failed for {self._failures} documents in a row; the last error: {failures[0].error}",
                 hint="Check the server (`memagent doctor`), then run the same command again. Finished rows are kept.",
@@ -242,10 +328,10 @@ class _Run:
         if not self._is_last_pass and any(row.error_kind in _RETRIED_ERRORS for row in rows):
             self._postponed += 1
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
-                await self._store(document, "", rows)
+                await self._add(document, "", rows)
             await asyncio.to_thread(self._ledger.begin, document.name)
-            return not self._limit_reached()
-        await self._store(document, document.version, rows)
+            return not self._is_limit_reached()
+        await self._add(document, document.version, rows)
         summary = self._summary
         summary.read += 1
         summary.failed += any(row.failed for row in rows)
@@ -254,10 +340,10 @@ class _Run:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
         if self._watcher:
             self._watcher.on_document(document, rows)
-        return not self._limit_reached()
+        return not self._is_limit_reached()
 
-    async def _store(self, document: CorpusDocument, version: str, rows: Sequence[Row]) -> None:
-        """Store rows in the ledger, and write a part if it is due."""
+    async def _add(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
+        """Add rows to the ledger, and write a part if it is due."""
         await asyncio.to_thread(self._writer.add, document.name, version, rows)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
@@ -272,52 +358,51 @@ class _Run:
         limit = self._limits.max_seconds
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._began))
 
-    def _limit_reached(self) -> bool:
+    def _is_limit_reached(self) -> bool:
         """Whether a limit is reached. The first time, record it as the reason why the run ended."""
         limits, summary = self._limits, self._summary
-        if summary.ended is not Ended.DONE:
+        if summary.ended is not StopCause.DONE:
             return True
         if limits.max_seconds is not None and time.monotonic() - self._began >= limits.max_seconds:
-            summary.ended = Ended.MAX_SECONDS
+            summary.ended = StopCause.MAX_SECONDS
         elif limits.max_tokens_total is not None and summary.tokens >= limits.max_tokens_total:
-            summary.ended = Ended.MAX_TOKENS
-        return summary.ended is not Ended.DONE
+            summary.ended = StopCause.MAX_TOKENS
+        return summary.ended is not StopCause.DONE
 
     # Listing
 
-    async def _next(self) -> Work | None:
+    async def _next(self) -> DocumentTask | None:
         """Return the next document with unanswered questions; None if there are no more or a limit is reached."""
         async with self._listing:
-            while not self._listed and not self._exhausted:
+            while not self._listed and not self._is_exhausted:
                 await asyncio.to_thread(self._list_some)
-            if not self._listed or self._limit_reached():
+            if not self._listed or self._is_limit_reached():
                 return None
             limit = self._limits.max_documents
             if limit is not None and self._taken >= limit:
-                self._summary.ended = Ended.MAX_DOCUMENTS
+                self._summary.ended = StopCause.MAX_DOCUMENTS
                 return None
             self._taken += 1
-            work = self._listed.popleft()
-        await asyncio.to_thread(self._ledger.begin, work.document.name)
-        return work
+            task = self._listed.popleft()
+        await asyncio.to_thread(self._ledger.begin, task.document.name)
+        return task
 
     def _list_some(self) -> None:
         """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
         size = skipped = skipped_bytes = 0
+        retry_failed = self._retry_failed and not self._is_last_pass
         while len(self._listed) < _LISTED_AHEAD and size < _LISTED_AHEAD_BYTES and skipped < _SKIPPED_AT_ONCE:
             document = next(self._source, None)
             if document is None:
-                self._exhausted = True
+                self._is_exhausted = True
                 break
             questions = self._reader.questions_of(document)
-            remaining = self._ledger.remaining(
-                document.name, document.version, questions, retry_failed=self._retry_failed and not self._is_last_pass
-            )
-            self._summary.changed += remaining.changed and not self._is_last_pass
-            if remaining.questions:
+            rest = self._ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
+            self._summary.changed += rest.changed and not self._is_last_pass
+            if rest.questions:
                 # With shared checkpoints, another machine may have begun the document.
-                begun = remaining.begun or remaining.changed or self._has_shared_checkpoints
-                self._listed.append(Work(document, remaining.questions, begun, remaining.answered))
+                begun = rest.begun or rest.changed or self._has_shared_checkpoints
+                self._listed.append(DocumentTask(document, rest.questions, begun, rest.answered_ids))
                 size += len(document.text or "")
             else:
                 skipped += 1
@@ -328,10 +413,6 @@ class _Run:
                 self._watcher.on_skip(skipped, skipped_bytes)
 
     # Cleaning up
-
-    def _delete_checkpoints(self, loop: asyncio.AbstractEventLoop, ids: Iterable[str]) -> None:
-        """Delete the checkpoints of rows. Called in a thread other than the event loop's."""
-        asyncio.run_coroutine_threadsafe(self._reader.delete_checkpoints(list(ids)), loop).result()
 
     async def _clean_up(self) -> None:
         """Close the agent and remove the files that only unfinished reads need."""

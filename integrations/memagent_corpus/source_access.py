@@ -1,6 +1,6 @@
-"""Opens the sources of a corpus (files, fsspec objects and archive members), and refuses unsafe ones.
+"""The documents of a corpus, and how they are opened: files, fsspec objects and archive members, but not unsafe ones.
 
-- A local path must be below the input's root after links are resolved.
+- A local path must lead to a regular file below the input's root after links are resolved.
 - An http or https URL must lead to a public address. The address is checked at every connection, so a redirect or a
   changed DNS entry cannot lead into a private network.
 - Object stores (s3, gs, az, ...) are opened through fsspec with the user's own credentials and endpoints. A path in a
@@ -16,16 +16,15 @@ import importlib.util
 import io
 import ipaddress
 import socket
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from memagent_corpus.corpus_documents import CorpusDocument
 from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError
 
 if TYPE_CHECKING:
@@ -42,6 +41,38 @@ _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusDocument:
+    """A document before it is opened: its name, where its text is, and the questions about it. It can be pickled."""
+
+    name: str
+    """Unique in its corpus. A file's name is its path relative to the input's root, never an absolute path."""
+    version: str = ""
+    """A string that differs if the document may have changed; empty if the source has no such information."""
+    size: int | None = None
+    """Size in bytes according to the source; None if it is unknown before the document is opened."""
+    text: str | None = field(default=None, repr=False)
+    """The text, if it comes from a table column."""
+    location: str | None = field(default=None, repr=False)
+    """The file's path or URL, if the text comes from a file."""
+    member: str | None = None
+    """The file's name inside the archive at `location`."""
+    questions: tuple[str, ...] = ()
+    """Questions about this document only, in addition to those about every document."""
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Input columns that are copied to the document's rows, JSON-serializable."""
+    error: str | None = None
+    """Why the document cannot be opened, if this is known from listing it."""
+
+
+class CorpusSize(NamedTuple):
+    """The size of a corpus; None for a number that is unknown before all documents are listed."""
+
+    documents: int | None
+    size: int | None
+    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +117,14 @@ class SourceAccess:
         return self if not self.root or scheme_of(self.root) else replace(self, root=str(Path(self.root).absolute()))
 
     def filesystem(self, location: str) -> tuple[Any, str]:
-        """Return the fsspec filesystem of a URL and the path in it.
+        """Return the fsspec filesystem of a path or URL, and the path in it.
 
         Raises:
             RefusedSourceError: the scheme, the address or a chain of URLs is not allowed.
             MissingExtraError: fsspec is not installed.
             DocumentError: the package for the scheme is not installed, or the store cannot be opened.
         """
-        if _CHAIN_SEPARATOR in location and not self.allow_chained:
+        if _CHAIN_SEPARATOR in location and scheme_of(location) and not self.allow_chained:
             raise RefusedSourceError(
                 f"{shown(location)} is a chain of URLs",
                 hint="Use the URL of the file or archive itself, or allow chains with --allow-chained-urls.",
@@ -103,9 +134,11 @@ class SourceAccess:
             raise MissingExtraError("corpus", f"opening {shown(location)}")
         import fsspec.core  # noqa: PLC0415  an optional dependency
 
+        if not scheme:
+            return fsspec.filesystem("file"), str(Path(location).absolute())
         if _CHAIN_SEPARATOR in location:
-            found = fsspec.core.url_to_fs(location)
-            return found[0], str(found[1])
+            filesystem, path = fsspec.core.url_to_fs(location)
+            return filesystem, str(path)
         if scheme not in WEB | STORES:
             raise RefusedSourceError(
                 f"{shown(location)} has the scheme {scheme!r}, which is not allowed",
@@ -120,12 +153,12 @@ class SourceAccess:
         options: dict[str, Any] = {}
         if scheme in WEB:
             require_public(location, allow_private=self.allow_private)
-            options = {"get_client": _any_client if self.allow_private else _public_client}
+            options = {"get_client": partial(_http_client, self.allow_private)}
         elif scheme != "memory":
             options = {"use_listings_cache": False}
         with store_errors(location):
-            found = fsspec.core.url_to_fs(location, **options)
-        return found[0], str(found[1])
+            filesystem, path = fsspec.core.url_to_fs(location, **options)
+        return filesystem, str(path)
 
     @contextmanager
     def open_file(self, location: str) -> Iterator[IO[bytes]]:
@@ -134,49 +167,38 @@ class SourceAccess:
         Raises:
             DocumentError: the file cannot be opened, or opening it is not allowed.
         """
-        with ExitStack() as stack:
-            if scheme_of(location):
-                filesystem, path = self.filesystem(location)
-                with store_errors(location):
-                    file = stack.enter_context(filesystem.open(path, "rb", block_size=_BLOCK_BYTES))
-                yield cast("IO[bytes]", file)
-            else:
-                with store_errors(location):
-                    opened = stack.enter_context(Path(location).open("rb"))
-                yield opened
+        filesystem, path = self.filesystem(location)
+        with store_errors(location):
+            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
+        with file:
+            yield file
 
-    def below_root(self, given: str) -> str:
-        """Resolve a path from a table to a path or URL below the root.
+    def below_root(self, path: str) -> str:
+        """Resolve a path from a table to a file's path or URL below the root.
 
         Raises:
-            RefusedSourceError: the path is outside the root, or its address is not allowed.
+            RefusedSourceError: the path is outside the root, is not that of a regular file, or its address is not
+                allowed.
             DocumentError: the file does not exist.
         """
-        if "\0" in given or not given.strip():
-            raise RefusedSourceError(f"{given[:200]!r} is not a path", hint="Correct it in the table.")
-        if _CHAIN_SEPARATOR in given:
-            raise RefusedSourceError(f"{shown(given)} is a chain of URLs", hint="Chains are not allowed in tables.")
-        scheme = scheme_of(given)
+        if "\0" in path or not path.strip():
+            raise RefusedSourceError(f"{path[:200]!r} is not a path", hint="Correct it in the table.")
+        if _CHAIN_SEPARATOR in path:
+            raise RefusedSourceError(f"{shown(path)} is a chain of URLs", hint="Chains are not allowed in tables.")
+        scheme = scheme_of(path)
         if scheme in WEB:
-            require_public(given, allow_private=self.allow_private)
-            return given
-        root_scheme = scheme_of(self.root)
-        if scheme or root_scheme:
-            joined = given if scheme else f"{self.root.rstrip('/')}/{given}"
-            inside = joined.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(joined).path.split("/")
-            if scheme == "file" or not inside:
-                raise _outside_root_error(given)
-            return joined
-        try:
-            root = Path(self.root).resolve(strict=True)
-            found = (root / given).resolve(strict=True)
-        except FileNotFoundError:
-            raise DocumentError(f"the file {given} does not exist", hint="Correct the path in the table.") from None
-        except (OSError, RuntimeError, ValueError) as error:
-            raise RefusedSourceError(f"{given[:200]!r} cannot be resolved", hint="Correct it in the table.") from error
-        if root not in found.parents:
-            raise _outside_root_error(given)
-        return str(found)
+            require_public(path, allow_private=self.allow_private)
+            return path
+        if scheme or scheme_of(self.root):
+            url = path if scheme else f"{self.root.rstrip('/')}/{path}"
+            is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
+            if scheme == "file" or not is_inside:
+                raise _outside_root_error(path)
+            return url
+        target = resolve_below(Path(self.root), path)
+        if not target.is_file():
+            raise RefusedSourceError(f"{path} is not a regular file", hint="Correct the path in the table.")
+        return str(target)
 
     @contextmanager
     def opened(self, document: CorpusDocument) -> Iterator[Document]:
@@ -200,10 +222,9 @@ class SourceAccess:
         if document.member is None and not scheme_of(document.location):
             yield Document.from_path(document.location, encoding=self.encoding)
             return
-        with ExitStack() as stack:
-            file = stack.enter_context(self._content(document.location, document.member))
-            limited = _SizeLimited(file, document.name, self.max_bytes)
-            yield Document.from_file(cast("IO[bytes]", limited), name, encoding=self.encoding)
+        with self._content(document.location, document.member) as file:
+            content = _SizeLimited(file, document.name, self.max_bytes)
+            yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
 
     @contextmanager
     def _content(self, location: str, member: str | None) -> Iterator[IO[bytes]]:
@@ -211,7 +232,7 @@ class SourceAccess:
             with self.open_file(location) as file:
                 yield file
             return
-        archive = _archives.get(self, location)
+        archive = _archive(self, location)
         try:
             with archive.open(member) as inner:
                 yield inner
@@ -221,13 +242,36 @@ class SourceAccess:
             ) from error
 
 
+def resolve_below(root: Path, path: str) -> Path:
+    """Follow all links in a path, which must not lead out of the root.
+
+    Args:
+        root: a folder.
+        path: a path, relative to the root.
+
+    Raises:
+        RefusedSourceError: the path leads outside the root, or cannot be resolved.
+        DocumentError: there is nothing at the path.
+    """
+    try:
+        base = root.resolve(strict=True)
+        target = (base / path).resolve(strict=True)
+    except FileNotFoundError:
+        raise DocumentError(f"the file {path} does not exist", hint="Correct the path.") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RefusedSourceError(f"{path[:200]!r} cannot be resolved", hint="Correct the path.") from error
+    if base not in (target, *target.parents):
+        raise _outside_root_error(path)
+    return target
+
+
 def members_of(access: SourceAccess, location: str) -> list[zipfile.ZipInfo]:
     """List the files in a zip archive.
 
     Raises:
         DocumentError: the file is not a zip archive, or exceeds the limits.
     """
-    return [each for each in _archives.get(access, location).infolist() if not each.is_dir()]
+    return [member for member in _archive(access, location).infolist() if not member.is_dir()]
 
 
 def require_public(url: str, *, allow_private: bool = False) -> None:
@@ -259,11 +303,11 @@ def require_public_address(address: str) -> None:
         RefusedSourceError: the address is private, link-local, loopback or reserved.
         ValueError: the string is not an IP address.
     """
-    found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        translated = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
-        found = found.ipv4_mapped or found.sixtofour or translated or found
-    if not found.is_global or found.is_multicast:
+    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
+        parsed = parsed.ipv4_mapped or parsed.sixtofour or translated or parsed
+    if not parsed.is_global or parsed.is_multicast:
         raise _private_address_error(address)
 
 
@@ -340,44 +384,26 @@ class _SizeLimited(io.RawIOBase):
         return data
 
 
-class _OpenArchives:
-    """Keeps the last zip archive open in this process, because reading its directory can take long."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[tuple[str, ArchiveLimits], tuple[ExitStack, zipfile.ZipFile]] = {}
-
-    def get(self, access: SourceAccess, location: str) -> zipfile.ZipFile:
-        key = (location, access.archive_limits)
-        with self._lock:
-            if key not in self._open:
-                for stack, _ in self._open.values():
-                    stack.close()
-                self._open.clear()
-                self._open[key] = self._opened(access, location)
-            return self._open[key][1]
-
-    def _opened(self, access: SourceAccess, location: str) -> tuple[ExitStack, zipfile.ZipFile]:
-        stack = ExitStack()
-        try:
-            file = stack.enter_context(access.open_file(location))
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            _check_limits(archive, access.archive_limits, shown(location))
-        except (zipfile.BadZipFile, NotImplementedError) as error:
-            stack.close()
-            raise DocumentError(
-                f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
-            ) from error
-        except BaseException:
-            stack.close()
-            raise
-        return stack, archive
+@lru_cache(maxsize=1)  # because reading an archive's directory can take long
+def _archive(access: SourceAccess, location: str) -> zipfile.ZipFile:
+    """Open a zip archive, and keep it open until another one is opened in this process."""
+    filesystem, path = access.filesystem(location)
+    try:
+        with store_errors(location):
+            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise DocumentError(
+            f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
+        ) from error
+    _check_limits(archive, access.archive_limits, shown(location))
+    return archive
 
 
 def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) -> None:
     """Raise `RefusedSourceError` if an archive exceeds the limits."""
     members = archive.infolist()
-    unpacked, packed = sum(each.file_size for each in members), sum(each.compress_size for each in members)
+    unpacked, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     problem = None
     if len(members) > limits.members:
         problem = f"has {len(members):,} files; the limit is {limits.members:,}"
@@ -385,7 +411,7 @@ def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) ->
         problem = f"has {unpacked:,} bytes unpacked; the limit is {limits.total_bytes:,}"
     elif unpacked > limits.ratio * max(packed, 2**20):
         problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {limits.ratio:g} times"
-    elif any(each.file_size > limits.ratio * max(each.compress_size, 2**20) for each in members):
+    elif any(member.file_size > limits.ratio * max(member.compress_size, 2**20) for member in members):
         problem = f"has a file that unpacks to more than {limits.ratio:g} times its size"
     if problem:
         raise RefusedSourceError(
@@ -393,11 +419,8 @@ def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) ->
         )
 
 
-_archives: Final = _OpenArchives()
-
-
-async def _public_client(loop: Any = None, **options: Any) -> Any:
-    """Create an HTTP client that connects to public addresses only."""
+async def _http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:
+    """Create an HTTP client that connects to public addresses only, unless others are allowed."""
     import aiohttp  # noqa: PLC0415
 
     def open_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -408,20 +431,10 @@ async def _public_client(loop: Any = None, **options: Any) -> Any:
             raise _NotPublicError(str(refusal)) from refusal
         return socket.socket(family=family, type=kind, proto=protocol)
 
-    connector = aiohttp.TCPConnector(socket_factory=open_socket)
-    return aiohttp.ClientSession(connector=connector, **_safe_options(options))
-
-
-async def _any_client(loop: Any = None, **options: Any) -> Any:
-    """Create an HTTP client that connects to any address."""
-    import aiohttp  # noqa: PLC0415
-
-    return aiohttp.ClientSession(**_safe_options(options))
-
-
-def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the client options without those that could bypass the address check."""
-    return {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
+    connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)
+    # These options could bypass the check of addresses.
+    safe = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
+    return aiohttp.ClientSession(connector=connector, **safe)
 
 
 def _private_address_error(address: str) -> RefusedSourceError:
@@ -431,9 +444,9 @@ def _private_address_error(address: str) -> RefusedSourceError:
     )
 
 
-def _outside_root_error(given: str) -> RefusedSourceError:
+def _outside_root_error(path: str) -> RefusedSourceError:
     return RefusedSourceError(
-        f"{shown(given)!r} is outside the input's folder",
+        f"{shown(path)!r} is outside the input's folder",
         hint="Paths in a table must be below the table's folder, or below --root.",
     )
 

@@ -1,15 +1,25 @@
-"""Writes new rows to the ledger, and from there to the parts of the table, exactly once even after kills."""
+"""Writes new rows to the ledger, and from there to the parts of the table, exactly once even after kills.
+
+Parts never change: a part with replaced rows is written again under a new number. Each step is safe to be killed at:
+
+1. A part's file is written. Until the manifest lists it, it does not belong to the table, and the next run removes it.
+2. The manifest lists the part, and no longer one that it replaces.
+3. The ledger records the part. After a kill before that, the next run finds the part in the manifest and adopts it.
+
+So the manifest decides which rows are in the table, and the ledger has all rows that are not.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from memagent_corpus.corpus_ledger import CorpusLedger
-from memagent_corpus.corpus_rows import Row
-from memagent_corpus.table_folder import TableFolder, part_name
+from memagent_corpus.corpus_rows import CorpusRow, column_values
+from memagent_corpus.table_folder import TableFolder, TablePart
+from memagent_graph.errors import CorpusError
 
 LEDGER: Final = "ledger.sqlite"
 _PART_BYTES: Final = 64 * 2**20
@@ -19,55 +29,81 @@ _PART_SECONDS: Final = 600.0
 class TableWriter:
     """Adds rows to the ledger and writes parts. It is thread-safe.
 
-    The caller must hold the lock of the table (`corpus_run.exclusive`) and must have called `TableFolder.take_over`.
+    The caller must hold the lock of the table (`corpus_run.exclusive`), and call `recover` first.
 
     Args:
-        table: where the rows are written.
+        table: the table to write.
+        settings: the settings of its rows.
+        description: the description of the input.
         rows_per_part: rows in each part. The last part has fewer.
 
     Raises:
-        CorpusError: the ledger cannot be opened. All methods raise it if the ledger or the table cannot be written.
+        CorpusError: the table has other settings, or the ledger cannot be opened. All methods raise it if the ledger or
+            the table cannot be written, or if another run has taken over.
     """
 
-    def __init__(self, table: TableFolder, rows_per_part: int = 10_000) -> None:
+    def __init__(
+        self,
+        table: TableFolder,
+        settings: Mapping[str, Any],
+        description: str,
+        *,
+        rows_per_part: int = 10_000,
+    ) -> None:
         self.table = table
-        self.ledger = CorpusLedger(table.work / LEDGER)
         self._rows_per_part = max(1, rows_per_part)
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rows = self._bytes = 0
         self._last_part_written = time.monotonic()
-        self.delete_checkpoints: Callable[[Iterable[str]], None] | None = None
-        """Called with the ids of rows once they are in a part, if the checkpoints are shared with other machines. Until
-        then, another machine needs the checkpoints to recover these rows."""
+        self._delete_checkpoints: Callable[[Iterable[str]], None] | None = None
+        self._parts = list(table.take_over(settings, description).parts)
+        """The parts that the manifest listed at the start."""
+        self.ledger = CorpusLedger(table.work / LEDGER)
 
-    def recover(self) -> None:
-        """Make the ledger and the table consistent after a kill, a lost ledger, or writes from another machine."""
-        ledger, table = self.ledger, self.table
-        manifest = table.manifest()
-        listed = [part.number for part in manifest.parts] if manifest else []
-        unlisted = table.unlisted_parts()
-        for number in ledger.unwritten_parts():
-            if number in (*listed, *unlisted):
-                in_table = {str(row["id"]) for row in table.rows_of(part_name(number), ["id"])}
-                if in_table != {row.id for row in ledger.rows_of(number)}:
-                    ledger.release(number)
-                    continue
-            self._write(number)
-        known = ledger.parts() | set(ledger.replaced())
-        adopted = sorted({*listed, *unlisted} - known)
-        for number in adopted:
-            if number not in listed:
-                table.add_to_manifest(number)
-            rows = table.rows_of(part_name(number), ["id", "document", "question", "error"])
-            ledger.adopt(
-                number, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
+    def recover(
+        self,
+        *,
+        drop_damaged: bool = False,
+        delete_checkpoints: Callable[[Iterable[str]], None] | None = None,
+    ) -> None:
+        """Make ledger and table agree after a kill, a lost ledger, or writes from another machine.
+
+        Args:
+            drop_damaged: remove damaged and missing parts from the table. Their documents count as not read.
+            delete_checkpoints: called with the ids of rows once they are in a part, if the checkpoints are shared with
+                other machines. Until then, another machine needs the checkpoints to recover these rows.
+
+        Raises:
+            CorpusError: a part is damaged or missing.
+        """
+        self._delete_checkpoints, parts = delete_checkpoints, self._parts
+        if damaged := self.table.damaged(parts):
+            if not drop_damaged:
+                raise CorpusError(
+                    f"{len(damaged)} of the {len(parts)} parts of {self.table.shown} are missing or differ from what "
+                    f"was written: {', '.join(part.name for part in damaged[:3])}",
+                    hint="Restore them from a copy, or read their documents again with --retry-failed.",
+                )
+            parts = [part for part in parts if part not in damaged]
+            self.table.publish(parts)
+        ledger_parts = self.ledger.parts()
+        for part in ledger_parts:
+            if part not in parts:
+                self.ledger.forget(part)
+        new_parts = [part for part in parts if part not in ledger_parts]
+        for part in new_parts:
+            rows = self.table.rows_of(part, ["id", "document", "question", "error"])
+            self.ledger.adopt(
+                part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
             )
-        if self.delete_checkpoints and adopted:  # a lost machine may have stopped before it deleted these
-            self.delete_checkpoints(str(row["id"]) for row in table.rows_of(part_name(adopted[-1]), ["id"]))
-        self._remove_replaced()
+        if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
+            delete_checkpoints(str(row["id"]) for row in self.table.rows_of(new_parts[-1], ["id"]))
+        self.table.remove_unlisted()
+        for part in self.ledger.stale_parts():
+            self._rewrite(part)
         self._count()
 
-    def add(self, document: str, version: str, rows: Sequence[Row]) -> None:
+    def add(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add a finished document's rows to the ledger. They are safe when this returns."""
         size = self.ledger.finish(document, version, rows)
         with self._counting:
@@ -82,18 +118,14 @@ class TableWriter:
     def write_parts(self, *, all_rows: bool = False) -> None:
         """Write the rows of the ledger as parts. With `all_rows`, also write a last part that is not full."""
         with self._writing:  # a cancelled task leaves its thread running
-            ledger, table = self.ledger, self.table
             if all_rows:
                 self._count()
             while self._rows >= self._rows_per_part or (self._rows and (all_rows or self.is_part_due)):
-                manifest = table.manifest()
-                listed = max((part.number for part in manifest.parts), default=-1) if manifest else -1
-                number = max(ledger.last_part(), listed) + 1
-                ledger.assign(number, self._rows_per_part)
-                self._write(number)
+                self._write_part()
                 self._count()
                 self._last_part_written = time.monotonic()
-            self._remove_replaced()
+            for part in self.ledger.stale_parts():
+                self._rewrite(part)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -101,15 +133,38 @@ class TableWriter:
 
     def _count(self) -> None:
         with self._counting:
-            self._rows, self._bytes = self.ledger.unassigned()
+            self._rows, self._bytes = self.ledger.waiting()
 
-    def _write(self, number: int) -> None:
-        self.table.write_part(number, self.ledger.rows_of(number))
-        if self.delete_checkpoints:
-            self.delete_checkpoints(row.id for row in self.ledger.rows_of(number) if row.chunks)
-        self.ledger.mark_written(number)
+    def _write_part(self) -> None:
+        """Write the oldest rows of the ledger as a part."""
+        parts, columns, last, ids = self.ledger.parts(), self.table.typed_columns, -1, list[str]()
 
-    def _remove_replaced(self) -> None:
-        for number, ids in self.ledger.replaced().items():
-            self.table.remove_rows(number, ids)
-            self.ledger.mark_removed(number)
+        def rows() -> Iterator[dict[str, Any]]:
+            nonlocal last
+            for number, row in self.ledger.waiting_rows(self._rows_per_part):
+                last = number
+                if row.chunks:
+                    ids.append(row.id)
+                yield column_values(row, columns)
+
+        part = self.table.write_part(_next_number(parts), rows())
+        if part is None:
+            return
+        self.table.publish([*parts, part])
+        if self._delete_checkpoints:
+            self._delete_checkpoints(ids)
+        self.ledger.mark_written(part, last)
+
+    def _rewrite(self, part: TablePart) -> None:
+        """Write a part again under a new number, without the rows that newer rows have replaced."""
+        parts, ids = self.ledger.parts(), self.ledger.ids_of(part)
+        rows = (row for row in self.table.rows_of(part) if row["id"] in ids)
+        new = self.table.write_part(_next_number(parts), rows)
+        others = [other for other in parts if other != part]
+        self.table.publish(others if new is None else [*others, new])
+        self.ledger.replace_part(part, new)
+        self.table.remove_unlisted()
+
+
+def _next_number(parts: Sequence[TablePart]) -> int:
+    return max((part.number for part in parts), default=-1) + 1

@@ -87,14 +87,14 @@ class TypedColumn:
             return _convert(self.kind, value)
         if not isinstance(value, list):
             raise ValueError("it is not a list")
-        return [None if each is None else _convert(self.kind, each) for each in value]
+        return [None if item is None else _convert(self.kind, item) for item in value]
 
 
 class TypedValues(NamedTuple):
     """An answer's values by column, and messages about the values that a column cannot store."""
 
     values: dict[str, Any]
-    rejected: tuple[str, ...]
+    problems: tuple[str, ...]
     """For example "revenue: 10000000000000000000 has more than 64 bits"."""
 
 
@@ -111,19 +111,20 @@ def columns_of(form: ResponseFormat, taken: Collection[str]) -> tuple[TypedColum
     """
     names = {name.casefold() for name in taken}
     columns: list[TypedColumn] = []
-    for each, schema in form.properties.items():
-        name = f"{_PREFIX}{each}" if each.casefold() in names else each
+    for key, schema in form.properties.items():
+        name = f"{_PREFIX}{key}" if key.casefold() in names else key
         kind, is_list = _kind(form, form.resolved(schema))
-        columns.append(TypedColumn(name, each, kind, is_list))
-    seen: dict[str, str] = {}
+        columns.append(TypedColumn(name, key, kind, is_list))
+    properties: dict[str, str] = {}
     for column in columns:
         key = column.name.casefold()
-        if key in seen:
+        if key in properties:
             raise CorpusError(
-                f"the schema's properties {seen[key]} and {column.property} would be the same column, {column.name}",
+                f"the schema's properties {properties[key]} and {column.property} would be the same column, "
+                f"{column.name}",
                 hint="Rename one of them. Column names that differ only in case are not allowed.",
             )
-        seen[key] = column.property
+        properties[key] = column.property
     return tuple(columns)
 
 
@@ -134,22 +135,22 @@ def typed_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
         columns: the typed columns of the schema.
         value: the answer as a JSON value.
     """
-    given = value if isinstance(value, Mapping) else {}
-    values, rejected = dict[str, Any](), list[str]()
+    answer = value if isinstance(value, Mapping) else {}
+    values, problems = dict[str, Any](), list[str]()
     for column in columns:
         try:
-            values[column.name] = column.convert(given.get(column.property))
+            values[column.name] = column.convert(answer.get(column.property))
         except (ValueError, OverflowError) as error:
             values[column.name] = None
-            rejected.append(f"{column.name}: {error}")
-    return TypedValues(values, tuple(rejected))
+            problems.append(f"{column.name}: {error}")
+    return TypedValues(values, tuple(problems))
 
 
 def _kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
     """Return the kind of a property's column, and whether the column is a list."""
     options = _options(form, schema)
-    if options and all(each.get("type") == "array" and "prefixItems" not in each for each in options):
-        kinds = {_one_kind(_options(form, form.resolved(each.get("items")))) for each in options}
+    if options and all(option.get("type") == "array" and "prefixItems" not in option for option in options):
+        kinds = {_one_kind(_options(form, form.resolved(option.get("items")))) for option in options}
         kind = _common_kind(kinds)
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
     return _one_kind(options), False
@@ -162,7 +163,7 @@ def _options(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) ->
         if isinstance(inner, list) and (keyword != "allOf" or len(inner) == 1) and "type" not in schema:
             if not depth:
                 return [{}]
-            return [each for one in inner for each in _options(form, form.resolved(one), depth - 1)]
+            return [option for part in inner for option in _options(form, form.resolved(part), depth - 1)]
     kind = schema.get("type")
     if kind is None:
         constants = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -170,31 +171,31 @@ def _options(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) ->
             return [{}]
         return [
             {"type": name}
-            for name in dict.fromkeys(_TYPES.get(type(each), "object") for each in constants)
+            for name in dict.fromkeys(_TYPES.get(type(constant), "object") for constant in constants)
             if name != "null"
         ]
     kinds = kind if isinstance(kind, list) else [kind]
-    return [{**schema, "type": each} for each in kinds if each != "null"]
+    return [{**schema, "type": name} for name in kinds if name != "null"]
 
 
 def _one_kind(options: Collection[Mapping[str, Any]]) -> ColumnKind:
     kinds = {
         ColumnKind.DATE
-        if each.get("type") == "string" and each.get("format") == "date"
-        else _KINDS.get(str(each.get("type")), ColumnKind.JSON)
-        for each in options
+        if option.get("type") == "string" and option.get("format") == "date"
+        else _KINDS.get(str(option.get("type")), ColumnKind.JSON)
+        for option in options
     }
     return _common_kind(kinds)
 
 
 def _common_kind(kinds: Collection[ColumnKind]) -> ColumnKind:
     """Return a kind that can store values of all these kinds without loss."""
-    found = set(kinds)
-    if found == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
+    distinct = set(kinds)
+    if distinct == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
         return ColumnKind.NUMBER
-    if found == {ColumnKind.DATE, ColumnKind.TEXT}:
+    if distinct == {ColumnKind.DATE, ColumnKind.TEXT}:
         return ColumnKind.TEXT
-    return found.pop() if len(found) == 1 else ColumnKind.JSON
+    return distinct.pop() if len(distinct) == 1 else ColumnKind.JSON
 
 
 def _convert(kind: ColumnKind, value: Any) -> Any:

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["make_server"]
 
 
-def __getattr__(name: str) -> Any:  # so that the command's help does not need the extra
+def __getattr__(name: str) -> Any:
     if name != "make_server":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from memagent_mcp.server import make_server  # noqa: PLC0415
-    except ModuleNotFoundError as error:
+        import mcp  # noqa: F401, PLC0415
+    except ImportError as error:
         raise MissingExtraError("mcp", "the MCP server") from error
+    from memagent_mcp.server import make_server  # noqa: PLC0415
+
     return make_server

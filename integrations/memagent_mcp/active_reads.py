@@ -14,10 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from memagent_graph.errors import RunError
+from memagent_graph.errors import MemAgentError, RunError
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
-from memagent_mcp.tool_results import Answer
 
 DEFAULT_WAIT_SECONDS: Final = 45.0
 """How long a tool call waits by default, in seconds; many clients time out after 60."""
@@ -39,7 +38,7 @@ class ActiveRead:
     """The newest update; None before the first one."""
     is_cancelled: bool = False
     """Whether its cancellation was requested."""
-    task: asyncio.Task[Answer] | None = None
+    task: asyncio.Task[ReadResult] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def advance(self, update: MemoryUpdate | None) -> None:
@@ -57,17 +56,14 @@ class ActiveRead:
         """Wait for the next update or the end."""
         await self._changed.wait()
 
-    def answer(self) -> Answer:
-        """Return the result, or the progress so far.
-
-        Raises:
-            MemAgentError: the read failed or was cancelled.
-        """
-        if self.task is None or not self.task.done():
-            return Answer.pending(self.run_id, self.question, self.update)
-        if self.task.cancelled():
-            raise RunError("the read was cancelled", hint="resume_read continues it.", run_id=self.run_id)
-        return self.task.result()
+    @property
+    def outcome(self) -> ReadResult | BaseException | None:
+        """The result, or why there is none; None while it is running."""
+        if self.task is not None and self.task.done() and not self.task.cancelled():
+            return self.task.exception() or self.task.result()
+        if self.is_cancelled or (self.task is not None and self.task.cancelled()):
+            return RunError("the read was cancelled", hint="resume_read continues it.", run_id=self.run_id)
+        return None
 
 
 class ActiveReads:
@@ -84,13 +80,13 @@ class ActiveReads:
     def register(self, read: ActiveRead) -> None:
         """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended = [run_id for run_id, each in self._reads.items() if not each.is_running]
+        ended = [run_id for run_id, known in self._reads.items() if not known.is_running]
         for run_id in ended[: max(0, len(self._reads) - _REMEMBERED)]:
             del self._reads[run_id]
 
     async def run(
         self, read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None
-    ) -> Answer:
+    ) -> ReadResult:
         """Run a read to its end, or until this call or the read is cancelled.
 
         Args:
@@ -107,8 +103,8 @@ class ActiveReads:
         try:
             return await read.task
         except asyncio.CancelledError:
-            if read.is_cancelled:
-                return read.answer()
+            if read.is_cancelled and isinstance(read.outcome, MemAgentError):
+                raise read.outcome from None
             raise
         finally:
             read.advance(None)
@@ -136,12 +132,12 @@ class ActiveReads:
             await self.cancel(read)
 
 
-async def _run(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None) -> Answer:
+async def _run(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None) -> ReadResult:
     try:
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ReadResult):
-                    return await asyncio.to_thread(Answer.of, part)
+                    return part
                 read.advance(part)
                 if report is not None:
                     await report(part)

@@ -13,7 +13,7 @@ anyone, so its roots can only narrow the server's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp.types import ClientCapabilities, ListRootsRequest, ListRootsResult, RootsCapability, ServerRequest
 from pydantic import ValidationError
 
-from memagent_graph.documents.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import RefusedSourceError
 
 ToolContext: TypeAlias = Context[ServerSession, Any, Any]
@@ -61,20 +61,9 @@ class Roots:
         declared = await _declared(context)
         if declared is None:
             return self.own
-        granted = self.own.roots or (declared if self._trust_client else ())
-        return AllowedRoots(overlap(granted, declared), max_bytes=self.own.max_bytes)
-
-
-def overlap(first: Sequence[Path], second: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the paths that are below one of `first` and below one of `second`. All paths must be resolved."""
-    inner = [_inner(one, other) for one in first for other in second]
-    return tuple(dict.fromkeys(path for path in inner if path is not None))
-
-
-def _inner(one: Path, other: Path) -> Path | None:
-    if one == other or one in other.parents:
-        return other
-    return one if other in one.parents else None
+        if not self.own.roots and self._trust_client:
+            return AllowedRoots(declared, max_bytes=self.own.max_bytes)
+        return self.own.within(declared)
 
 
 async def _declared(context: ToolContext) -> tuple[Path, ...] | None:

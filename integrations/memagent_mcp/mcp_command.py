@@ -100,6 +100,8 @@ class Mcp(ReaderOptions):
     def run(self) -> None:
         """Run the command."""
         with failures_told():
+            from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
+
             if self.http:
                 _check_address(self.host, allow_remote=self.allow_remote, names=self.server_name or [])
                 _serve_http(self)

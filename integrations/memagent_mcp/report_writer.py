@@ -44,8 +44,6 @@ class ReportResult(ToolResult):
     """How many sentences the report has."""
     quoted: int
     """How many of them are quoted: their numbers, dates, names and quotations are in quotes from the documents."""
-    contradictions: int
-    """How many questions have answers that contradict each other."""
 
 
 class ReportWriter:
@@ -82,10 +80,9 @@ class ReportWriter:
     ) -> Annotated[CallToolResult, ReportResult]:
         """Write a report over several files: answers with quotes from each file, and sections that cite checked quotes.
 
-        Every file is read from beginning to end for the same questions, however long it is. The report marks sentences
-        whose numbers, dates or names are in no quote, lists answers that contradict each other, and gives each quote
-        with its page or position. If the report is not finished when the call returns, make the same call again; the
-        work continues in between. For a single document, use read_document.
+        Every file is read for the same questions, however long it is. The report marks sentences whose numbers, dates
+        or names are in no quote, and gives each quote with its page or position. If the report is not finished when the
+        call returns, make the same call again; the work continues in between. For a single document, use read_document.
         """
         allowed = await self._roots.for_request(context)
         files = [await asyncio.to_thread(allowed.resolve, path) for path in paths]
@@ -148,5 +145,4 @@ class _Writing:
             documents_begun=len(self._begun),
             sentences=totals.get("sentences", 0),
             quoted=totals.get("quoted", 0),
-            contradictions=totals.get("contradictions", 0),
         )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from memagent_graph.errors import MemAgentError
-from memagent_graph.events import StopReason, count_events
-from memagent_graph.plain_text import plain
+from memagent_graph.events import StopReason
+from memagent_graph.plain_text import counted, plain
 from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
-from memagent_graph.timeline import RunView
-from memagent_graph.trace import MemoryUpdate
+from memagent_graph.timeline import RunView, Timeline
+from memagent_graph.timeline.model import Step
+from memagent_mcp.active_reads import ActiveRead
 
 MOST_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
@@ -25,6 +27,8 @@ _LONGEST_QUOTE = 400
 _CONTEXT = 80
 """How many characters of context are shown on each side of a quote."""
 _LONGEST_IN_LIST = 120
+_MOST_STEPS = 24
+_MOST_LOST = 8
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -36,171 +40,14 @@ class ToolResult(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _encodable(cls, value: Any) -> Any:
-        """Replace half surrogate pairs, as in file names that are not UTF-8, by U+FFFD.
-
-        The protocol does not allow them.
-        """
-        return _SURROGATES.sub("\ufffd", value) if isinstance(value, str) else value
+        return encodable(value) if isinstance(value, str) else value
 
     @classmethod
-    def from_sources(cls, *sources: object, **given: Any) -> Self:
-        """Build a result; fields that are not given are copied from the first source that has such an attribute."""
-        for name in cls.model_fields.keys() - given.keys():
-            given[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
-        return cls(**given)
-
-
-class Quote(ToolResult):
-    """A passage of the document that supports a line of the final memory."""
-
-    line: str
-    """The line of the final memory that it supports."""
-    quote: str
-    """The words of the document."""
-    chunk: int
-    """The chunk that contains the quote, counted from 0."""
-    start_char: int
-    """The first character of the quote in the document, counted from 0."""
-    end_char: int
-    """The character after the last one of the quote."""
-    page: int | None
-    """The page on which the quote begins, counted from 1; None if the document has no pages."""
-    section: str | None
-    """The heading, numbered clause, page or source that contains the quote; None if there is none."""
-    context: str
-    """The quote with the surrounding text of its chunk; empty if the document's text is no longer stored."""
-
-    @classmethod
-    def of(cls, evidence: Evidence, view: RunView) -> Quote:
-        """Build a quote from a run's evidence."""
-        quote = shortened(evidence.quote, _LONGEST_QUOTE)
-        return cls.from_sources(evidence, quote=quote, chunk=evidence.chunk_index, context=_around(evidence, view))
-
-    def as_text(self) -> str:
-        """Return the quote and its position in one line; a short quote with its context."""
-        has_both = self.page is not None and self.section != f"page {self.page}"
-        section = (f", page {self.page}" if has_both else "") + (f", {shortened(self.section)}" if self.section else "")
-        context = f' in "{self.context}"' if self.context and len(self.quote) < _CONTEXT else ""
-        return (
-            f'"{self.quote}"{context} (chunk {self.chunk}, characters {self.start_char:,}-{self.end_char:,}{section})'
-        )
-
-
-class Answer(ToolResult):
-    """The result of reading a document for one question."""
-
-    question: str
-    answer: str | None
-    """The answer, as JSON if `response_format` was given. None if the read failed, was stopped, or found no answer."""
-    value: Any = None
-    """The parsed answer, if `response_format` was given; None if the answer does not match it."""
-    stop_reason: str | None
-    """"answered", "enough" (answered before the end), "no_answer", "invalid_answer" (does not match `response_format`),
-    or the limit at which the read stopped. None if the read is running or failed."""
-    error: str | None
-    """If the read failed or was cancelled: what went wrong and what to do."""
-    memory: str
-    """The policy's notes on the document."""
-    evidence: list[Quote]
-    """The passages of the document that the notes come from."""
-    run_id: str | None
-    """The run's id, for ask_again, show_run, wait, resume_read and cancel_read."""
-    is_reading: bool
-    """Whether the read is still running; wait returns its result."""
-    progress: float | None
-    """While the read is running: the share of the document read so far, 0 to 1; None if its length is not known."""
-    chunks_read: int
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-    events: dict[str, int]
-    """Events that a user should know about, and how often each occurred."""
-
-    @classmethod
-    def of(cls, result: ReadResult) -> Answer:
-        """Build an answer from the result of a read. Looking up the evidence in the document may take a second."""
-        return cls.from_sources(
-            result,
-            result.usage,
-            value=result.json_value,
-            stop_reason=result.stop_reason.value,
-            error=None,
-            is_reading=False,
-            progress=None,
-            evidence=quotes(result.evidence, result.view()),
-            seconds=round(result.usage.seconds, 3),
-            events={kind.value: count for kind, count in count_events(result.events).items()},
-        )
-
-    @classmethod
-    def failed(cls, question: str, error: MemAgentError) -> Answer:
-        """Build an answer for a question whose read failed."""
-        return cls(
-            question=question,
-            answer=None,
-            stop_reason=None,
-            error=str(error),
-            memory="",
-            evidence=[],
-            run_id=error.run_id,
-            is_reading=False,
-            progress=None,
-            chunks_read=0,
-            prompt_tokens=0,
-            completion_tokens=0,
-            seconds=0.0,
-            events={},
-        )
-
-    @classmethod
-    def pending(cls, run_id: str, question: str, update: MemoryUpdate | None) -> Answer:
-        """Build an answer for a read that is still running."""
-        return cls(
-            question=question,
-            answer=None,
-            stop_reason=None,
-            error=None,
-            memory=update.memory if update else "",
-            evidence=[],
-            run_id=run_id,
-            is_reading=True,
-            progress=update.progress if update else 0.0,
-            chunks_read=0 if update is None or update.chunk_index is None else update.chunk_index + 1,
-            prompt_tokens=0,
-            completion_tokens=0,
-            seconds=0.0,
-            events={},
-        )
-
-    def as_text(self) -> str:
-        """Return the question, the answer, its evidence and the run as text."""
-        lines = [f"Question: {plain(self.question)}", f"Answer: {self._outcome()}"]
-        if self.error is None and self.answer is None:
-            lines.append(f"Noted so far: {plain(self.memory) or '(nothing)'}")
-        if self.evidence:
-            lines += ["Evidence:", *(f"- {each.as_text()}" for each in self.evidence)]
-        if self.run_id is not None:
-            lines.append(f"Run: {self.run_id} ({self.chunks_read:,} chunks, {self._tokens():,} tokens)")
-        return "\n".join(lines)
-
-    def _outcome(self) -> str:
-        if self.error is not None:
-            return f"none, the read failed: {plain(self.error)}"
-        if self.answer is not None:
-            invalid = self.stop_reason == StopReason.INVALID_ANSWER
-            return plain(self.answer) + ("\n(The answer does not match response_format.)" if invalid else "")
-        if self.is_reading:
-            share = "" if self.progress is None else f", {self.progress:.0%} so far"
-            return f"not yet, the document is still being read{share}; call wait with the run id"
-        if self.stop_reason == StopReason.NO_ANSWER:
-            return "none, although the whole document was read"
-        return (
-            f"none, the read stopped at {self.stop_reason}; resume_read continues it, with a higher limit if the "
-            "server allows it"
-        )
-
-    def _tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+    def from_sources(cls, *sources: object, **values: Any) -> Self:
+        """Build a result; fields without a value are copied from the first source that has such an attribute."""
+        for name in cls.model_fields.keys() - values.keys():
+            values[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
+        return cls(**values)
 
 
 class Reading(ToolResult):
@@ -210,12 +57,94 @@ class Reading(ToolResult):
     """The document's name."""
     document_bytes: int | None
     """The size of its text in UTF-8; None if it is not known."""
-    answers: list[Answer]
-    """The answers, in the order of the questions."""
+    answers: list[dict[str, Any]]
+    """One for each question, in order. Every answer has: question, run_id (for ask_again, show_run, wait, resume_read
+    and cancel_read), answer (null if there is none), stop_reason ("answered", "enough", "no_answer", "invalid_answer",
+    or the limit at which the read stopped; null if it is running or failed), error (what went wrong and what to do),
+    memory (the notes), evidence (quotes that support the notes, with their places), is_reading (then wait returns the
+    result), progress (0 to 1) and chunks_read. One that ended also has extent (how much of the document was read),
+    value (the parsed answer, if `response_format` was given), usage and events."""
 
-    def as_text(self) -> str:
-        """Return the answers as text."""
-        return "\n\n".join(answer.as_text() for answer in self.answers)
+
+def answer_data(read: ActiveRead) -> dict[str, Any]:
+    """Return a read as JSON values. Looking up the evidence in the document may take a second."""
+    outcome, update = read.outcome, read.update
+    if isinstance(outcome, ReadResult):
+        values = {**outcome.to_dict(), "extent": outcome.extent, "progress": None}
+        values |= {"document": outcome.document["name"], "evidence": quotes(outcome.evidence, outcome.view())}
+    else:
+        values = {
+            "question": read.question,
+            "run_id": read.run_id,
+            "answer": None,
+            "stop_reason": None,
+            "memory": update.memory if update else "",
+            "evidence": [],
+            "progress": update.progress if update else 0.0,
+            "chunks_read": 0 if update is None or update.chunk_index is None else update.chunk_index + 1,
+        }
+    error = str(outcome) if isinstance(outcome, BaseException) else None
+    data: dict[str, Any] = encodable({**values, "error": error, "is_reading": outcome is None})
+    return data
+
+
+def answer_text(read: ActiveRead) -> str:
+    """Return the question, the answer, its evidence and the run as text."""
+    outcome = read.outcome
+    lines = [f"Question: {plain(read.question)}"]
+    if outcome is None:
+        share = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
+        lines.append(f"Answer: not yet, the document is still being read{share}; call wait with the run id")
+        lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
+    elif isinstance(outcome, BaseException):
+        lines.append(f"Answer: none, the read failed: {plain(str(outcome))}")
+    else:
+        lines += [f"Answer: {_answer(outcome)}", outcome.extent]
+        if outcome.answer is None:
+            lines.append(f"Noted so far: {plain(outcome.memory) or '(nothing)'}")
+        if outcome.evidence:
+            lines += ["Evidence:", *(f"- {quote_text(quote)}" for quote in quotes(outcome.evidence, outcome.view()))]
+    lines.append(f"Run: {read.run_id}")
+    if isinstance(outcome, ReadResult):
+        lines[-1] += f" ({outcome.chunks_read:,} chunks, {outcome.usage.total_tokens:,} tokens)"
+    return "\n".join(lines)
+
+
+def _answer(result: ReadResult) -> str:
+    if result.answer is not None:
+        invalid = result.stop_reason is StopReason.INVALID_ANSWER
+        return plain(result.answer) + ("\n(The answer does not match response_format.)" if invalid else "")
+    if result.stop_reason.resumable:
+        return "none yet; resume_read continues the read, with a higher limit if the server allows it"
+    return "none was written"
+
+
+def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
+    """Return the first quotes as JSON values, each with its place and the text around it.
+
+    They do not say where a file lies on this machine.
+    """
+    rows = []
+    for quote in islice(evidence, MOST_QUOTES):
+        before, after = view.quote_context(quote, _CONTEXT)
+        context = shortened(before + quote.quote + after, _LONGEST_QUOTE + 2 * _CONTEXT)
+        row = {
+            **asdict(quote),
+            "quote": shortened(quote.quote, _LONGEST_QUOTE),
+            "context": context,
+            "place": quote.place,
+        }
+        rows.append({name: value for name, value in row.items() if name != "link"})
+    return rows
+
+
+def quote_text(quote: Mapping[str, Any]) -> str:
+    """Return one of `quotes` in one line; a short quote with the text around it."""
+    is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
+    context = f' in "{quote["context"]}"' if is_short else ""
+    place = f", {shortened(quote['place'])}" if quote["place"] else ""
+    span = f"{quote['start_char']:,}-{quote['end_char']:,}"
+    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"]}, characters {span}{place})'
 
 
 class RunSummary(ToolResult):
@@ -260,14 +189,136 @@ class RunListing(ToolResult):
         return "\n".join([*(run.as_text() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
 
 
-def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:
-    """Return the first quotes, at most `MOST_QUOTES`."""
-    return [Quote.of(each, view) for each in islice(evidence, MOST_QUOTES)]
+class RunReport(ToolResult):
+    """One run: its question, its answer, and how its memory was built."""
+
+    run_id: str
+    question: str
+    document: str
+    """The document's name."""
+    model: str
+    began: str | None
+    stop_reason: str | None
+    """How it ended; None if it is running or was interrupted."""
+    answer: str | None
+    memory: str
+    """The final memory."""
+    evidence: list[dict[str, Any]]
+    """The passages of the document that the lines of the memory come from, each with its place."""
+    chunks: int
+    changes: int
+    """How many chunks changed the memory."""
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> RunReport:
+        """Build the report of a run from its timeline."""
+        view, totals = timeline.view, timeline.totals
+        return cls.from_sources(
+            view,
+            totals,
+            document=view.document["name"],
+            began=None if view.began is None else moment(view.began),
+            memory=timeline.memory,
+            evidence=encodable(quotes(timeline.provenance.evidence, view)),
+            seconds=round(totals.seconds, 3),
+        )
 
 
-def _around(evidence: Evidence, view: RunView) -> str:
-    before, after = view.quote_context(evidence, _CONTEXT)
-    return shortened(before + evidence.quote + after, _LONGEST_QUOTE + 2 * _CONTEXT)
+def run_text(timeline: Timeline) -> str:
+    """Return the run as text: question, answer and quotes, changes of the memory and their sources, lost lines."""
+    parts = [_head(timeline), _changes(timeline), _excerpt(timeline), _memory(timeline), _lost(timeline)]
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _head(timeline: Timeline) -> Iterator[str]:
+    view, totals = timeline.view, timeline.totals
+    yield f"Run: {view.run_id}" + ("" if view.began is None else f", {moment(view.began)}")
+    yield f"Document: {shortened(view.document['name'])}"
+    yield f"Question: {plain(view.question)}"
+    yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
+    yield f"Ended: {view.stop_reason or 'not yet; it is running or was interrupted'}"
+    yield f"Model: {shortened(view.model)}"
+    read = f"Read: {counted(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory"
+    if timeline.excerpt is not None:
+        read = f"Shown: {view.trace.tokens_shown:,} tokens of the document"
+    yield f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"
+    if totals.events:
+        yield "Events: " + ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())
+
+
+def _changes(timeline: Timeline) -> Iterator[str]:
+    steps = [step for step in timeline.steps if step.notable]
+    if not steps:
+        return
+    shown = sorted(steps, key=lambda step: -step.density)[:_MOST_STEPS]
+    yield "Where memory changed:"
+    yield from (f"- {_step(step)}" for step in steps if step in shown)
+    if len(steps) > len(shown):
+        yield f"- and {len(steps) - len(shown):,} chunks with smaller changes"
+
+
+def _step(step: Step) -> str:
+    update = step.update
+    read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
+    text = f"{plain(step.name)}{read}: "
+    text += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
+    if inserted := shortened(" … ".join(part.text for part in step.diff if part.op is DiffOp.INSERT)):
+        text += f', new: "{inserted}"'
+    return "; ".join([text, *(event.kind.value for event in update.events)])
+
+
+def _excerpt(timeline: Timeline) -> Iterator[str]:
+    if timeline.excerpt is None:
+        return
+    yield "What supports the answer:"
+    yield from (f"- {quote_text(quote)}" for quote in quotes(timeline.excerpt, timeline.view))
+    if not timeline.excerpt:
+        yield f"({timeline.unquoted})"
+
+
+def _memory(timeline: Timeline) -> Iterator[str]:
+    if timeline.excerpt is not None and not timeline.memory:
+        return
+    yield "Final memory, with the source of each line:"
+    shown = 0
+    for index, line in enumerate(timeline.provenance.lines):
+        first = plain(timeline.step(line.update).name)
+        origin = f"edited by a person at {first}" if line.edited else first
+        if line.reworded:
+            later = [timeline.step(update).short_name for update in line.reworded_updates]
+            origin += f", reworded at {shortened(', '.join(later), 60)}"
+        yield f"- {plain(line.line)} [{origin}]"
+        for quote in quotes(timeline.quotes(index)[: max(0, MOST_QUOTES - shown)], timeline.view):
+            shown += 1
+            yield f"  {quote_text(quote)}"
+    if not timeline.provenance.lines:
+        yield "(empty)"
+
+
+def _lost(timeline: Timeline) -> Iterator[str]:
+    lost = timeline.provenance.lost
+    if not lost:
+        return
+    longest = timeline.longest_held(_MOST_LOST)
+    yield "Noted, and later lost:"
+    yield from (f"- {shortened(line.line)} [{plain(timeline.held(line))}]" for line in longest)
+    if len(lost) > len(longest):
+        yield f"- and {len(lost) - len(longest):,} lines that were kept for fewer chunks"
+
+
+def encodable(value: Any) -> Any:
+    """Return JSON values whose texts have U+FFFD for half surrogate pairs, which the protocol does not allow.
+
+    Names of files that are not UTF-8 have such halves.
+    """
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {name: encodable(item) for name, item in value.items()}
+    return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:

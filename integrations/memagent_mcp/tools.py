@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import fields
 from functools import partial
 from itertools import islice
@@ -22,14 +22,23 @@ from memagent_graph.reading.graph import checked_questions
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.reading.structured import structured
 from memagent_graph.response_format import ResponseFormat
+from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog, RunRecord
 from memagent_graph.timeline import RunView, build_timeline
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
-from memagent_mcp.run_report import RunReport, run_text
-from memagent_mcp.tool_results import Answer, Reading, RunListing, RunSummary, shortened
+from memagent_mcp.tool_results import (
+    Reading,
+    RunListing,
+    RunReport,
+    RunSummary,
+    answer_data,
+    answer_text,
+    run_text,
+    shortened,
+)
 
 MOST_QUESTIONS = 16
 """How many questions one call may ask; each has its own memory and answer."""
@@ -109,41 +118,40 @@ class Tools:
         max_seconds: MaxSeconds = None,
         background: Background = False,
     ) -> Annotated[CallToolResult, Reading]:
-        """Read a document of any length from beginning to end, and answer questions from it.
+        """Answer questions from a document of any length.
 
         Use it for documents that do not fit in your context: books, logs, transcripts, long reports. Another language
-        model reads the document chunk by chunk. You get the answer, supporting quotes with their positions in the
-        document, and a run id; with ask_again and this id you can ask further questions. A call reads the whole
-        document once for all its questions, so ask precisely, and ask everything in one call. If a document has more
-        than a few hundred pages, read it in the background, and call wait until the answer is ready.
+        model reads the document for you. You get the answer, supporting quotes with their positions in the document,
+        how much of it was read, and a run id; with ask_again and this id you can ask further questions. A call reads
+        the document once for all its questions, so ask precisely, and ask everything in one call. If a document has
+        more than a few hundred pages, read it in the background, and call wait until the answer is ready.
         """
-        asked = [questions] if isinstance(questions, str) else questions
-        form = None if response_format is None else ResponseFormat.of(response_format)
         document = (await self._document(context, path, text)).only(pages or None)
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        return await shielded(self._answers(context, document, asked, limits, form, background=background))
+        return await shielded(
+            self._answers(context, document, questions, limits, response_format, background=background)
+        )
 
     async def ask_again(
         self,
         context: ToolContext,
         run_id: RunId,
-        question: Annotated[str, Field(description="What to find out now.")],
+        questions: Questions,
         response_format: AnswerSchema = None,
         max_chunks: MaxChunks = None,
         max_tokens: MaxTokens = None,
         max_seconds: MaxSeconds = None,
         background: Background = False,
     ) -> Annotated[CallToolResult, Reading]:
-        """Read the document of an earlier run again, with another question.
+        """Read the document of an earlier run again, with other questions.
 
-        You do not have to pass the document again, and its file may have been moved or deleted. The whole document is
-        read again.
+        You do not have to pass the document again, and its file may have been moved or deleted.
         """
-        form = None if response_format is None else ResponseFormat.of(response_format)
-        record = await asyncio.to_thread(self.record, run_id)
+        document = (await asyncio.to_thread(self.record, run_id)).document
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        answers = self._answers(context, record.document, [question], limits, form, background=background)
-        return await shielded(answers)
+        return await shielded(
+            self._answers(context, document, questions, limits, response_format, background=background)
+        )
 
     async def wait(
         self,
@@ -171,9 +179,7 @@ class Tools:
                 f"no read with this id is running here: {shortened(run_id)}", hint="There is nothing to cancel."
             )
         await self.active.cancel(read)
-        answer = Answer.pending(read.run_id, read.question, read.update)
-        cancelled = answer.model_copy(update={"is_reading": False, "error": "cancelled; resume_read continues it"})
-        return _reading(read.document, None, [cancelled])
+        return await _reading(read.document, None, [read])
 
     async def resume_read(
         self,
@@ -221,9 +227,9 @@ class Tools:
         self,
         context: ToolContext,
         document: Document | DocumentRef,
-        questions: Sequence[str],
+        questions: list[str] | str,
         limits: Limits,
-        form: ResponseFormat | None,
+        schema: dict[str, Any] | None,
         *,
         background: bool,
     ) -> CallToolResult:
@@ -233,46 +239,37 @@ class Tools:
             MemAgentError: all reads failed; this is the first one's error. Any other error of a read is raised as soon
                 as all reads have ended.
         """
+        form = None if schema is None else ResponseFormat.of(schema)
         store, prepared = self._reader.store, structured(await self._reader.aprepare(), form)
+        texts = checked_questions(questions, prepared)
         bounds = tightest(self._ceilings, limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
         else:
             reference = document
-        reads = [ActiveRead(new_run_id(), each, reference["name"]) for each in dict.fromkeys(questions)]
+        reads = {text: ActiveRead(new_run_id(), text, reference["name"]) for text in texts}
         progress = None if background else _Progress(context, reference["name"], len(reads))
 
-        async def one(number: int, read: ActiveRead, pace: Reach) -> Answer:
+        async def read_one(number: int, read: ActiveRead, pace: Reach) -> ReadResult:
             parts = self._reader.astream(
                 reference, read.question, response_format=form, run_id=read.run_id, limits=bounds, pace=pace
             )
             return await self.active.run(read, parts, partial(progress.advance, number) if progress else None)
 
-        if background:
-            checked_questions(questions, prepared)
-        for read in reads:
+        for read in reads.values():
             self.active.register(read)
-        passes = in_passes([partial(one, number, read) for number, read in enumerate(reads)], MOST_QUESTIONS)
+        readers = [partial(read_one, number, read) for number, read in enumerate(reads.values())]
+        outcomes = in_passes(readers, MOST_QUESTIONS)
         if background:
-            self.active.start_in_background(passes)
-            outcomes: Sequence[Answer | Exception] = [read.answer() for read in reads]
+            self.active.start_in_background(outcomes)
         else:
-            outcomes = await passes
-        answers: dict[str, Answer] = {}
-        failures: list[MemAgentError] = []
-        for read, outcome in zip(reads, outcomes, strict=True):
-            if isinstance(outcome, Answer):
-                answers[read.question] = outcome
-            elif isinstance(outcome, MemAgentError):
-                answers[read.question] = Answer.failed(read.question, outcome)
-                failures.append(outcome)
-            else:
-                raise outcome
-        if len(failures) == len(answers):
-            raise failures[0]
+            failures = [outcome for outcome in await outcomes if isinstance(outcome, Exception)]
+            defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
+            if defects or len(failures) == len(reads):
+                raise (defects or failures)[0]
         size = await asyncio.to_thread(store.size, reference)
-        return _reading(reference["name"], size, [answers[each] for each in questions])
+        return await _reading(reference["name"], size, [reads[text] for text in texts])
 
     def _earlier(self, run_id: str) -> ActiveRead:
         """Return an earlier run, to be continued.
@@ -294,7 +291,9 @@ class Tools:
                 if read.update is not None and read.update is not shown:
                     shown = read.update
                     await progress.advance(0, shown)
-        return _reading(read.document, None, [read.answer()])
+        if isinstance(read.outcome, BaseException):
+            raise read.outcome
+        return await _reading(read.document, None, [read])
 
     async def _document(self, context: ToolContext, path: str, text: str) -> Document:
         if bool(path) == bool(text):
@@ -320,12 +319,12 @@ class Tools:
     def listing(self, limit: int, contains: str) -> RunListing:
         """Return the newest runs with a text in the question or the document's name; letter case is ignored."""
         part = contains.casefold()
-        every = self._log.runs()
-        chosen = (run for run in every if part in run.question.casefold() or part in run.document["name"].casefold())
-        records = list(islice(chosen, limit))
+        runs = self._log.runs()
+        matches = (run for run in runs if part in run.question.casefold() or part in run.document["name"].casefold())
+        records = list(islice(matches, limit))
         totals = self._log.totals(record.run_id for record in records)
-        runs = [RunSummary.of(record, totals[record.run_id]) for record in records]
-        return RunListing(runs=runs, runs_in_log=self._log.counts()[0])
+        summaries = [RunSummary.of(record, totals[record.run_id]) for record in records]
+        return RunListing(runs=summaries, runs_in_log=self._log.counts()[0])
 
     def shown(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
@@ -334,10 +333,7 @@ class Tools:
 
 
 class _Progress:
-    """Reports the progress of the reads of one request, with every update. It never decreases.
-
-    Progress is the mean share of all reads, from 0 to 1, with a total of 1. For a stream of unknown length, it is the
-    number of bytes read, without a total.
+    """Reports the progress of the reads of one request: the mean share of all reads, 0 to 1. It never decreases.
 
     Args:
         context: the request's context; nothing is reported to a client that did not ask for progress.
@@ -346,31 +342,24 @@ class _Progress:
     """
 
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
-        self._context = context
-        self._name = plain(name)
+        self._context, self._name = context, plain(name)
         self._shares = [0.0] * reads
-        self._bytes = [0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
-        self._shares[read] = update.progress or 0.0
-        self._bytes[read] = max(self._bytes[read], update.end_byte)
+        self._shares[read] = max(self._shares[read], update.progress or 0.0)
         step = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
-        which = f" for question {read + 1} of {len(self._bytes)}" if len(self._bytes) > 1 else ""
-        if update.progress is None:
-            done, total, read_so_far = float(sum(self._bytes)), None, f"{sum(self._bytes):,} bytes"
-        else:
-            done, total = sum(self._shares) / len(self._shares), 1.0
-            read_so_far = f"{done:.0%}"
-        await self._context.report_progress(done, total, f"{self._name}: {step}{which}, {read_so_far} read")
+        which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
+        share = sum(self._shares) / len(self._shares)
+        await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
 
 
 def tightest(ceilings: Limits, requested: Limits) -> Limits:
     """Return the lower limit of each pair."""
     lowest: dict[str, Any] = {}
-    for each in fields(Limits):
-        values = (getattr(ceilings, each.name), getattr(requested, each.name))
-        lowest[each.name] = min((value for value in values if value is not None), default=None)
+    for limit in fields(Limits):
+        values = (getattr(ceilings, limit.name), getattr(requested, limit.name))
+        lowest[limit.name] = min((value for value in values if value is not None), default=None)
     return Limits(**lowest)
 
 
@@ -390,9 +379,12 @@ async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-def _reading(document: str, size: int | None, answers: list[Answer]) -> CallToolResult:
-    reading = Reading(document=document, document_bytes=size, answers=answers)
-    return _result(reading, reading.as_text())
+async def _reading(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
+    def result() -> CallToolResult:
+        reading = Reading(document=document, document_bytes=size, answers=[answer_data(read) for read in reads])
+        return _result(reading, "\n\n".join(answer_text(read) for read in reads))
+
+    return await asyncio.to_thread(result)
 
 
 def _result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:

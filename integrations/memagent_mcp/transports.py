@@ -16,7 +16,7 @@ from mcp.server.fastmcp import FastMCP
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 
-from memagent_graph.addresses import LOCAL_NAMES, in_url
+from memagent_graph.addresses import BOUNDED_HTTP, LOCAL_NAMES, in_url
 
 _SECONDS_TO_STOP: Final = 3
 
@@ -64,6 +64,7 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
         access_log=False,
         # Without this, a request that never ends would keep the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
+        **BOUNDED_HTTP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])
 

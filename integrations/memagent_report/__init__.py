@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memagent_report.checked_report import Report
+from memagent_report.report_data import Report
 from memagent_report.reporting import ReportSource, areport, report
 
 __all__ = ["Report", "ReportSource", "areport", "report"]

@@ -1,9 +1,11 @@
-"""A report before its sentences are checked: sections of sentences, and the quotes that each sentence cites."""
+"""A report before its sentences are checked: sections of sentences, the quotes that each cites, and contradictions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_report.evidence_matrix import CellState, EvidenceMatrix, QuotePlace
@@ -38,13 +40,21 @@ class DraftSection:
 
 
 @dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two answers to one question that cannot both be true."""
+
+    question: int
+    groups: tuple[tuple[int, ...], tuple[int, ...]]
+    """The numbers of the documents with the one answer, and of those with the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A report before its sentences are checked."""
 
     mode: ReportMode
     sections: tuple[DraftSection, ...]
-    judgements: dict[int, bool]
-    """By question number: whether the policy judges that the answers contradict each other."""
+    contradictions: tuple[Contradiction, ...] = ()
 
 
 def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> DraftSection:
@@ -65,5 +75,16 @@ def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[in
 
 def extractive_draft(matrix: EvidenceMatrix) -> Draft:
     """Return a draft with a section for each question."""
-    sections = [extractive_section(matrix, asked, (number,)) for number, asked in enumerate(matrix.questions)]
-    return Draft(ReportMode.EXTRACTIVE, tuple(sections), {})
+    sections = [extractive_section(matrix, question, (number,)) for number, question in enumerate(matrix.questions)]
+    return Draft(ReportMode.EXTRACTIVE, tuple(sections))
+
+
+def differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
+    """Yield each pair of different answers to one question; letter case and white space make no difference."""
+    for question in range(len(matrix.questions)):
+        documents: dict[str, list[int]] = {}
+        for cell in matrix.column(question):
+            if cell.state is CellState.ANSWERED and cell.answer:
+                documents.setdefault(" ".join(cell.answer.casefold().split()), []).append(cell.document)
+        for first, second in combinations(documents.values(), 2):
+            yield Contradiction(question, (tuple(first), tuple(second)))

@@ -43,7 +43,7 @@ class SourceQuote:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixCell:
     """The answer of one document to one question."""
 
     document: int
@@ -86,14 +86,14 @@ class EvidenceMatrix:
     questions: tuple[str, ...]
     """The questions that every document is read for."""
     documents: tuple[ReportDocument, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
     """Ordered by document, then by question."""
 
-    def cell(self, document: int, question: int) -> Cell:
+    def cell(self, document: int, question: int) -> MatrixCell:
         """Return the cell of a document and a question."""
         return self.cells[document * len(self.questions) + question]
 
-    def column(self, question: int) -> Iterator[Cell]:
+    def column(self, question: int) -> Iterator[MatrixCell]:
         """Yield the cells of one question, in the order of the documents."""
         return (cell for cell in self.cells if cell.question == question)
 

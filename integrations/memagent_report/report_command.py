@@ -43,7 +43,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteReport(ReaderOptions):
+class ReportDocuments(ReaderOptions):
     """Write a report over several documents. Every sentence cites quotes, and all quotes are checked.
 
     Each document is read for the same questions. The report is written from the answers and their quotes alone. The
@@ -71,7 +71,7 @@ class WriteReport(ReaderOptions):
         typer.Option("--extractive", help="Use the answers as sections, even if the policy could write them."),
     ] = False
     judge: Annotated[
-        bool, typer.Option("--judge", help="Let the policy judge whether differing answers contradict each other.")
+        bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
     metadata: Annotated[
         Path | None,
@@ -159,7 +159,7 @@ class WriteReport(ReaderOptions):
         """
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_report import ReportSource  # noqa: PLC0415
-        from memagent_report.document_metadata import reference_fields  # noqa: PLC0415
+        from memagent_report.references import reference_fields  # noqa: PLC0415
 
         described = _metadata(self.metadata) if self.metadata else {}
         if others := described.keys() - {path.name for path in self.documents}:
@@ -179,7 +179,6 @@ class WriteReport(ReaderOptions):
         from memagent_graph.cli.output import print_json  # noqa: PLC0415
         from memagent_graph.plain_text import plain  # noqa: PLC0415
         from memagent_report.report_files import write_report  # noqa: PLC0415
-        from memagent_report.report_words import summary  # noqa: PLC0415
 
         for event in report.events:
             console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
@@ -193,13 +192,13 @@ class WriteReport(ReaderOptions):
             print_json({**report.to_dict(), "files": [str(path) for path in written]})
         elif self.out is None:
             console.out.print(plain(report.to_markdown()), markup=False)
-        console.err.print(plain(f"{summary(report)} Report {report.report_id}"), markup=False, style="dim")
+        console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
 
 
 def _metadata(path: Path) -> dict[str, dict[str, Any]]:
     try:
         values = json.loads(path.read_text("utf-8"))
-        if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
+        if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
             raise TypeError("it is not a JSON object whose values are objects")
     except (OSError, ValueError, TypeError) as error:
         raise DocumentError(
@@ -211,4 +210,4 @@ def _metadata(path: Path) -> dict[str, dict[str, Any]]:
 
 def register(app: typer.Typer) -> None:
     """Add the command to a command line."""
-    add_command(app, "report", WriteReport)
+    add_command(app, "report", ReportDocuments)

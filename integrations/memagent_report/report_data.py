@@ -1,16 +1,35 @@
-"""The data of a report, and the numbering of its references."""
+"""`Report`: sections of checked sentences, the matrix behind them, and the numbering of the quotes that they cite."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Final
 
 from memagent_graph.events import EventKind
-from memagent_report.contradictions import Contradiction
-from memagent_report.drafts import ReportMode
-from memagent_report.evidence_matrix import CellState, EvidenceMatrix, QuotePlace, SourceQuote
-from memagent_report.sentence_problems import Problem
+from memagent_graph.plain_text import counted
+from memagent_report.drafts import Contradiction, ReportMode
+from memagent_report.evidence_matrix import (
+    CellState,
+    EvidenceMatrix,
+    MatrixCell,
+    QuotePlace,
+    SourceQuote,
+    from_json,
+    to_json,
+)
+from memagent_report.references import quote_location, reference_text
+from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
+from memagent_report.sentence_checks import SentenceProblem
+
+NOT_QUOTED: Final = "not quoted"
+"""The mark of a sentence that its quotes do not support."""
+WHAT_QUOTED_MEANS: Final = (
+    "A sentence is quoted if its numbers, units, dates, names and quotations appear in its quotes, as do at least half "
+    "of its words, and if the quotes appear in their documents, character by character except for white space and "
+    f'Unicode variants. This does not make it true. Sentences marked "{NOT_QUOTED}" failed this check.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +39,7 @@ class ReportSentence:
     text: str
     quotes: tuple[QuotePlace, ...]
     """The quotes that it cites."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SentenceProblem, ...] = ()
     """What the quotes do not support; empty if the sentence is quoted."""
     document: int | None = None
     """The document whose answer it is, in an extractive report."""
@@ -29,7 +48,7 @@ class ReportSentence:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether everything that can be compared is in its quotes, and the quotes are in their documents."""
+        """Whether everything that is compared is in its quotes, and the quotes are in their documents."""
         return not self.problems
 
 
@@ -60,8 +79,8 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class ReportData:
-    """The data of a report over documents: matrix, sections, contradictions and events."""
+class Report:
+    """A report over documents: matrix, sections, contradictions and events."""
 
     report_id: str
     mode: ReportMode
@@ -70,6 +89,7 @@ class ReportData:
     matrix: EvidenceMatrix
     sections: tuple[ReportSection, ...]
     contradictions: tuple[Contradiction, ...] = ()
+    """Those that the policy found; empty unless it was asked to judge."""
     events: tuple[ReportEvent, ...] = ()
     quotes_checked: int = 0
     """The number of quotes in all cells; each was looked up in its document."""
@@ -81,15 +101,19 @@ class ReportData:
         """The question of the report."""
         return self.matrix.question
 
+    @property
+    def sentences(self) -> Iterator[ReportSentence]:
+        """The sentences of all sections."""
+        return (sentence for section in self.sections for sentence in section.sentences)
+
     @cached_property
     def references(self) -> tuple[Reference, ...]:
         """The quotes that the sentences cite, numbered from 1 in the order of their first use."""
-        numbers = self._numbers
-        found: dict[int, Reference] = {}
+        references: dict[int, Reference] = {}
         for place in (place for sentence in self.sentences for place in sentence.quotes):
-            number = numbers[self._key(place)]
-            found.setdefault(number, Reference(number, place.document, self.matrix.quote(place)))
-        return tuple(found[number] for number in sorted(found))
+            number = self._numbers[self._key(place)]
+            references.setdefault(number, Reference(number, place.document, self.matrix.quote(place)))
+        return tuple(references[number] for number in sorted(references))
 
     @cached_property
     def _numbers(self) -> dict[tuple[int, int, int], int]:
@@ -107,21 +131,15 @@ class ReportData:
         """Return the numbers of a sentence's references, in ascending order."""
         return sorted({self._numbers[self._key(place)] for place in sentence.quotes})
 
-    @property
-    def sentences(self) -> Iterator[ReportSentence]:
-        """The sentences of all sections."""
-        return (sentence for section in self.sections for sentence in section.sentences)
-
     @cached_property
     def totals(self) -> Mapping[str, int]:
         """Counts of documents, questions, cells by state, sentences, quotes and tokens."""
         cells = self.matrix.cells
-        states = {state.value: sum(cell.state is state for cell in cells) for state in CellState}
         sentences = list(self.sentences)
         return {
             "documents": len(self.matrix.documents),
             "questions": len(self.matrix.questions),
-            **states,
+            **{state.value: sum(cell.state is state for cell in cells) for state in CellState},
             "sentences": len(sentences),
             "quoted": sum(sentence.is_quoted for sentence in sentences),
             "contradictions": len(self.contradictions),
@@ -130,3 +148,110 @@ class ReportData:
             "prompt_tokens": sum(cell.prompt_tokens for cell in cells),
             "completion_tokens": sum(cell.completion_tokens for cell in cells),
         }
+
+    @property
+    def summary(self) -> str:
+        """What was read and found, in a few sentences."""
+        total = self.totals
+        explanation = (
+            f"{counted(total['documents'], 'document')} read with {counted(total['questions'], 'question')}: "
+            f"{total['answered']} of {len(self.matrix.cells)} cells have an answer. "
+            f"{total['quoted']} of {counted(total['sentences'], 'sentence')} quoted; "
+            f"{total['quotes_found']} of {counted(total['quotes_checked'], 'quote')} found in the documents."
+        )
+        if self.mode is ReportMode.WRITTEN:
+            return explanation
+        return f"{explanation} The sentences are the answers of the cells."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values; `Report.from_dict` is the inverse."""
+        fields = ("report_id", "mode", "model", "matrix", "sections", "contradictions", "events")
+        return {
+            **{name: to_json(getattr(self, name)) for name in fields},
+            "quotes_checked": self.quotes_checked,
+            "quotes_found": self.quotes_found,
+            "references": to_json(self.references),
+            "totals": dict(self.totals),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """Return the report whose values `to_dict` returned.
+
+        Raises:
+            msgspec.ValidationError: the values are not those of a report.
+        """
+        computed = {"references", "totals"}
+        return from_json({name: value for name, value in values.items() if name not in computed}, cls)
+
+    def to_markdown(self) -> str:
+        """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
+        return markdown(self.manuscript())
+
+    def to_html(self) -> str:
+        """Return the report as one HTML page that loads nothing from other places."""
+        return html_page(self.manuscript())
+
+    def manuscript(self) -> Manuscript:
+        """Return the content of the report in reading order, for every format."""
+        chapters = [self._section(section) for section in self.sections]
+        if self.contradictions:
+            pairs = tuple(map(self._contradiction, self.contradictions))
+            chapters.append(Chapter("Answers that contradict each other, as judged by the policy", pairs))
+        chapters.append(Chapter("Evidence matrix", table=tuple(self._table())))
+        if self.references:
+            chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
+        documents = tuple(Passage(reference_text(document)) for document in self.matrix.documents)
+        chapters += [Chapter("Documents", documents), Chapter("How this report was made", tuple(self._notes()))]
+        return Manuscript(self.question, self.report_id, self.summary, tuple(chapters))
+
+    def _section(self, section: ReportSection) -> Chapter:
+        passages = tuple(
+            Passage(
+                sentence.text,
+                source="" if sentence.document is None else self.matrix.documents[sentence.document].name,
+                cites=tuple(self.numbers(sentence)),
+                mark=f"{NOT_QUOTED}: {_details(sentence)}" if sentence.problems else "",
+            )
+            for sentence in section.sentences
+        )
+        return Chapter(section.heading, passages, note="" if passages else "(empty: no document gives an answer)")
+
+    def _contradiction(self, contradiction: Contradiction) -> Passage:
+        lines = []
+        for group in contradiction.groups:
+            names = ", ".join(self.matrix.documents[document].name for document in group)
+            lines.append(f"{names}: {self.matrix.cell(group[0], contradiction.question).answer}")
+        return Passage(self.matrix.questions[contradiction.question], details=tuple(lines))
+
+    def _table(self) -> Iterator[tuple[str, ...]]:
+        yield "Document", *self.matrix.questions
+        for number, document in enumerate(self.matrix.documents):
+            cells = (self.matrix.cell(number, question) for question in range(len(self.matrix.questions)))
+            yield document.name, *map(_cell_text, cells)
+
+    def _reference(self, reference: Reference) -> Passage:
+        name = self.matrix.documents[reference.document].name
+        text = f"{name}, {quote_location(reference.quote)}"
+        return Passage(text, number=reference.number, quote=reference.quote.text)
+
+    def _notes(self) -> Iterator[Passage]:
+        total = self.totals
+        yield Passage(f"Policy: {self.model}; id: {self.report_id}")
+        yield Passage(f"Tokens: {total['prompt_tokens']:,} in, {total['completion_tokens']:,} out")
+        yield Passage(WHAT_QUOTED_MEANS)
+        for event in self.events:
+            yield Passage(f"{event.kind.value}: {event.detail}")
+
+
+def _details(sentence: ReportSentence) -> str:
+    return "; ".join(problem.detail for problem in sentence.problems)
+
+
+def _cell_text(cell: MatrixCell) -> str:
+    """Return a cell's answer, or why there is none."""
+    if cell.state is CellState.ANSWERED:
+        return cell.answer or ""
+    if cell.state is CellState.FAILED:
+        return f"(failed: {cell.error})"
+    return "(empty)" if cell.state is CellState.EMPTY else f"(stopped: {cell.stop_reason})"

@@ -1,31 +1,111 @@
-"""Writes a report as files in a folder. Each file is written completely or not at all."""
+"""Writes a report as files in a folder: its documents, its data, and the evidence matrix as CSV and Parquet."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from memagent_graph.errors import RunError
+from memagent_graph.run_log.exchange.parquet import pyarrow
 from memagent_graph.storage.private_files import private_folder
-from memagent_report.bibliography import bibtex
-from memagent_report.checked_report import Report
-from memagent_report.docx_export import docx_bytes
-from memagent_report.export_safety import without_folders
-from memagent_report.matrix_export import matrix_csv, matrix_parquet
+from memagent_graph.storage.whole_files import write_whole
+from memagent_report.export_safety import spreadsheet_cell, without_folders
+from memagent_report.references import bibtex
+from memagent_report.rendering import docx_bytes
+from memagent_report.report_data import Report
+
+# The matrix
+
+_COLUMNS: Final = (
+    "document", "question", "state", "answer", "error", "quotes", "pages", "start_chars", "end_chars", "run_id",
+    "stop_reason", "chunks_read", "prompt_tokens", "completion_tokens", "seconds",
+)  # fmt: skip
+_QUOTE_GAP: Final = "\n---\n"
+
+
+def matrix_csv(report: Report) -> bytes:
+    """Return CSV in UTF-8 with a byte order mark; every value is in quotation marks, and formulas are escaped."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+    writer.writerow(_COLUMNS)
+    for row in _rows(report):
+        writer.writerow([_csv_value(row[name]) for name in _COLUMNS])
+    return file.getvalue().encode("utf-8-sig", "replace")
+
+
+def _csv_value(value: Any) -> str:
+    if isinstance(value, list):
+        value = _QUOTE_GAP.join("" if item is None else str(item) for item in value)
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
+
+
+def matrix_parquet(report: Report) -> bytes:
+    """Return Parquet, with quotes and their positions as lists; text is not escaped.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa, pq = pyarrow("the matrix as Parquet"), import_module("pyarrow.parquet")
+    text, number = pa.string(), pa.int64()
+    kinds = dict.fromkeys(_COLUMNS, text) | {
+        "quotes": pa.list_(text), "pages": pa.list_(text), "start_chars": pa.list_(number),
+        "end_chars": pa.list_(number), "chunks_read": number, "prompt_tokens": number, "completion_tokens": number,
+        "seconds": pa.float64(),
+    }  # fmt: skip
+    rows = [{name: _storable(value) for name, value in row.items()} for row in _rows(report)]
+    table = pa.Table.from_pylist(rows, schema=pa.schema([(name, kinds[name]) for name in _COLUMNS]))
+    file = pa.BufferOutputStream()
+    pq.write_table(table, file)
+    return bytes(file.getvalue().to_pybytes())
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def _rows(report: Report) -> Iterator[dict[str, Any]]:
+    matrix = report.matrix
+    for cell in matrix.cells:
+        yield {
+            "document": matrix.documents[cell.document].name,
+            "question": matrix.questions[cell.question],
+            "state": cell.state.value,
+            "answer": cell.answer,
+            "error": cell.error,
+            "quotes": [quote.text for quote in cell.quotes],
+            "pages": [quote.page for quote in cell.quotes],
+            "start_chars": [quote.start_char for quote in cell.quotes],
+            "end_chars": [quote.end_char for quote in cell.quotes],
+            "run_id": cell.run_id,
+            "stop_reason": cell.stop_reason.value if cell.stop_reason else None,
+            "chunks_read": cell.chunks_read,
+            "prompt_tokens": cell.prompt_tokens,
+            "completion_tokens": cell.completion_tokens,
+            "seconds": cell.seconds,
+        }
+
+
+# The files
 
 _OWN_RECORD: Final = "report.json"
 FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "json": (_OWN_RECORD, lambda report: (json.dumps(report.to_dict(), ensure_ascii=True) + "\n").encode()),
     "md": ("report.md", lambda report: report.to_markdown().encode("utf-8", "replace")),
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
-    "docx": ("report.docx", docx_bytes),
+    "docx": ("report.docx", lambda report: docx_bytes(report.manuscript())),
     "csv": ("matrix.csv", matrix_csv),
     "parquet": ("matrix.parquet", matrix_parquet),
-    "bib": ("references.bib", lambda report: bibtex(report).encode("utf-8", "replace")),
+    "bib": ("references.bib", lambda report: bibtex(report.matrix.documents).encode("utf-8", "replace")),
 }
 """By format: the file name, and the function that returns the file's content."""
 
@@ -48,20 +128,22 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
         MissingExtraError: a format needs a package that is not installed; nothing was written.
     """
-    chosen = dict.fromkeys(("json", *formats))
-    contents = {FORMATS[each][0]: FORMATS[each][1](report) for each in chosen}
+    chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
+    contents = {file_name: content(report) for file_name, content in chosen}
     if not contents.get("references.bib", b"x"):
         del contents["references.bib"]
     try:
         private_folder(folder)
         if not force:
             _require_own(report, folder, contents)
-        return [_written(folder / name, content) for name, content in contents.items()]
+        for name, content in contents.items():
+            write_whole(folder / name, content)
     except OSError as error:
         raise RunError(
             f"the report cannot be written to {without_folders(str(folder))}: {error.strerror}",
             hint="Name another folder with --out.",
         ) from error
+    return [folder / name for name in contents]
 
 
 def _require_own(report: Report, folder: Path, names: Iterable[str]) -> None:
@@ -77,15 +159,3 @@ def _require_own(report: Report, folder: Path, names: Iterable[str]) -> None:
             f"{there[0]} already exists in {folder.name} and does not belong to this report",
             hint="Name another folder with --out, or replace it with --force.",
         )
-
-
-def _written(path: Path, content: bytes) -> Path:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path

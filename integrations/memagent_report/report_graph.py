@@ -34,13 +34,12 @@ from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import Role, excess_tokens, prompts_for
 from memagent_graph.trace import MemoryUpdate
-from memagent_report.answered_cells import cell_of
 from memagent_report.checked_report import checked_report
 from memagent_report.drafts import Draft, extractive_draft
 from memagent_report.evidence_matrix import (
-    Cell,
     CellState,
     EvidenceMatrix,
+    MatrixCell,
     ReportDocument,
     from_json,
     to_json,
@@ -48,8 +47,8 @@ from memagent_report.evidence_matrix import (
 from memagent_report.export_safety import without_folders
 from memagent_report.report_data import ReportEvent
 from memagent_report.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, has_prompts_for
-from memagent_report.report_writing import ReportPlan, ReportWriting
-from memagent_report.source_text import SourceText
+from memagent_report.report_writing import ReportPlan, ReportWriting, pairs_to_judge
+from memagent_report.source_text import SourceText, cell_of
 
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
@@ -91,7 +90,7 @@ class ReportWork:
         questions: the questions that every document is read for; if there are none, the policy writes them.
         documents: the documents, which are in the store.
         extractive: whether the sections are the cells' answers, even if the policy could write them.
-        judge: whether the policy judges contradictions.
+        judge: whether the policy judges which answers contradict each other.
         limits: the limits of each read.
         runs: the prefix of the ids of the documents' runs. Reports with the same prefix share these runs, so a document
             is not read twice for the same question.
@@ -153,9 +152,10 @@ class ReportWork:
         if document.reference is None:
             return self._failed(sent, document.error or "")
         different = list(dict.fromkeys(questions))
-        run_ids = [self._run_id(document.reference, asked) for asked in different]
+        run_ids = [self._run_id(document.reference, question) for question in different]
         reads = [
-            partial(self._read_one, document, asked, run_id) for asked, run_id in zip(different, run_ids, strict=True)
+            partial(self._read_one, document, question, run_id)
+            for question, run_id in zip(different, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
             # Another report of this process may read the same document. All take the locks in the same order, so
@@ -163,8 +163,8 @@ class ReportWork:
             for run_id in sorted(run_ids):
                 await stack.enter_async_context(_lock_of(run_id))
             outcomes = dict(zip(different, await _outside_this_graph(in_passes(reads, AT_ONCE)), strict=True))
-        errors = [each for each in outcomes.values() if isinstance(each, Exception)]
-        if others := [each for each in errors if not isinstance(each, DocumentError)]:
+        errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
+        if others := [error for error in errors if not isinstance(error, DocumentError)]:
             raise others[0]
         if errors:
             return self._failed(sent, without_folders(" ".join(str(errors[0]).split())))
@@ -172,30 +172,30 @@ class ReportWork:
         cells: dict[str, list[Any]] = {}
         for number in sent["numbers"]:
             cells[str(number)] = []
-            for place, asked in enumerate(questions):
-                result = outcomes[asked]
+            for column, question in enumerate(questions):
+                result = outcomes[question]
                 assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-                cells[str(number)].append(to_json(await asyncio.to_thread(cell_of, result, source, number, place)))
+                cells[str(number)].append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
         return {"cells": cells}
 
     def _failed(self, sent: _Sent, error: str) -> ReportState:
         cells = {
             str(number): [
-                to_json(Cell(number, question, CellState.FAILED, error=error))
+                to_json(MatrixCell(number, question, CellState.FAILED, error=error))
                 for question in range(len(sent["questions"]))
             ]
             for number in sent["numbers"]
         }
         return {"cells": cells}
 
-    def _run_id(self, reference: DocumentRef, asked: str) -> str:
-        what = f"{reference['key']} {asked}".encode("utf-8", "surrogatepass")
+    def _run_id(self, reference: DocumentRef, question: str) -> str:
+        what = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
         return f"{self.runs}-{sha256(what).hexdigest()[:20]}"
 
-    async def _read_one(self, document: ReportDocument, asked: str, run_id: str, pace: Reach) -> ReadResult:
-        on_update = None if self.on_update is None else partial(self.on_update, document.name, asked)
+    async def _read_one(self, document: ReportDocument, question: str, run_id: str, pace: Reach) -> ReadResult:
+        on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
         assert document.reference is not None  # noqa: S101  `_read_document` has checked it
-        return await result_of(self._parts(self.agent, document.reference, asked, run_id, pace), on_update)
+        return await result_of(self._parts(self.agent, document.reference, question, run_id, pace), on_update)
 
     async def _parts(
         self, agent: MemAgent, reference: DocumentRef, question: str, run_id: str, pace: Reach | None = None
@@ -227,20 +227,22 @@ class ReportWork:
         if judge and (reason := await self._why_unable(ReportWriting(), JUDGE)):
             judge = False
             events.append(_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
+        if judge and (left_out := pairs_to_judge(matrix)[1]):
+            events.append(_event(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared"))
         if not write and not judge:
             return {"draft": to_json(extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
         result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
-        events += [_event(each.kind, each.detail) for each in result.events]
+        events += [_event(event.kind, event.detail) for event in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
         """Check every quote and sentence, and build the report."""
         matrix = self._matrix(state)
-        quoted = dict.fromkeys(place.document for place, _ in matrix.quotes())
+        documents = dict.fromkeys(place.document for place, _ in matrix.quotes())
         # One text at a time, because all of them may not fit in memory.
-        sources = ((number, self._source(matrix.documents[number])) for number in quoted)
-        events = [from_json(each, ReportEvent) for each in state.get("events", ())]
+        sources = ((number, self._source(matrix.documents[number])) for number in documents)
+        events = [from_json(event, ReportEvent) for event in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
         report = await asyncio.to_thread(
             checked_report, self.report_id, self.agent.policy.name, matrix, draft, sources, events
@@ -248,7 +250,9 @@ class ReportWork:
         return {"report": report.to_dict()}
 
     def _matrix(self, state: ReportState) -> EvidenceMatrix:
-        cells = [from_json(each, Cell) for number in range(len(self.documents)) for each in state["cells"][str(number)]]
+        cells = [
+            from_json(cell, MatrixCell) for number in range(len(self.documents)) for cell in state["cells"][str(number)]
+        ]
         return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
 
     def _source(self, document: ReportDocument) -> SourceText:

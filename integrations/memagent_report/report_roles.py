@@ -7,15 +7,15 @@ read for the report's own question, and the sections are the cells' answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.roles import Parsed, Role, Trouble, shipped
 from memagent_graph.trace import Writes
 
-MOST_QUESTIONS: Final = 6
+_MOST_QUESTIONS: Final = 6
 _MOST_HEADINGS: Final = 12
 _LONGEST_HEADING: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
@@ -26,34 +26,34 @@ _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\
 
 
 def parse_questions(text: str, _: Prompts) -> Parsed | Trouble:
-    """Parse questions, one on each line; at most `MOST_QUESTIONS` are kept."""
+    """Parse questions, one on each line; at most `_MOST_QUESTIONS` are kept."""
     lines = [_LIST_MARK.sub("", line).strip() for line in text.splitlines()]
-    asked = list(dict.fromkeys(line for line in lines if line.endswith("?")))
-    if not asked:
+    questions = list(dict.fromkeys(line for line in lines if line.endswith("?")))
+    if not questions:
         return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
-    return Parsed(text, asked[:MOST_QUESTIONS])
+    return Parsed(text, questions[:_MOST_QUESTIONS])
 
 
 def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
     """Parse headings, one on each line, followed by question numbers; these count from 1 in the reply, from 0 here."""
-    found: list[tuple[str, list[int]]] = []
+    outline: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
-            numbers = [int(each) - 1 for each in re.findall(r"\d+", match["questions"])]
-            found.append((_one_line(match["heading"]), list(dict.fromkeys(each for each in numbers if each >= 0))))
-    if not found:
+            numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
+            outline.append((_one_line(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
+    if not outline:
         return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
-    return Parsed(text, found[:_MOST_HEADINGS])
+    return Parsed(text, outline[:_MOST_HEADINGS])
 
 
 def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
     """Parse sentences, one on each line, with the numbers of the quotes that each cites."""
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
-        written = _LIST_MARK.sub("", line).strip()
-        numbers = [int(each) for marks in _QUOTE_MARKS.findall(written) for each in re.findall(r"\d+", marks)]
-        sentence = _OWN_REFERENCES.sub("", _QUOTE_MARKS.sub("", written))
+        line = _LIST_MARK.sub("", line).strip()  # noqa: PLW2901
+        numbers = [int(number) for marks in _QUOTE_MARKS.findall(line) for number in re.findall(r"\d+", marks)]
+        sentence = _OWN_REFERENCES.sub("", _QUOTE_MARKS.sub("", line))
         sentence = re.sub(r"\s+([.!?,;:])", r"\1", " ".join(sentence.split())).strip()
         if re.search(r"\w", sentence):
             sentences.append((sentence, list(dict.fromkeys(numbers))))
@@ -74,42 +74,20 @@ def _one_line(heading: str) -> str:
     return " ".join(_OWN_REFERENCES.sub("", heading).strip("*#: ").split())[:_LONGEST_HEADING]
 
 
-QUESTIONS = Role(
-    "report_questions",
-    Writes.DECISION,
-    frozenset({"chunk"}),
-    shipped("report_questions"),
-    bound="answer_tokens",
-    parse=parse_questions,
-    optional=True,
-)
-OUTLINE = Role(
-    "report_outline",
-    Writes.DECISION,
-    frozenset({"chunk"}),
-    shipped("report_outline"),
-    bound="answer_tokens",
-    parse=parse_outline,
-    optional=True,
-)
-SECTION = Role(
-    "report_section",
-    Writes.DECISION,
-    frozenset({"chunk", "heading"}),
-    shipped("report_section"),
-    bound="answer_tokens",
-    parse=parse_section,
-    optional=True,
-)
-JUDGE = Role(
-    "report_judge",
-    Writes.DECISION,
-    frozenset({"chunk"}),
-    shipped("report_judge"),
-    bound=16,
-    parse=parse_judgement,
-    optional=True,
-)
+def _role(
+    name: str,
+    parse: Callable[[str, Prompts], Parsed | Trouble],
+    *,
+    fields: frozenset[str] = frozenset({"chunk"}),
+    bound: Literal["answer_tokens"] | int = "answer_tokens",
+) -> Role:
+    return Role(name, Writes.DECISION, fields, shipped(name), bound=bound, parse=parse, optional=True)
+
+
+QUESTIONS: Final = _role("report_questions", parse_questions)
+OUTLINE: Final = _role("report_outline", parse_outline)
+SECTION: Final = _role("report_section", parse_section, fields=frozenset({"chunk", "heading"}))
+JUDGE: Final = _role("report_judge", parse_judgement, bound=16)
 
 
 def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, own_words_only: bool) -> bool:

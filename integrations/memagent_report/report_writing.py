@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, NotRequired
+from typing import Annotated, Any, ClassVar, Final, NotRequired
 
 from langgraph.graph import END
 from langgraph.types import Send
@@ -22,24 +22,21 @@ from memagent_graph.reading.nodes import Change, StepContext, branch
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import Role
-from memagent_report.contradictions import compared_answers, contradictions
 from memagent_report.drafts import (
+    Contradiction,
     Draft,
     DraftSection,
     DraftSentence,
     ReportMode,
+    differing_answers,
     extractive_draft,
     extractive_section,
 )
-from memagent_report.evidence_matrix import (
-    CellState,
-    EvidenceMatrix,
-    QuotePlace,
-    SourceQuote,
-    from_json,
-    to_json,
-)
+from memagent_report.evidence_matrix import CellState, EvidenceMatrix, from_json, to_json
 from memagent_report.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION
+
+_MOST_PAIRS: Final = 100
+"""The maximum number of pairs of answers that are judged in one report; each is a call."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,8 @@ async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     context = step.context
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
     reply = await step.ask(QUESTIONS, chunk=beginning(context, text, context.budget.chunk_tokens), parents=())
-    asked = [each for each in reply.value or () if _can_be_asked(each, context)]
-    return _ended(step, "\n".join(asked), reply.raw)
+    questions = [question for question in reply.value or () if _can_be_asked(question, context)]
+    return _end(step, "\n".join(questions), reply.raw)
 
 
 def _can_be_asked(question: str, context: ReaderContext) -> bool:
@@ -75,24 +72,26 @@ def _can_be_asked(question: str, context: ReaderContext) -> bool:
     return True
 
 
-def _ended(step: StepContext, answer: str, raw: str) -> Change:
+def _end(step: StepContext, answer: str, raw: str) -> Change:
     reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER
     step.finished(reason, answer or None)
     return {"answer": answer or None, "raw_answer": raw, "stop_reason": reason.value}
 
 
 class WritingState(ReaderState):
-    """The headings, the sections written so far, and the judgements so far."""
+    """The headings, the sections written so far, and the pairs of answers judged so far."""
 
     outline: NotRequired[list[tuple[str, list[int]]]]
     sections: NotRequired[Annotated[dict[str, Any], put]]
     """By section number."""
-    judged: NotRequired[Annotated[dict[str, Any], put]]
-    """By question number."""
+    pairs: NotRequired[int]
+    """How many pairs of answers are to be judged."""
+    judgements: NotRequired[Annotated[dict[str, bool], put]]
+    """By the number of the pair: whether the two answers contradict each other."""
 
 
 class WritingBranch(WritingState):
-    """The state of a branch, with the number of the section that it writes or the question that it judges."""
+    """The state of a branch, with the number of the section that it writes, or of the pair that it judges."""
 
     branch: str
     number: int
@@ -106,7 +105,7 @@ class ReportWriting(Strategy):
     """
 
     judge: bool = False
-    """Whether the policy judges the contradictions that the rules find."""
+    """Whether the policy judges which answers contradict each other, pair by pair."""
     write: bool = True
     """Whether the policy writes the sections; if not, they are the cells' answers."""
     name: ClassVar[str] = "report_writing"
@@ -132,38 +131,46 @@ class ReportWriting(Strategy):
             branch("write_section", state, f"section {number + 1}", number=number, outline=state["outline"])
             for number in range(len(state.get("outline") or ()))
         ]
-        for number in state.get("judged") or {} if self.judge else ():
-            parts.append(branch("judge", state, f"question {int(number) + 1}", number=int(number)))
+        parts += [
+            branch("judge", state, f"pair {number + 1}", number=number) for number in range(state.get("pairs") or 0)
+        ]
         return parts or "put_together"
 
     async def _outline(self, state: WritingState, step: StepContext) -> Change:
         """Ask for the headings. A question that belongs to no heading gets its own section."""
         matrix, context = _matrix(state, step), step.context
-        differing: dict[str, dict[str, bool]] = {str(each.question): {} for each in contradictions(matrix)}
+        pairs = len(pairs_to_judge(matrix)[0]) if self.judge else 0
         if not self.write:
-            return {"outline": [], "judged": differing}
-        listed, left_out = _fitting(_answers(matrix), context, context.budget.chunk_tokens)
-        reply = await step.ask(OUTLINE, chunk=listed, parents=(), note=_note(left_out, "answers"))
+            return {"outline": [], "pairs": pairs}
+        answers, left_out = _fitting(_answers(matrix), context, context.budget.chunk_tokens)
+        reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_note(left_out, "answers"))
         count = len(matrix.questions)
-        outline = [(heading, [each for each in numbers if each < count]) for heading, numbers in reply.value or ()]
+        outline = [
+            (heading, [number for number in numbers if number < count]) for heading, numbers in reply.value or ()
+        ]
         outline = [(heading, numbers) for heading, numbers in outline if numbers]
-        named = {number for _, numbers in outline for number in numbers}
-        outline += [(asked, [number]) for number, asked in enumerate(matrix.questions) if number not in named]
-        return {"outline": outline, "judged": differing}
+        placed = {number for _, numbers in outline for number in numbers}
+        outline += [(question, [number]) for number, question in enumerate(matrix.questions) if number not in placed]
+        return {"outline": outline, "pairs": pairs}
 
     async def _put_together(self, state: WritingState, step: StepContext) -> Change:
         """Join the sections to a draft; its JSON is the run's answer."""
-        written = state.get("sections") or {}
-        sections = [from_json(written[key], DraftSection) for key in sorted(written, key=int)]
-        judged = {
-            int(key): bool(value["contradict"])
-            for key, value in (state.get("judged") or {}).items()
-            if value.get("contradict") is not None
-        }
-        draft = Draft(ReportMode.WRITTEN, tuple(sections), judged)
-        if not self.write:
-            draft = replace(extractive_draft(_matrix(state, step)), judgements=judged)
-        return _ended(step, json.dumps(to_json(draft), ensure_ascii=False), "")
+        matrix, sections = _matrix(state, step), state.get("sections") or {}
+        if self.write:
+            written = tuple(from_json(sections[key], DraftSection) for key in sorted(sections, key=int))
+            draft = Draft(ReportMode.WRITTEN, written)
+        else:
+            draft = extractive_draft(matrix)
+        pairs, judgements = pairs_to_judge(matrix)[0], state.get("judgements") or {}
+        contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
+        draft = replace(draft, contradictions=contradictions)
+        return _end(step, json.dumps(to_json(draft), ensure_ascii=False), "")
+
+
+def pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
+    """Return the pairs of different answers that the policy judges, one call for each, and how many are left out."""
+    pairs = list(differing_answers(matrix))
+    return pairs[:_MOST_PAIRS], max(0, len(pairs) - _MOST_PAIRS)
 
 
 def _matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
@@ -172,20 +179,16 @@ def _matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
 
 
 def _answers(matrix: EvidenceMatrix) -> Iterator[str]:
-    for number, asked in enumerate(matrix.questions):
-        yield f"Question {number + 1}: {asked}"
+    for number, question in enumerate(matrix.questions):
+        yield f"Question {number + 1}: {question}"
         for cell in matrix.column(number):
-            said = cell.answer if cell.state is CellState.ANSWERED else f"({cell.state.value})"
-            yield f"[{number + 1}] {matrix.documents[cell.document].name}: {' '.join((said or '').split())}"
+            answer = cell.answer if cell.state is CellState.ANSWERED else f"({cell.state.value})"
+            yield f"[{number + 1}] {matrix.documents[cell.document].name}: {' '.join((answer or '').split())}"
 
 
-def numbered_quotes(matrix: EvidenceMatrix) -> list[tuple[QuotePlace, SourceQuote]]:
-    """Return the quotes in the order in which the prompt numbers them, from 1."""
-    return list(matrix.quotes())
-
-
-def _evidence(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]:
-    for number, (place, quote) in enumerate(numbered_quotes(matrix), 1):
+def _numbered_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]:
+    """Yield the quotes for some questions; all quotes of the matrix are numbered from 1."""
+    for number, (place, quote) in enumerate(matrix.quotes(), 1):
         if place.question in questions:
             page = f", {quote.page}" if quote.page else ""
             text = " ".join(quote.text.split())
@@ -194,16 +197,16 @@ def _evidence(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]
 
 def _fitting(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[str, int]:
     """Return the lines that fit in `most` tokens of the prompt, and how many do not."""
-    kept: list[str] = []
+    shown: list[str] = []
     tokens = left_out = 0
     for line in lines:
         cost = shown_tokens(context, line) + 2
         if tokens + cost > most:
             left_out += 1
             continue
-        kept.append(line)
+        shown.append(line)
         tokens += cost
-    return "\n".join(kept), left_out
+    return "\n".join(shown), left_out
 
 
 def _note(left_out: int, what: str) -> tuple[EventKind, str] | None:
@@ -215,36 +218,37 @@ def _note(left_out: int, what: str) -> tuple[EventKind, str] | None:
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     matrix, number = _matrix(state, step), state["number"]
     heading, questions = state["outline"][number]
-    evidence, left_out = _fitting(_evidence(matrix, questions), step.context, step.context.budget.chunk_tokens)
-    if not evidence:
+    quotes, left_out = _fitting(_numbered_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
+    if not quotes:
         return {"sections": {str(number): to_json(extractive_section(matrix, heading, tuple(questions)))}}
     shown = beginning(step.context, heading, step.context.budget.memory_tokens)
     reply = await step.ask(
-        SECTION, chunk=evidence, heading=shown, slot=number, parents=(), note=_note(left_out, "quotes")
+        SECTION, chunk=quotes, heading=shown, slot=number, parents=(), note=_note(left_out, "quotes")
     )
     if reply.value is None:
         section = extractive_section(matrix, heading, tuple(questions))
     else:
-        places = [place for place, _ in numbered_quotes(matrix)]
+        places = [place for place, _ in matrix.quotes()]
         sentences = [
-            DraftSentence(text, tuple(places[each - 1] for each in named if 0 < each <= len(places)))
-            for text, named in reply.value
+            DraftSentence(text, tuple(places[number - 1] for number in numbers if 0 < number <= len(places)))
+            for text, numbers in reply.value
         ]
         section = DraftSection(heading, tuple(questions), tuple(sentences))
     return {"sections": {str(number): to_json(section)}}
 
 
 async def _judge(state: WritingBranch, step: StepContext) -> Change:
-    matrix, question = _matrix(state, step), state["number"]
-    found = next(each for each in contradictions(matrix) if each.question == question)
-    lines = (f"{name}: {' '.join(answer.split())}" for name, answer in compared_answers(matrix, found))
-    answers, left_out = _fitting(lines, step.context, step.context.budget.chunk_tokens)
-    reply = await step.ask(
-        JUDGE,
-        chunk=answers,
-        question=matrix.questions[question],
-        slot=question,
-        parents=(),
-        note=_note(left_out, "answers"),
-    )
-    return {"judged": {str(question): {"contradict": reply.value}}}
+    """Ask whether two answers contradict each other; each is shown with its best quote."""
+    matrix, number = _matrix(state, step), state["number"]
+    pair = pairs_to_judge(matrix)[0][number]
+    most = step.context.budget.chunk_tokens // 2 - 1
+    statements = [beginning(step.context, _statement(matrix, pair.question, group[0]), most) for group in pair.groups]
+    question = matrix.questions[pair.question]
+    reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=number, parents=())
+    return {"judgements": {str(number): bool(reply.value)}}
+
+
+def _statement(matrix: EvidenceMatrix, question: int, document: int) -> str:
+    cell = matrix.cell(document, question)
+    quote = f' (quote: "{" ".join(cell.quotes[0].text.split())}")' if cell.quotes else ""
+    return f"{matrix.documents[document].name}: {' '.join((cell.answer or '').split())}{quote}"

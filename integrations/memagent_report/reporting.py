@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.concurrency.background import run_sync
+from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.graph import check_question, checked_questions
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_of
-from memagent_report.checked_report import Report
-from memagent_report.document_metadata import metadata_of
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.export_safety import without_folders
+from memagent_report.references import metadata_of
+from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
 from memagent_report.report_roles import custom_templates
 
@@ -39,7 +39,7 @@ class ReportSource:
         document: anything that `Document.of` accepts.
         name: its name in the report; by default the document's own name.
         metadata: title, author (join several with " and "), year, journal, publisher, doi, url, ... These override the
-            metadata in the document itself (see `document_metadata`).
+            metadata in the document itself (see `references`).
     """
 
     document: DocumentSource
@@ -66,6 +66,9 @@ async def areport(
     the same call continues a report that was killed or failed. If the report is finished, the call returns it without
     calling the policy. Documents that another report has read for the same questions and settings are not read again.
 
+    >>> answers = report(agent, "What do the contracts say about notice?", [Path("a.pdf")])  # doctest: +SKIP
+    >>> print(answers.to_markdown())  # doctest: +SKIP
+
     Args:
         agent: the reader; the caller closes it.
         question: the question of the report.
@@ -74,7 +77,8 @@ async def areport(
         questions: the questions that every document is read for. If there are none, the policy writes two to six. If
             it has no prompt for this, every document is read for the report's own question.
         extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
-        judge: let the policy judge whether differing answers contradict each other.
+        judge: let the policy judge, pair by pair, whether different answers contradict each other. Without it, the
+            report lists no contradictions.
         report_id: your own id. The report then shares no reads with reports of another id, and it cannot be continued
             with other documents or settings.
         limits: limits of each read; there is one read for each question and document.
@@ -89,10 +93,11 @@ async def areport(
     """
     context = await agent.aprepare()
     check_question(question, context)
-    asked = tuple(checked_questions(asked_, context)) if (asked_ := list(questions)) else ()
+    questions = list(questions)
+    own_questions = tuple(checked_questions(questions, context)) if questions else ()
     if documents_at_once < 1:
         raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
-    opened = await _opened(agent, list(documents))
+    report_documents = await _report_documents(agent, list(documents))
     reads = {
         "limits": None if limits is None else asdict(limits),
         "policy": agent.policy.name,
@@ -101,8 +106,10 @@ async def areport(
     identity = {
         "version": _VERSION,
         "question": question,
-        "questions": asked,
-        "documents": [(each.name, each.reference and each.reference["key"]) for each in opened],
+        "questions": own_questions,
+        "documents": [
+            (document.name, document.reference and document.reference["key"]) for document in report_documents
+        ],
         "extractive": extractive,
         "judge": judge,
         "wording": custom_templates(context.prompts, own_words_only=context.own_words_only),
@@ -113,8 +120,8 @@ async def areport(
         report_id=report_id or f"report-{digest[:20]}",
         agent=agent,
         question=question,
-        questions=asked,
-        documents=opened,
+        questions=own_questions,
+        documents=report_documents,
         extractive=extractive,
         judge=judge,
         limits=limits,
@@ -126,39 +133,7 @@ async def areport(
     return Report.from_dict(await task)
 
 
-def report(
-    agent: MemAgent,
-    question: str,
-    documents: Iterable[DocumentSource | ReportSource],
-    *,
-    questions: Iterable[str] = (),
-    extractive: bool = False,
-    judge: bool = False,
-    report_id: str | None = None,
-    limits: Limits | None = None,
-    documents_at_once: int = DOCUMENTS_AT_ONCE,
-    on_update: OnUpdate | None = None,
-) -> Report:
-    """Write a report, like `areport`, from synchronous code.
-
-    >>> found = report(agent, "What do the contracts say about notice?", [Path("a.pdf"), Path("b.pdf")])
-    ... # doctest: +SKIP
-    >>> print(found.to_markdown())  # doctest: +SKIP
-    """
-    return run_sync(
-        areport(
-            agent,
-            question,
-            documents,
-            questions=questions,
-            extractive=extractive,
-            judge=judge,
-            report_id=report_id,
-            limits=limits,
-            documents_at_once=documents_at_once,
-            on_update=on_update,
-        )
-    )
+report = synchronous(areport)
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -174,7 +149,7 @@ async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> 
         "max_concurrency": documents_at_once,
         "metadata": {"report": digest},
     }
-    given: ReportState | None = {}
+    state: ReportState | None = {}
     with lease_of(saver, work.report_id):
         if saver is not None:
             snapshot = await graph.aget_state(place)
@@ -182,10 +157,10 @@ async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> 
                 _require_same(snapshot.metadata, digest, work.report_id)
                 if "report" in snapshot.values:
                     return dict(snapshot.values["report"])
-                given = None if snapshot.next else {}
+                state = None if snapshot.next else {}
         options: dict[str, Any] = {"durability": "sync"} if saver is not None else {}
-        state = await graph.ainvoke(given, place, **options)
-    return dict(state["report"])
+        end = await graph.ainvoke(state, place, **options)
+    return dict(end["report"])
 
 
 def _require_same(metadata: Any, digest: str, report_id: str) -> None:
@@ -202,19 +177,21 @@ def _require_same(metadata: Any, digest: str, report_id: str) -> None:
         )
 
 
-async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource]) -> tuple[ReportDocument, ...]:
+async def _report_documents(
+    agent: MemAgent, documents: Sequence[DocumentSource | ReportSource]
+) -> tuple[ReportDocument, ...]:
     """Add the documents to the store, in order; names that occur twice get a number.
 
     Raises:
         DocumentError: there are none, or none can be read.
     """
-    if not given:
+    if not documents:
         raise DocumentError("there are no documents", hint="Give at least one.")
     replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
-    opened: list[ReportDocument] = []
-    for each in given:
-        source = each if isinstance(each, ReportSource) else ReportSource(each)
+    report_documents: list[ReportDocument] = []
+    for item in documents:
+        source = item if isinstance(item, ReportSource) else ReportSource(item)
         try:
             document = Document.of(source.document)
             reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
@@ -222,15 +199,15 @@ async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource
                 **await asyncio.to_thread(metadata_of, source.document, agent.store, reference),
                 **source.metadata,
             }
-            named = ReportDocument(source.name or document.name, reference, metadata)
+            entry = ReportDocument(source.name or document.name, reference, metadata)
         except DocumentError as error:
             failures.append(error)
             name = source.name or _name_of(source.document)
-            named = ReportDocument(name, None, dict(source.metadata), without_folders(" ".join(str(error).split())))
-        opened.append(named)
-    if len(failures) == len(opened):
+            entry = ReportDocument(name, None, dict(source.metadata), without_folders(" ".join(str(error).split())))
+        report_documents.append(entry)
+    if len(failures) == len(report_documents):
         raise failures[0]
-    return _with_different_names(opened)
+    return _with_different_names(report_documents)
 
 
 def _name_of(source: DocumentSource) -> str:
@@ -242,12 +219,12 @@ def _name_of(source: DocumentSource) -> str:
 def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
     """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
     used: set[str] = set()
-    found = []
+    renamed = []
     for document in documents:
         name, number = document.name, 1
         while name in used:
             number += 1
             name = f"{document.name} ({number})"
         used.add(name)
-        found.append(replace(document, name=name))
-    return tuple(found)
+        renamed.append(replace(document, name=name))
+    return tuple(renamed)

@@ -1,4 +1,4 @@
-"""Extracts quotes from a document's text, and finds quotes in it: sentences, pages, exact matches.
+"""Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it.
 
 A quote is found if the text contains it character by character after `stated_facts.normalized` has normalized both:
 Unicode NFKC, one kind of quotation mark, apostrophe and dash, single spaces, no invisible characters. Letter case,
@@ -15,8 +15,13 @@ from functools import cached_property
 from typing import Final
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
+from memagent_graph.events import StopReason
+from memagent_graph.no_answers import gives_no_answer
+from memagent_graph.provenance.overlap import quotes as shared_passages
 from memagent_graph.provenance.places import section_at
-from memagent_report.stated_facts import normalized
+from memagent_graph.results import ReadResult
+from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
+from memagent_report.stated_facts import Facts, content_stems, facts_of, normalized, stem
 
 LONGEST_QUOTE: Final = 600
 """In characters. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
@@ -92,9 +97,9 @@ class SourceText:
         best: tuple[int, int] | None = None
         at = form.find(wanted)
         while at >= 0:
-            found = places[at], places[at + len(wanted) - 1] + 1
-            if best is None or abs(found[0] - near) < abs(best[0] - near):
-                best = found
+            span = places[at], places[at + len(wanted) - 1] + 1
+            if best is None or abs(span[0] - near) < abs(best[0] - near):
+                best = span
             at = form.find(wanted, at + 1)
         return best
 
@@ -150,3 +155,92 @@ def _spread(word: str, formed: str, start: int) -> list[int]:
     for index in range(len(word)):
         places += [start + index] * max(0, len(normalized(word[: index + 1])) - len(places))
     return (places + [start + len(word) - 1] * len(formed))[: len(formed)]
+
+
+# The cell of a finished read
+
+_MOST_QUOTES = 8
+"""The maximum number of quotes in one cell."""
+_ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
+"""The weights of a word of the answer, and of a name, number, date or code in it; a word of the question has 1."""
+
+
+def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
+    """Return the cell for one read.
+
+    Its quotes are the whole sentences around the passages in the run's evidence (see `ReadResult.evidence`). Those that
+    contain the answer's numbers, dates and words come first, then those that contain the question's words.
+
+    Args:
+        result: the finished read.
+        source: the document's text.
+        document: the row, counted from 0.
+        question: the column, counted from 0.
+    """
+    stopped = result.stop_reason.resumable
+    empty = gives_no_answer(result.answer)
+    state = CellState.STOPPED if stopped else CellState.EMPTY if empty else CellState.ANSWERED
+    usage = result.usage
+    return MatrixCell(
+        document=document,
+        question=question,
+        state=state,
+        # Some servers send half surrogate pairs, which cannot be stored.
+        answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
+        quotes=_quotes(result, source) if state is CellState.ANSWERED else (),
+        run_id=result.run_id,
+        stop_reason=StopReason(result.stop_reason),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        seconds=round(usage.seconds, 3),
+        chunks_read=result.chunks_read,
+    )
+
+
+def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
+    answer, question_stems = facts_of(result.answer or ""), content_stems(facts_of(result.question))
+    spans: dict[tuple[int, int], bool] = {}
+    for evidence in result.evidence:
+        # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
+        chunk = result.updates[evidence.update]
+        text = source.text[chunk.start_char : chunk.end_char]
+        others = shared_passages(result.answer or "", text, chunk.start_char)[:2]
+        for passage in ((evidence.start_char, evidence.end_char), *others):
+            start, end, whole = source.sentence(*passage)
+            spans.setdefault((start, end), whole)
+    weights = _weights(answer)
+    candidates = {span: _matches(source.text[slice(*span)], weights, question_stems) for span in spans}
+    quotes: list[SourceQuote] = []
+    covered: set[str] = set()
+    while candidates and len(quotes) < _MOST_QUOTES:
+        best = max(candidates, key=lambda span: (_gain(candidates[span], weights, covered), -span[0]))
+        gain = _gain(candidates[best], weights, covered)
+        if gain <= 0 or (quotes and not (candidates[best] & weights.keys()) - covered):
+            break
+        covered |= candidates.pop(best)
+        quotes.append(SourceQuote(source.text[slice(*best)], *best, source.page(best[0]), spans[best]))
+    return tuple(quotes)
+
+
+def _weights(answer: Facts) -> dict[str, int]:
+    """Return the words and values of the answer that quotes should contain, each with its weight."""
+    weights = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
+    for word in answer.names:
+        weights[stem(word.text)] = _FACT_WEIGHT
+    return weights | dict.fromkeys((*_values(answer), *answer.codes), _FACT_WEIGHT)
+
+
+def _values(facts: Facts) -> list[str]:
+    dates = [f"{part}" for date in facts.dates for part in (date.year, date.month, date.day) if part is not None]
+    return [number.key for number in facts.numbers] + dates
+
+
+def _matches(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
+    """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
+    facts = facts_of(text)
+    terms = {*content_stems(facts), *_values(facts), *facts.codes}
+    return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
+
+
+def _gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
+    return sum(weights.get(term, 1) for term in matches - covered)

@@ -72,11 +72,6 @@ class Date:
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
         return all(mine is None or mine == theirs for mine, theirs in pairs)
 
-    def excludes(self, other: Date) -> bool:
-        """Whether a part that both state differs."""
-        pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
-        return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs)
-
 
 @dataclass(frozen=True, slots=True)
 class Word:
@@ -114,11 +109,11 @@ class Facts:
 def facts_of(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
     text = normalized(text)
-    taken: list[tuple[int, int]] = []
-    dates = tuple(_dates(text, taken))
-    codes = tuple(_codes(text, taken))
-    numbers = tuple(_with_shared_units(text, [*_digits(text, taken), *_spelt(text, taken)]))
-    return Facts(text, numbers, dates, codes, tuple(_words(text, taken)))
+    spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
+    dates = tuple(_dates(text, spans))
+    codes = tuple(_codes(text, spans))
+    numbers = tuple(_with_shared_units(text, [*_digits(text, spans), *_number_words(text, spans)]))
+    return Facts(text, numbers, dates, codes, tuple(_words(text, spans)))
 
 
 # Dates
@@ -148,10 +143,10 @@ _DATES: Final = tuple(
 _MODAL_MAY: Final = re.compile(r"may\b\.?\s+\d", re.IGNORECASE)
 
 
-def _dates(text: str, taken: list[tuple[int, int]]) -> Iterator[Date]:
+def _dates(text: str, spans: list[tuple[int, int]]) -> Iterator[Date]:
     for form in _DATES:
         for match in form.finditer(text):
-            if _overlaps(match.span(), taken) or (_MODAL_MAY.match(match[0]) and match[0][0] == "m"):
+            if _overlaps(match.span(), spans) or (_MODAL_MAY.match(match[0]) and match[0][0] == "m"):
                 continue
             parts = match.groupdict()
             month = parts["month"].lower()
@@ -159,12 +154,12 @@ def _dates(text: str, taken: list[tuple[int, int]]) -> Iterator[Date]:
             day = int(parts["day"]) if parts.get("day") else None
             if number > 12 or (day or 1) > 31 or day == 0:
                 continue
-            taken.append(match.span())
+            spans.append(match.span())
             yield Date(int(parts["year"]) if parts.get("year") else None, number, day, *match.span())
 
 
-def _overlaps(span: tuple[int, int], taken: list[tuple[int, int]]) -> bool:
-    return any(span[0] < end and start < span[1] for start, end in taken)
+def _overlaps(span: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
+    return any(span[0] < end and start < span[1] for start, end in spans)
 
 
 # Codes
@@ -175,10 +170,10 @@ _CODE: Final = re.compile(
 )
 
 
-def _codes(text: str, taken: list[tuple[int, int]]) -> Iterator[str]:
+def _codes(text: str, spans: list[tuple[int, int]]) -> Iterator[str]:
     for match in _CODE.finditer(text):
-        if not _overlaps(match.span(), taken):
-            taken.append(match.span())
+        if not _overlaps(match.span(), spans):
+            spans.append(match.span())
             yield match[0].casefold()
 
 
@@ -235,36 +230,38 @@ _TENS: Final = {
 _ORDINALS: Final = {
     "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
 }  # fmt: skip
-_WORDED: Final = {word: number for number, word in enumerate(_SMALL) if word not in {"zero", "one"}} | _TENS | _ORDINALS
-_SPELT: Final = re.compile(
-    rf"(?<![\w-])(?:(?P<tens>{'|'.join(_TENS)})[\s-](?P<ones>{'|'.join(_SMALL[1:10])})|(?P<word>{'|'.join(_WORDED)})|"
+_WORD_VALUES: Final = (
+    {word: number for number, word in enumerate(_SMALL) if word not in {"zero", "one"}} | _TENS | _ORDINALS
+)
+_NUMBER_WORD: Final = re.compile(
+    rf"(?<![\w-])(?:(?P<tens>{'|'.join(_TENS)})[\s-](?P<ones>{'|'.join(_SMALL[1:10])})|(?P<word>{'|'.join(_WORD_VALUES)})|"
     r"(?P<one>an?|one)(?=\s(?:hundred|thousand|million|billion|trillion|dozen)\b))(?!\w)",
     re.IGNORECASE,
 )
 
 
-def _digits(text: str, taken: list[tuple[int, int]]) -> Iterator[Number]:
+def _digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
-        if _overlaps(match.span("digits"), taken):
+        if _overlaps(match.span("digits"), spans):
             continue
         value = Decimal(re.sub("[, ]", "", match["digits"])) * (-1 if match["sign"] else 1)
         number, end = _with_unit(text, value, match.end(), _CURRENCIES.get((match["currency"] or "").strip(), ""))
-        taken.append((match.start(), end))
+        spans.append((match.start(), end))
         yield Number(*number, match.start(), end)
 
 
-def _spelt(text: str, taken: list[tuple[int, int]]) -> Iterator[Number]:
-    for match in _SPELT.finditer(text):
-        if _overlaps(match.span(), taken):
+def _number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
+    for match in _NUMBER_WORD.finditer(text):
+        if _overlaps(match.span(), spans):
             continue
         if match["one"]:
             value = 1
         elif match["tens"]:
             value = _TENS[match["tens"].lower()] + _SMALL.index(match["ones"].lower())
         else:
-            value = _WORDED[match["word"].lower()]
+            value = _WORD_VALUES[match["word"].lower()]
         number, end = _with_unit(text, Decimal(value), match.end(), "")
-        taken.append((match.start(), end))
+        spans.append((match.start(), end))
         yield Number(*number, match.start(), end)
 
 
@@ -285,9 +282,9 @@ def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tupl
             continue
         if word.lower() == "per" and text[match.end() :].lstrip().lower().startswith("cent"):
             return (value, "percent"), text.index("cent", match.end()) + len("cent")
-        found = _SYMBOLS.get(word) or _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))
-        if found:
-            unit, end = unit or found, match.end()
+        name = _SYMBOLS.get(word) or _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))
+        if name:
+            unit, end = unit or name, match.end()
         break
     return (value, unit), end
 
@@ -306,8 +303,8 @@ def _with_shared_units(text: str, numbers: list[Number]) -> Iterator[Number]:
 _JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
 
 
-def _magnitude(written: str) -> Decimal:
-    words = (word.lower() for word in re.findall(r"[A-Za-z]+", written))
+def _magnitude(passage: str) -> Decimal:
+    words = (word.lower() for word in re.findall(r"[A-Za-z]+", passage))
     return next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
 
 
@@ -318,18 +315,22 @@ _BEGINS: Final = re.compile(r"(?:^|[.!?:;]['\")\]]*\s|\n)[\s\"'(\[*-]*$")
 _MOSTLY_CAPITALS: Final = 0.6
 
 
-def _words(text: str, taken: list[tuple[int, int]]) -> Iterator[Word]:
+def _words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
     letters = [character for character in text if character.isalpha()]
     in_capitals = sum(map(str.isupper, letters)) > _MOSTLY_CAPITALS * len(letters) if len(letters) > 12 else False
     for match in _WORD.finditer(text):
-        if _overlaps(match.span(), taken):
+        if _overlaps(match.span(), spans):
             continue
-        written = match[0]
-        folded = re.sub(r"'s?$", "", written.casefold())
-        capital = written[0].isupper() and len(written) > 1 and not in_capitals
-        acronym = capital and any(map(str.isupper, written[1:]))
-        first = capital and not acronym and _BEGINS.search(text, max(0, match.start() - 8), match.start()) is not None
-        yield Word(folded, *match.span(), is_name=capital and not first, is_first=first)
+        word = match[0]
+        has_capital = word[0].isupper() and len(word) > 1 and not in_capitals
+        is_acronym = has_capital and any(map(str.isupper, word[1:]))
+        is_first = has_capital and not is_acronym and _begins_sentence(text, match.start())
+        lower = re.sub(r"'s?$", "", word.casefold())
+        yield Word(lower, *match.span(), is_name=has_capital and not is_first, is_first=is_first)
+
+
+def _begins_sentence(text: str, start: int) -> bool:
+    return _BEGINS.search(text, max(0, start - 8), start) is not None
 
 
 def stem(word: str) -> str:

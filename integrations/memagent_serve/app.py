@@ -19,7 +19,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive
 
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.errors import MemAgentError
@@ -27,6 +26,7 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import ApiError, bad_request, not_found
+from memagent_serve.bodies import BodyMemory, bounded
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
@@ -34,9 +34,9 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
-from memagent_serve.pass_through import Relaying, passed_on
-from memagent_serve.reads import Read, ReadManager
+from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
+from memagent_serve.short_requests import Relaying, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads, listing
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass
-class Serving:
+class ServerResources:
     """The resources of the routes. Other parts of the server (a page, MCP) share them.
 
     Args:
@@ -67,9 +67,13 @@ class Serving:
         salted = len(self.settings.keys) > 1 and isinstance(self.reader.policy, Relaying)
         self.manager = ReadManager(self.reader, self.ledger, self.settings.bounds, self.metrics, salted=salted)
         self.uploads = Uploads(self.settings.folder / "files", quota=self.settings.uploads)
-        self.completions = ChatCompletions(self.reader, self.manager, self.uploads, self.settings, self.metrics)
-        spool = self.completions.spool
-        self.metrics.watch("memagent_spool_bytes", "Bytes of large requests on disk.", lambda: spool.used)
+        self.body_memory = BodyMemory(self.settings.request_memory)
+        self.completions = ChatCompletions(
+            self.reader, self.manager, self.uploads, self.settings, self.metrics, self.body_memory
+        )
+        self.metrics.watch(
+            "memagent_request_bytes", "Bytes of large requests in memory.", lambda: self.body_memory.used
+        )
         self.metrics.watch("memagent_reads", "Running and waiting reads.", lambda: len(self.manager))
 
     async def aclose(self) -> None:
@@ -78,7 +82,9 @@ class Serving:
         self.ledger.close()
 
 
-def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None) -> Starlette:
+def make_app(
+    serving: ServerResources, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None
+) -> Starlette:
     """The application.
 
     Args:
@@ -123,14 +129,14 @@ def owner_of(request: Request) -> Owner:
     return owner
 
 
-async def uploaded(serving: Serving, request: Request) -> UploadedFile:
+async def uploaded(serving: ServerResources, request: Request) -> UploadedFile:
     """Store the file of a request's form.
 
     Raises:
         ApiError: there is none, it is too large, or it does not arrive.
     """
     owner = owner_of(request)
-    room = min(owner.max_bytes or serving.settings.uploads, serving.settings.max_body) + _FORM_BYTES
+    room = (owner.max_bytes or serving.settings.uploads) + _FORM_BYTES
     whole = Request(request.scope, bounded(request.receive, room, serving.settings.idle_seconds))
     async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
         file, purpose = form.get("file"), form.get("purpose", "user_data")
@@ -139,7 +145,7 @@ async def uploaded(serving: Serving, request: Request) -> UploadedFile:
         return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
 
 
-def _routes(serving: Serving) -> list[Route]:
+def _routes(serving: ServerResources) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
     async def completions(request: Request) -> Response:
@@ -147,7 +153,7 @@ def _routes(serving: Serving) -> list[Route]:
 
     async def models(request: Request) -> Response:
         if isinstance(reader.policy, Relaying):
-            return await passed_on(reader.policy, "GET", "models")
+            return await pass_on(reader.policy, "GET", "models")
         return JSONResponse({"object": "list", "data": [await _own_model(reader)]})
 
     async def model(request: Request) -> Response:
@@ -193,14 +199,14 @@ def _routes(serving: Serving) -> list[Route]:
         return JSONResponse(_shown(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
-        found = manager.find(owner_of(request), request.path_params["id"])
-        if found is not None:
-            await manager.cancel(found)
+        running = manager.find(owner_of(request), request.path_params["id"])
+        if running is not None:
+            await manager.cancel(running)
         return await read(request)
 
     async def health(request: Request) -> Response:
         parts = {"server": "ok", "policy": await _policy_health(reader), "reads": await _ledger_health(serving.ledger)}
-        is_well = all(each == "ok" for each in parts.values())
+        is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
 
     async def metrics(request: Request) -> Response:
@@ -240,25 +246,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
 
 
-def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
-    """Refuse bodies that are too large or do not arrive."""
-    size = 0
-
-    async def received() -> Message:
-        nonlocal size
-        try:
-            message = await asyncio.wait_for(receive(), idle_seconds)
-        except TimeoutError as error:
-            raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
-        size += len(message.get("body", b""))
-        if size > largest:
-            raise ApiError(413, f"the body may have at most {largest:,} bytes", code="request_too_large", param="file")
-        return message
-
-    return received
-
-
-def _shown(entry: Entry, read: Read | None = None) -> dict[str, Any]:
+def _shown(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request"}}
     if read is not None:
         values["chunks"] = read.chunks
@@ -277,7 +265,7 @@ async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
     if not isinstance(reader.policy, Relaying):
         return [await _own_model(reader)]
     try:
-        body = msgspec.json.decode(bytes((await passed_on(reader.policy, "GET", "models")).body))
+        body = msgspec.json.decode(bytes((await pass_on(reader.policy, "GET", "models")).body))
         return [entry for entry in body["data"] if isinstance(entry, dict)]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ApiError(502, "the policy server's list of models cannot be understood", code="bad_gateway") from error
@@ -288,7 +276,7 @@ async def _policy_health(reader: MemAgent) -> str:
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
             if isinstance(reader.policy, Relaying):
-                reply = await passed_on(reader.policy, "GET", "models")
+                reply = await pass_on(reader.policy, "GET", "models")
                 return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
             if isinstance(reader.policy, SelfDescribing):
                 await reader.policy.describe()

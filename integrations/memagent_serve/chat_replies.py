@@ -12,7 +12,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
-from memagent_serve.reads import Progress
+from memagent_serve.reads import ReadProgress
 
 RUN_ID_HEADER: Final = "X-Memagent-Run-Id"
 DONE: Final = "[DONE]"
@@ -122,26 +122,26 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
     the characters as RFC 5147 does; nothing can be fetched there.
     """
-    found = []
-    for each in result.evidence[:_MOST_QUOTES]:
-        section = f", {each.section}" if each.section else ""
-        found.append(
+    annotations = []
+    for evidence in result.evidence[:_MOST_QUOTES]:
+        section = f", {evidence.section}" if evidence.section else ""
+        annotations.append(
             {
                 "type": "url_citation",
                 "url_citation": {
                     "start_index": 0,
                     "end_index": len(text),
                     "title": f"{result.document['name']}{section}",
-                    "url": f"urn:{result.document['key']}#char={each.start_char},{each.end_char}",
-                    "quote": each.quote[:_LONGEST_QUOTE],
-                    "chunk": each.chunk_index,
+                    "url": f"urn:{result.document['key']}#char={evidence.start_char},{evidence.end_char}",
+                    "quote": evidence.quote[:_LONGEST_QUOTE],
+                    "chunk": evidence.chunk_index,
                 },
             }
         )
-    return found
+    return annotations
 
 
-def note_of(progress: Progress, memory_before: str) -> str:
+def note_of(progress: ReadProgress, memory_before: str) -> str:
     """Progress for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:

@@ -1,4 +1,4 @@
-"""Parses a chat request, but only the necessary fields; long texts stay in its body."""
+"""Parses a chat request, but only the necessary fields; texts are decoded when they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta, Raw
 
 from memagent_serve.api_errors import ApiError, bad_request
-from memagent_serve.json_text import JsonText
 
 Fields: TypeAlias = Mapping[str, Raw]
 """A JSON object's values, as raw JSON."""
@@ -72,7 +71,33 @@ class FileContent(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JsonText:
+    """A text in a request, as JSON."""
+
+    raw: Raw
+
+    @classmethod
+    def of(cls, raw: Raw) -> JsonText | None:
+        """The text; None if the JSON value is not a string."""
+        view = memoryview(raw)
+        return cls(raw) if len(view) >= 2 and view[0] == ord('"') else None
+
+    @property
+    def size(self) -> int:
+        """The size of the JSON in bytes; the text has at most as many."""
+        return len(memoryview(self.raw)) - 2
+
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError: it is not well formed.
+        """
+        return msgspec.json.decode(self.raw, type=str)
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePart:
     """A part of a message: a text, a file, or something else."""
 
     kind: str
@@ -88,7 +113,7 @@ class ChatMessage:
 
     role: str
     fields: Fields
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
 
     def field(self, name: str) -> Any:
         """The value of a small field; None if it is missing."""
@@ -119,7 +144,7 @@ class ChatRequest:
         return next((kind for kind in kinds if kind not in {"text", "file", "refusal"}), None)
 
 
-def parse(body: memoryview) -> ChatRequest:
+def parse(body: bytes) -> ChatRequest:
     """Parse a body.
 
     Raises:
@@ -133,17 +158,17 @@ def parse(body: memoryview) -> ChatRequest:
         messages = _list.decode(fields["messages"]) if "messages" in fields else []
         if len(messages) > _MOST_MESSAGES:
             raise bad_request(f"there are more than {_MOST_MESSAGES:,} messages", "messages")
-        found = tuple(_message(_fields.decode(raw)) for raw in messages)
+        parsed = tuple(_message(_fields.decode(raw)) for raw in messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _blamed(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not found:
+    if not parsed:
         raise bad_request("there are no messages; send at least one", "messages", "empty_array")
-    return ChatRequest(fields, options, found)
+    return ChatRequest(fields, options, parsed)
 
 
-def _require_few_values(body: memoryview) -> None:
+def _require_few_values(body: bytes) -> None:
     """Refuse a large body with a huge number of small values, which would need many times their size in memory.
 
     In a normal request only text is long, so strings are skipped, and the rest is measured.
@@ -171,7 +196,7 @@ def _message(fields: dict[str, Raw]) -> ChatMessage:
     if content is None or _is_one_of(content, _NOTHING):
         return ChatMessage(role, fields, ())
     if (text := JsonText.of(content)) is not None:
-        return ChatMessage(role, fields, (Part("text", text),))
+        return ChatMessage(role, fields, (MessagePart("text", text),))
     return ChatMessage(role, fields, tuple(map(_part, _list.decode(content))))
 
 
@@ -181,21 +206,21 @@ def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
     return len(view) <= max(map(len, values)) and bytes(view) in values
 
 
-def _part(raw: Raw) -> Part:
+def _part(raw: Raw) -> MessagePart:
     if (text := JsonText.of(raw)) is not None:
-        return Part("text", text, raw=raw)
+        return MessagePart("text", text, raw=raw)
     fields = _fields.decode(raw)
     kind = msgspec.json.decode(fields.get("type", Raw(b"null")), type=str)
     if kind == "text" and "text" in fields:
         text = JsonText.of(fields["text"])
         if text is None:
             raise bad_request("the text of a part is not a string", "messages")
-        return Part("text", text, raw=raw)
+        return MessagePart("text", text, raw=raw)
     if kind in {"file", "input_file"}:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
-        return Part("file", file=content, raw=raw)
-    return Part(kind, raw=raw)
+        return MessagePart("file", file=content, raw=raw)
+    return MessagePart(kind, raw=raw)
 
 
 def _blamed(words: str) -> str | None:

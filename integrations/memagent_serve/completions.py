@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.shortening import shortened
 from memagent_serve.api_errors import ApiError, bad_request
+from memagent_serve.bodies import LARGE_BYTES, BodyMemory, bounded, whole_body
 from memagent_serve.chat_replies import (
     DONE,
     RUN_ID_HEADER,
@@ -36,24 +37,31 @@ from memagent_serve.chat_replies import (
     read_details,
     usage_of,
 )
-from memagent_serve.chat_requests import ChatRequest, FileContent, parse, require_readable
-from memagent_serve.continued_requests import body_after, messages_after, needs_model_server
-from memagent_serve.json_text import JsonText
+from memagent_serve.chat_requests import ChatRequest, FileContent, JsonText, Options, parse, require_readable
 from memagent_serve.keys import Owner
-from memagent_serve.local_replies import (
+from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
+from memagent_serve.metrics import Metrics
+from memagent_serve.reads import ReadManager, ReadProgress, ReadRequest, ServedRead
+from memagent_serve.request_texts import (
+    Source,
+    body_after,
+    document_of,
+    messages_after,
+    needs_model_server,
+    sources_of,
+)
+from memagent_serve.serve_settings import ServeSettings
+from memagent_serve.short_requests import (
+    Relaying,
     error_event,
+    events_of,
+    is_stream,
     local_reply,
     messages_of,
+    pass_on,
     require_model,
     require_possible,
 )
-from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
-from memagent_serve.metrics import Metrics
-from memagent_serve.pass_through import Relaying, events_of, is_stream, passed_on
-from memagent_serve.reads import Ask, Progress, Read, ReadManager
-from memagent_serve.request_texts import Source, document_of, sources_of
-from memagent_serve.serve_settings import ServeSettings
-from memagent_serve.spool import Body, Spool, require_plain
 from memagent_serve.uploads import Uploads, shown_name, stored
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Try"
@@ -68,19 +76,27 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class LongRequest:
-    """A request that must be read: its question, its texts, and whether the model answers afterwards."""
+class Continuation:
+    """A request that is passed on to the model, with the findings in place of the parts that were read."""
 
     request: ChatRequest
-    plan: Plan
-    sources: Sequence[Source]
-    ask: Ask
-    continues: bool
-    """Whether the request is passed on to the model, with the findings."""
-    shortened_request: str = ""
+    plan: ReadingPlan
+    shortened_request: str
     """The replacement of the user's latest request if that was read itself."""
-    held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Keeps the request's body until the request has been passed on."""
+
+
+@dataclass(frozen=True)
+class LongRequest:
+    """A request that must be read."""
+
+    options: Options
+    names: tuple[str, ...]
+    """The names of the texts that are read."""
+    ask: ReadRequest
+    continuation: Continuation | None
+    """None if the read's answer is the reply."""
+    reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """The memory of the request's body, until the request has been passed on."""
 
 
 class ChatCompletions:
@@ -92,10 +108,17 @@ class ChatCompletions:
         uploads: the files that requests may refer to.
         settings: bounds.
         metrics: the counters.
+        memory: the memory of large requests.
     """
 
     def __init__(
-        self, reader: MemAgent, manager: ReadManager, uploads: Uploads, settings: ServeSettings, metrics: Metrics
+        self,
+        reader: MemAgent,
+        manager: ReadManager,
+        uploads: Uploads,
+        settings: ServeSettings,
+        metrics: Metrics,
+        memory: BodyMemory,
     ) -> None:
         self._reader = reader
         self._manager = manager
@@ -104,12 +127,7 @@ class ChatCompletions:
         self._metrics = metrics
         self._server = reader.policy if isinstance(reader.policy, Relaying) else None
         self._parsing = asyncio.Semaphore(_PARSED_AT_ONCE)
-        self.spool = Spool(
-            settings.folder / "spool",
-            quota=settings.spool,
-            idle_seconds=settings.idle_seconds,
-            body_seconds=settings.body_seconds,
-        )
+        self._memory = memory
 
     async def respond(self, request: Request, owner: Owner) -> Response:
         """Reply to a request.
@@ -118,34 +136,15 @@ class ChatCompletions:
             ApiError: it is refused.
             MemAgentError: it failed.
         """
-        headers = request.headers
-        require_plain(headers.get("content-type"), headers.get("content-encoding"))
-        largest = min(owner.max_bytes or self._settings.max_body, self._settings.max_body)
-        context = await self._reader.aprepare()
-        async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(
-                self.spool.received(request.stream(), declared=headers.get("content-length"), largest=largest)
-            )
-            if body.is_large:
-                async with self._parsing:
-                    chat = await asyncio.to_thread(parse, body.view())
-                    long_request = await self._long_request(chat, body, owner, context)
-            else:
-                chat = parse(body.view())
-                long_request = await self._long_request(chat, body, owner, context)
-            if long_request is None:
-                self._metrics.ways.labels("passed").inc()
-                return await unless_gone(
-                    request, self._passed(chat, bytes(body.view()), headers.get("accept"), context)
-                )
-            if long_request.continues:
-                long_request = replace(long_request, held=stack.pop_all())
+        long_request = await self._received(request, owner)
+        if isinstance(long_request, Response):
+            return long_request
         try:
-            self._metrics.ways.labels("read_and_passed" if long_request.continues else "read").inc()
+            self._metrics.ways.labels("read_and_passed" if long_request.continuation else "read").inc()
             read, kind = await self._manager.start(
-                long_request.ask, read_again=headers.get(NEW_READ_HEADER) in {"1", "true"}
+                long_request.ask, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
             )
-            if chat.options.stream:
+            if long_request.options.stream:
                 return EventSourceResponse(
                     self._events(long_request, read),
                     headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
@@ -153,20 +152,44 @@ class ChatCompletions:
                     send_timeout=_SEND_SECONDS,
                     sep="\n",
                 )
-            async with long_request.held:
+            async with long_request.reservation:
                 response = await unless_gone(request, self._whole(long_request, read))
         except BaseException:
-            await long_request.held.aclose()
+            await long_request.reservation.aclose()
             raise
         response.headers[RUN_ID_HEADER] = read.run_id
         response.headers[READ_HEADER] = kind
         return response
 
+    async def _received(self, request: Request, owner: Owner) -> Response | LongRequest:
+        """Receive a request; pass it on if it is short."""
+        settings, context = self._settings, await self._reader.aprepare()
+        largest = min(owner.max_bytes or settings.max_body, settings.max_body)
+        async with AsyncExitStack() as stack:
+            reserve = stack.enter_context(self._memory.reservation())
+            receive = bounded(
+                request.receive, largest, settings.idle_seconds, total_seconds=settings.body_seconds, reserve=reserve
+            )
+            body = await whole_body(request, receive, largest, reserve)
+            if len(body) > LARGE_BYTES:
+                async with self._parsing:
+                    chat = await asyncio.to_thread(parse, body)
+                    long_request = await self._long_request(chat, len(body), owner, context)
+            else:
+                chat = parse(body)
+                long_request = await self._long_request(chat, len(body), owner, context)
+            if long_request is None:
+                self._metrics.ways.labels("passed").inc()
+                return await unless_gone(request, self._passed(chat, body, request.headers.get("accept"), context))
+            if long_request.continuation:
+                return replace(long_request, reservation=stack.pop_all())
+            return long_request
+
     # Short requests
 
     async def _passed(self, chat: ChatRequest, body: bytes, accept: str | None, context: ReaderContext) -> Response:
         if self._server is not None:
-            return await passed_on(self._server, "POST", "chat/completions", body, accept=accept)
+            return await pass_on(self._server, "POST", "chat/completions", body, accept=accept)
         require_possible(chat, self._reader.policy)
         return await self._local(chat, messages_of(chat), context)
 
@@ -176,14 +199,14 @@ class ChatCompletions:
     # Long requests
 
     async def _long_request(
-        self, chat: ChatRequest, body: Body, owner: Owner, context: ReaderContext
+        self, chat: ChatRequest, size: int, owner: Owner, context: ReaderContext
     ) -> LongRequest | None:
         """Determine what to read of a request; None if it fits unchanged."""
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
         reply = min(chat.options.max_completion_tokens or chat.options.max_tokens or budget.answer_tokens, window // 4)
         room = self._settings.read_above or window - reply
-        if body.size <= room and not chat.has_files:  # a token has at least one byte
+        if size <= room and not chat.has_files:  # a token has at least one byte
             return None
         try:
             sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
@@ -206,10 +229,9 @@ class ChatCompletions:
         options = chat.options
         bound = options.answer_tokens
         return LongRequest(
-            request=chat,
-            plan=plan,
-            sources=sources,
-            ask=Ask(
+            options=options,
+            names=tuple(source.name for source in sources),
+            ask=ReadRequest(
                 owner=owner,
                 document=await self._stored(sources),
                 question=question,
@@ -221,8 +243,7 @@ class ChatCompletions:
                 ),
                 answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
             ),
-            continues=continues,
-            shortened_request=words,
+            continuation=Continuation(chat, plan, words) if continues else None,
         )
 
     async def _stored(self, sources: Sequence[Source]) -> DocumentRef:
@@ -233,58 +254,51 @@ class ChatCompletions:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
 
-    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[Place, DocumentRef]:
-        found = {}
+    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPlace, DocumentRef]:
+        files = {}
         for number, message in enumerate(chat.messages):
             for place, part in enumerate(message.parts):
                 if part.file is not None:
-                    found[Place(number, place)] = await self._file(part.file, owner)
-        return found
+                    files[PartPlace(number, place)] = await self._file(part.file, owner)
+        return files
 
     async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
         store = self._reader.store
         if file.file_id is not None:
             known = self._uploads.get(owner, file.file_id)
-            return await stored(store, self._uploads.content(owner, known.id), known.filename)
+            with self._uploads.content(owner, known.id).open("rb") as content:
+                return await stored(store, content, known.filename)
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
-        with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-            path = Path(folder) / "file"
-            await asyncio.to_thread(_write, data, path)
-            return await stored(store, path, shown_name(file.filename))
+        return await stored(store, io.BytesIO(await asyncio.to_thread(_decoded, data)), shown_name(file.filename))
 
     # Replies
 
-    async def _whole(self, long_request: LongRequest, read: Read) -> Response:
+    async def _whole(self, long_request: LongRequest, read: ServedRead) -> Response:
         async with aclosing(self._manager.follow(read)) as parts:
             async for part in parts:
                 if isinstance(part, ReadResult):
-                    return await (
-                        self._continued(long_request, part)
-                        if long_request.continues
-                        else self._answered(long_request, part)
-                    )
+                    if (continuation := long_request.continuation) is not None:
+                        return await self._continued(long_request, continuation, part)
+                    return await self._answered(long_request, part)
         raise AssertionError("a read that is followed ends with its result")
 
     async def _answered(self, long_request: LongRequest, result: ReadResult) -> Response:
-        text = answer_text(result, long_request.request.options.stops)
+        text = answer_text(result, long_request.options.stops)
         annotations = await asyncio.to_thread(annotations_of, result, text)
-        head = ReplyHead.of(result.run_id, long_request.request.options.model)
+        head = ReplyHead.of(result.run_id, long_request.options.model)
         message = {"content": text, "annotations": annotations}
-        details = read_details(result, _names(long_request))
+        details = read_details(result, long_request.names)
         return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
 
-    async def _continued(self, long_request: LongRequest, result: ReadResult) -> Response:
-        messages = messages_after(
-            long_request.request, long_request.plan, long_request.sources, result, long_request.shortened_request
-        )
-        body = body_after(long_request.request, messages)
+    async def _continued(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
+        body = _body_after(long_request, continuation, result)
         if self._server is None:
             context = await self._reader.aprepare()
-            response = await self._local(long_request.request, messages_of(parse(memoryview(body))), context)
+            response = await self._local(continuation.request, messages_of(parse(body)), context)
         else:
-            response = await passed_on(self._server, "POST", "chat/completions", body)
+            response = await pass_on(self._server, "POST", "chat/completions", body)
         if response.status_code != 200:
             return response
         reply = msgspec.json.decode(bytes(response.body))
@@ -292,22 +306,21 @@ class ChatCompletions:
         for choice in reply.get("choices", ()):
             choice["message"]["annotations"] = annotations
         reply["usage"] = usage_of(result.usage, reply.get("usage"))
-        reply["memagent"] = read_details(result, _names(long_request))
+        reply["memagent"] = read_details(result, long_request.names)
         return JSONResponse(reply)
 
-    async def _events(self, long_request: LongRequest, read: Read) -> AsyncIterator[str]:
+    async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """A streamed reply: progress as reasoning, then the answer."""
-        head = ReplyHead.of(read.run_id, long_request.request.options.model)
-        names = ", ".join(_names(long_request))
+        head = ReplyHead.of(read.run_id, long_request.options.model)
+        names = ", ".join(long_request.names)
         try:
-            async with long_request.held:
+            async with long_request.reservation:
                 yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
                 async with aclosing(self._manager.follow(read)) as parts:
                     memory, newest = "", 0.0
                     async for part in parts:
                         if isinstance(part, ReadResult):
-                            end = self._continued_events if long_request.continues else self._answered_events
-                            async for event in end(long_request, head, part):
+                            async for event in self._final_events(long_request, head, part):
                                 yield event
                         elif _has_news(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
                             yield head.chunk({"reasoning_content": note_of(part, memory)})
@@ -316,30 +329,29 @@ class ChatCompletions:
         except Exception as error:  # noqa: BLE001  the status was sent, so the error goes into the stream
             yield error_event(error)
 
-    async def _answered_events(
-        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
-    ) -> AsyncIterator[str]:
-        text = answer_text(result, long_request.request.options.stops)
+    async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
+        if (continuation := long_request.continuation) is not None:
+            async for event in self._continued_events(long_request, continuation, head, result):
+                yield event
+            return
+        text = answer_text(result, long_request.options.stops)
         yield head.chunk({"content": text})
         annotations = await asyncio.to_thread(annotations_of, result, text)
-        yield head.chunk({"annotations": annotations}, memagent=read_details(result, _names(long_request)))
+        yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
         yield head.chunk({}, finish_reason(result))
-        if long_request.request.options.wants_usage:
+        if long_request.options.wants_usage:
             yield head.usage_chunk(usage_of(result.usage))
         yield DONE
 
     async def _continued_events(
-        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+        self, long_request: LongRequest, continuation: Continuation, head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(annotations_of, result, "")
-        yield head.chunk({"annotations": annotations}, memagent=read_details(result, _names(long_request)))
-        messages = messages_after(
-            long_request.request, long_request.plan, long_request.sources, result, long_request.shortened_request
-        )
-        body = body_after(long_request.request, messages)
+        yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
+        body = _body_after(long_request, continuation, result)
         if self._server is None:
             context = await self._reader.aprepare()
-            reply = await self._local(long_request.request, messages_of(parse(memoryview(body))), context)
+            reply = await self._local(continuation.request, messages_of(parse(body)), context)
             assert isinstance(reply, EventSourceResponse)  # noqa: S101  the request asks for a stream
             async for event in reply.body_iterator:
                 if (merged := self._merged(str(event), long_request, head, result)) is not None:
@@ -363,7 +375,7 @@ class ChatCompletions:
             return event
         values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
         if values.get("usage"):
-            if not values["choices"] and not long_request.request.options.wants_usage:
+            if not values["choices"] and not long_request.options.wants_usage:
                 return None
             values["usage"] = usage_of(result.usage, values["usage"])
         return json.dumps(values, ensure_ascii=False)
@@ -393,19 +405,23 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _names(long_request: LongRequest) -> list[str]:
-    return [source.name for source in long_request.sources]
+def _body_after(long_request: LongRequest, continuation: Continuation, result: ReadResult) -> bytes:
+    """The body that is passed on, with the findings."""
+    request, plan = continuation.request, continuation.plan
+    return body_after(
+        request, messages_after(request, plan, long_request.names, result, continuation.shortened_request)
+    )
 
 
-def _has_news(progress: Progress) -> bool:
+def _has_news(progress: ReadProgress) -> bool:
     return progress.update is not None or not progress.state.has_ended
 
 
-def _questions(chat: ChatRequest, plan: Plan, context: ReaderContext, continues: bool) -> tuple[str, str]:
+def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
     """The question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
-    was_read = continues and any(place.message == plan.asked for place in plan.places)
+    was_read = continues and any(place.message == plan.latest for place in plan.places)
     return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
 
 
@@ -418,10 +434,11 @@ def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
     return question
 
 
-def _write(data: JsonText, path: Path) -> None:
+def _decoded(data: JsonText) -> bytes:
+    """Decode base64, alone or in a data URL."""
     try:
-        with path.open("wb") as file:
-            for piece in data.from_base64():
-                file.write(piece)
+        text = data.text()
+        digits = "".join((text.partition(",")[2] if text.startswith("data:") else text).split())
+        return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
     except (ValueError, msgspec.DecodeError) as error:
         raise bad_request(f"file_data is not base64: {error}", "messages") from error

@@ -78,32 +78,32 @@ class Keys:
         Raises:
             MemAgentError: the file cannot be read, or has another form.
         """
-        found: list[tuple[Owner, str]] = []
-        for entry in filter(None, (each.strip() for each in listed.split(","))):
+        pairs: list[tuple[Owner, str]] = []
+        for entry in filter(None, (entry.strip() for entry in listed.split(","))):
             name, colon, key = entry.partition(":")
             if not colon:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
-            found.append((Owner(name.strip()), key.strip()))
+            pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
             try:
                 values = tomllib.loads(file.read_text(encoding="utf-8"))
             except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
                 raise MemAgentError(f"the keys file {file} cannot be read: {error}", hint=_EXAMPLE) from error
-            found += [_entry(file, name, value) for name, value in values.items()]
-        return cls(found)
+            pairs += [_entry(file, name, value) for name, value in values.items()]
+        return cls(pairs)
 
     def owner(self, authorization: str | None) -> Owner | None:
         """The owner of the key in an Authorization header; None if it has none of these."""
         if not self._owners:
             return LOCAL
         scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
-        found = None
+        key_digest = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        match = None
         # Compare with all of them, so that the time does not reveal which one it is.
         for digest, owner in self._owners.items():
-            if hmac.compare_digest(digest, given):
-                found = owner
-        return found
+            if hmac.compare_digest(digest, key_digest):
+                match = owner
+        return match
 
 
 _EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
@@ -111,19 +111,19 @@ _EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
 
 def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     table: Mapping[str, Any] = value if isinstance(value, dict) else {"key": value}
-    limits = {each.name for each in fields(Owner)} - {"name"}
+    limits = {field.name for field in fields(Owner)} - {"name"}
     key = table.get("key")
     is_known = set(table) <= {"key", *limits}
     are_numbers = all(
-        isinstance(table[each], int | float) and not isinstance(table[each], bool) and table[each] > 0
-        for each in limits & set(table)
+        isinstance(table[name], int | float) and not isinstance(table[name], bool) and table[name] > 0
+        for name in limits & set(table)
     )
     if not isinstance(key, str) or not is_known or not are_numbers:
         raise MemAgentError(
             f"the keys file {file} has an invalid entry for {name}",
             hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(limits))}.",
         )
-    return Owner(name, **{each: table[each] for each in limits & set(table)}), key
+    return Owner(name, **{limit: table[limit] for limit in limits & set(table)}), key
 
 
 def _digest(key: str) -> bytes:

@@ -6,20 +6,17 @@ belongs to another key, does not exist for a client.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.storage.database import use_write_ahead_log
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.database import open_database
 
 
 class ReadState(StrEnum):
@@ -60,21 +57,19 @@ class Entry:
     error: str | None = None
     edited: bool = False
     """Whether a person changed it; the same request then gets another read."""
-    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By branch: the lines of memory that a person pinned."""
 
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS reads (
     run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT NOT NULL, document TEXT NOT NULL,
     began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
-    apart INTEGER NOT NULL DEFAULT 0, pins TEXT NOT NULL DEFAULT '{}'
+    edited INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
 CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
 """
-_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart AS edited, pins"
-_FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
+_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, edited"
+_CONTAINS: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
 class Ledger:
@@ -91,14 +86,7 @@ class Ledger:
         self.path = path
         self._lock = threading.Lock()
         try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
-            use_write_ahead_log(self._connection)
-            # Entries survive the process; after a power failure the newest may be missing, and are read again. Waiting
-            # for the disk at each entry would delay the start of every read.
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.executescript(_SCHEMA)
+            self._connection = open_database(path, _SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
         except (OSError, sqlite3.Error) as error:
             raise self._failure(error) from error
@@ -132,16 +120,14 @@ class Ledger:
         Returns:
             `newest` of them after the first `skip`, and the total number.
         """
-        found = owner, text.casefold()
-        counted = self._run(f"SELECT count(*) FROM reads WHERE {_FOUND}", found)  # noqa: S608  one of those above
-        page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
-        return page, counted[0][0]
+        values = owner, text.casefold()
+        ((total,),) = self._run(f"SELECT count(*) FROM reads WHERE {_CONTAINS}", values)  # noqa: S608  one of those above
+        page = self._entries(f"{_CONTAINS} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip))
+        return page, total
 
-    def mark_edited(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Record that a person changed a read, and the pinned lines, if they are given."""
-        self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
-        if pins is not None:
-            self._run("UPDATE reads SET pins = ? WHERE run_id = ?", (json.dumps(pins), run_id))
+    def mark_edited(self, run_id: str, *, edited: bool = True) -> None:
+        """Record whether a person changed a read."""
+        self._run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
         """One read; None if it does not exist, or belongs to another key."""
@@ -154,17 +140,7 @@ class Ledger:
 
     def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
         rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
-        return [
-            Entry(
-                **{
-                    **dict(row),
-                    "state": ReadState(row["state"]),
-                    "edited": bool(row["edited"]),
-                    "pins": json.loads(row["pins"]),
-                }
-            )
-            for row in rows
-        ]
+        return [Entry(**{**dict(row), "state": ReadState(row["state"]), "edited": bool(row["edited"])}) for row in rows]
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
         try:

@@ -13,8 +13,7 @@ from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
-from memagent_serve.chat_requests import ChatMessage, ChatRequest
-from memagent_serve.json_text import JsonText
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText
 
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for a chat template's text around each message."""
@@ -34,7 +33,7 @@ _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartPlace:
     """The place of a part: the message's number, and the part's number in it."""
 
     message: int
@@ -42,14 +41,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadingPlan:
     """The parts of a request that are read."""
 
     history: int
     """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
-    places: tuple[Place, ...]
+    places: tuple[PartPlace, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
-    asked: int | None
+    latest: int | None
     """The message of the user's latest request; None if there is none."""
 
     @property
@@ -86,7 +85,7 @@ def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
 _CALLS: Final = ("tool_calls", "function_call")
 
 
-def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> Plan:
+def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
     """Determine what to read so that the rest fits.
 
     Args:
@@ -97,40 +96,40 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
         findings: tokens of the findings that replace the read parts.
     """
     messages = request.messages
-    asked = latest_request(messages)
+    latest = latest_request(messages)
     files = [
-        Place(number, place)
+        PartPlace(number, place)
         for number, message in enumerate(messages)
         for place, part in enumerate(message.parts)
         if part.kind == "file"
     ]
     if total <= room and not files:
-        return Plan(0, (), asked)
+        return ReadingPlan(0, (), latest)
     room -= findings
     if total + _STUB_TOKENS * len(files) <= room:
-        return Plan(0, tuple(files), asked)
+        return ReadingPlan(0, tuple(files), latest)
     chosen, left = _largest_first(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
     if left <= room:
-        return Plan(0, tuple(sorted([*files, *chosen], key=_order)), asked)
+        return ReadingPlan(0, tuple(sorted([*files, *chosen], key=_order)), latest)
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
-        kept = [number for number in range(len(messages)) if _is_kept(messages, number, history, asked)]
-        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in kept)
-        large = [place for place in chosen if place.message in kept]
+        remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
+        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
+        large = [place for place in chosen if place.message in remaining]
         rest -= sum(_saved(sizes, place) for place in large)
         if rest <= room:
-            return _with_files(history, large, files, kept, asked)
+            return _with_files(history, large, files, remaining, latest)
     # Not even the last message fits with the system message: everything is read.
-    history = max((n for n, each in enumerate(messages) if each.role not in {"tool", "function"}), default=0)
-    kept = [number for number in range(len(messages)) if _is_kept(messages, number, history, asked)]
+    history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
+    remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
     everything = [
-        Place(number, place)
-        for number in kept
+        PartPlace(number, place)
+        for number in remaining
         for place, part in enumerate(messages[number].parts)
         if part.text is not None and sizes[number][place] > _STUB_TOKENS
     ]
-    return _with_files(history, everything, files, kept, asked)
+    return _with_files(history, everything, files, remaining, latest)
 
 
 def latest_request(messages: Sequence[ChatMessage]) -> int | None:
@@ -141,7 +140,9 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
     return None
 
 
-def question_of(request: ChatRequest, plan: Plan, tokenizer: Tokenizer, tokens: int, *, with_context: bool) -> str:
+def question_of(
+    request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, tokens: int, *, with_context: bool
+) -> str:
     """The question for reading a request, in at most `tokens` tokens.
 
     Args:
@@ -152,23 +153,25 @@ def question_of(request: ChatRequest, plan: Plan, tokenizer: Tokenizer, tokens: 
         with_context: whether system message and earlier messages belong to it; they do not if the model sees them
             afterwards.
     """
-    asked = request.messages[plan.asked] if plan.asked is not None else None
+    message = request.messages[plan.latest] if plan.latest is not None else None
     is_small = tokens < _ROOM_FOR_MORE
-    said = [
-        _ends(part.text, tokens, tokenizer, one=is_small) if Place(plan.asked or 0, place) in plan.places
+    texts = [
+        _ends(part.text, tokens, tokenizer, one=is_small) if PartPlace(plan.latest or 0, place) in plan.places
         else _bounded(part.text, tokens)
-        for place, part in enumerate(asked.parts if asked else ())
+        for place, part in enumerate(message.parts if message else ())
         if part.text is not None
     ]  # fmt: skip
-    words = "\n\n".join(filter(None, (each.strip() for each in said))) or _WHAT_MATTERS
+    words = "\n\n".join(filter(None, (text.strip() for text in texts))) or _WHAT_MATTERS
     if is_small or not with_context:
         return shortened(words, tokens, tokenizer)
     words = shortened(words, tokens // 2, tokenizer)
     room = tokens - tokenizer.count(words) - _STUB_TOKENS
-    system = _said(request, plan, tokens, lambda number, role: role in _SYSTEM)
+    system = _unread_text(request, plan, tokens, lambda number, role: role in _SYSTEM)
     system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer) if system else ""
     room -= tokenizer.count(system)
-    earlier = _said(request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.asked or 0))
+    earlier = _unread_text(
+        request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.latest or 0)
+    )
     earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer) if earlier else ""
     parts = [system, earlier, f"Question: {words}" if system or earlier else words]
     return shortened("\n\n".join(filter(None, parts)), tokens, tokenizer)
@@ -183,33 +186,34 @@ def speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
+def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
     """The text of chosen messages, except the parts that are read."""
-    said = []
+    paragraphs = []
     for number, message in enumerate(request.messages):
         if not wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
             continue
         texts = [
             _bounded(part.text, tokens)
             for place, part in enumerate(message.parts)
-            if part.text is not None and Place(number, place) not in plan.places
+            if part.text is not None and PartPlace(number, place) not in plan.places
         ]
         # In a long system message, the beginning has the instructions.
         texts += [
             _bounded(part.text, tokens)[: tokens * 2]
             for place, part in enumerate(message.parts)
-            if part.text is not None and message.role in _SYSTEM and Place(number, place) in plan.places
+            if part.text is not None and message.role in _SYSTEM and PartPlace(number, place) in plan.places
         ]
         text = "\n".join(texts).strip()
         if text:
-            said.append(text if message.role in _SYSTEM else f"{speaker(message)}: {text}")
-    return "\n".join(said)
+            paragraphs.append(text if message.role in _SYSTEM else f"{speaker(message)}: {text}")
+    return "\n".join(paragraphs)
 
 
 def _bounded(text: JsonText, tokens: int) -> str:
     """A text, or the beginning and end of one that is certainly longer than that many tokens."""
     most = tokens * _LONGEST_TOKEN
-    return text.text() if text.size <= 2 * most else f"{text.head(most)} [...] {text.tail(most)}"
+    whole = text.text()
+    return whole if len(whole) <= 2 * most else f"{whole[:most]} [...] {whole[-most:]}"
 
 
 def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
@@ -222,11 +226,12 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
         one: take only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _LONGEST_TOKEN
-    first = _PARAGRAPHS.split(text.head(reach).strip(), 1)[0].strip()
-    last = _PARAGRAPHS.split(text.tail(reach).strip())[-1].strip()
+    whole = text.text()
+    first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
+    last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if one:
-        asks = first if first.endswith("?") and not last.endswith("?") else last
-        return _last_tokens(asks, tokens, tokenizer) if asks is last else shortened(asks, tokens, tokenizer)
+        chosen = first if first.endswith("?") and not last.endswith("?") else last
+        return _last_tokens(chosen, tokens, tokenizer) if chosen is last else shortened(chosen, tokens, tokenizer)
     half = max(1, tokens // 2 - 4)
     return f"{_first_tokens(first, half, tokenizer)}\n[...]\n{_last_tokens(last, half, tokenizer)}"
 
@@ -243,20 +248,20 @@ def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 
 def _largest_first(
     messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
-) -> tuple[list[Place], int]:
+) -> tuple[list[PartPlace], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
 
     Returns:
         the chosen parts, and the tokens of the rest.
     """
     large = [
-        Place(number, place)
+        PartPlace(number, place)
         for number, message in enumerate(messages)
         for place, part in enumerate(message.parts)
         if part.text is not None and sizes[number][place] > max(worthwhile, _STUB_TOKENS)
     ]
     large.sort(key=lambda place: -sizes[place.message][place.part])
-    chosen: list[Place] = []
+    chosen: list[PartPlace] = []
     for place in large:
         if total <= room:
             break
@@ -265,21 +270,21 @@ def _largest_first(
     return chosen, total
 
 
-def _saved(sizes: Sizes, place: Place) -> int:
+def _saved(sizes: Sizes, place: PartPlace) -> int:
     return sizes[place.message][place.part] - _STUB_TOKENS
 
 
-def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, asked: int | None) -> bool:
-    return number >= history or messages[number].role in _SYSTEM or number == asked
+def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, latest: int | None) -> bool:
+    return number >= history or messages[number].role in _SYSTEM or number == latest
 
 
 def _with_files(
-    history: int, places: Sequence[Place], files: Sequence[Place], kept: Sequence[int], asked: int | None
-) -> Plan:
+    history: int, places: Sequence[PartPlace], files: Sequence[PartPlace], remaining: Sequence[int], latest: int | None
+) -> ReadingPlan:
     """Files of messages that are part of the transcript are read with it."""
-    beside = [place for place in files if place.message in kept]
-    return Plan(history, tuple(sorted({*places, *beside}, key=_order)), asked)
+    beside = [place for place in files if place.message in remaining]
+    return ReadingPlan(history, tuple(sorted({*places, *beside}, key=_order)), latest)
 
 
-def _order(place: Place) -> tuple[int, int]:
+def _order(place: PartPlace) -> tuple[int, int]:
     return place.message, place.part

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections import OrderedDict
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
@@ -26,7 +25,8 @@ SIGN_IN: Final = f"{PAGE}/session"
 STATIC: Final = f"{PAGE}/static/"
 PAGE_HEADER: Final = "X-Memagent-Page"
 """A header of the page's requests that change something; forms and images of other pages cannot send it."""
-_MOST_SESSIONS: Final = 256
+_SESSIONS_PER_OWNER: Final = 64
+"""Beyond these, the oldest session of the same key ends, never one of another key."""
 _OWN: Final = frozenset({"same-origin", "none"})
 
 
@@ -39,7 +39,7 @@ class PageSessions:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._sessions: OrderedDict[bytes, Owner] = OrderedDict()
+        self._sessions: dict[bytes, Owner] = {}
         self.token: str | None = None if keys else secrets.token_urlsafe(24)
         """The token in the start-up message; None if a key is needed."""
 
@@ -63,9 +63,10 @@ class PageSessions:
         if owner is None:
             raise ApiError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
         session = secrets.token_urlsafe(32)
+        earlier = [digest for digest, other in self._sessions.items() if other.name == owner.name]
+        for digest in earlier[: max(0, len(earlier) + 1 - _SESSIONS_PER_OWNER)]:
+            del self._sessions[digest]
         self._sessions[_digest(session)] = owner
-        while len(self._sessions) > _MOST_SESSIONS:
-            self._sessions.popitem(last=False)
         response = Response(status_code=204)
         response.set_cookie(_cookie(port), session, path="/", httponly=True, samesite="strict")
         return response
@@ -111,10 +112,10 @@ def _cookie(port: int) -> str:
 def _session(scope: Scope) -> str:
     port = scope["server"][1] if scope.get("server") else 0
     try:
-        found = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_cookie(port))
+        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_cookie(port))
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""
 
 
 def _digest(session: str) -> bytes:

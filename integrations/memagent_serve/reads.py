@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -59,7 +59,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class ReadRequest:
     """A request to read. Equal ones are one read."""
 
     owner: Owner
@@ -76,18 +76,16 @@ class Ask:
 
 
 @dataclass(eq=False)
-class Read:
+class ServedRead:
     """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
 
     run_id: str
-    ask: Ask
+    ask: ReadRequest
     request: str
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
     updates: list[MemoryUpdate] = field(default_factory=list)
     """Those of this process, in order."""
-    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By branch: the lines that a person pinned; they take effect at the next memory."""
     result: ReadResult | None = None
     error: Exception | None = None
     followers: int = 0
@@ -113,10 +111,6 @@ class Read:
         """The newest."""
         return self.updates[-1] if self.updates else None
 
-    def pinned(self, branch: str) -> list[str]:
-        """The lines that a branch must keep; the trunk, which merges the branches, must keep those of all."""
-        return [line for name, lines in self.pins.items() if branch in ("", name) for line in lines]
-
     @property
     def version(self) -> tuple[int, asyncio.Event]:
         """A number that differs after each change, and an event that is set at the next one."""
@@ -124,7 +118,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReadProgress:
     """The progress of a read."""
 
     run_id: str
@@ -154,7 +148,7 @@ class ReadManager:
         self.bounds = bounds
         self._slots = asyncio.Semaphore(bounds.reads)
         self._lock = asyncio.Lock()
-        self._reads: dict[str, Read] = {}
+        self._reads: dict[str, ServedRead] = {}
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
         self._settings: str | None = None
         self._mean_seconds = _USUAL_SECONDS
@@ -162,7 +156,7 @@ class ReadManager:
         """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
         self._retry_seconds = 0.0
 
-    async def start(self, ask: Ask, *, read_again: bool = False) -> tuple[Read, str]:
+    async def start(self, ask: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
         """Start a read, or join an earlier read of the same request.
 
         Args:
@@ -181,7 +175,7 @@ class ReadManager:
             self._settings = (await self._reader.agraph()).reader_context.settings
         request = ask.digest(self._settings, self._reader.policy.name)
         async with self._lock:
-            running = [each for each in self._reads.values() if each.request == request]
+            running = [read for read in self._reads.values() if read.request == request]
             if running and not read_again:
                 self._metrics.reads.labels("joined").inc()
                 return running[-1], "joined"
@@ -189,22 +183,22 @@ class ReadManager:
             known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
             last = next((entry for entry in known if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
-                read, kind = Read(last.run_id, ask, request, last.began), "resumed"
+                read, kind = ServedRead(last.run_id, ask, request, last.began), "resumed"
                 if last.state is ReadState.FINISHED:
                     kind = "repeated"
             else:
-                read, kind = Read(f"{request[:24]}-{len(known)}", ask, request), "started"
+                read, kind = ServedRead(f"{request[:24]}-{len(known)}", ask, request), "started"
                 entry = Entry(read.run_id, ask.owner.name, request, ask.question, ask.document["name"], read.began)
                 await asyncio.to_thread(self._ledger.begin, entry)
             self._launch(read, kind)
         return read, kind
 
-    async def resume(self, ask: Ask, entry: Entry) -> Read:
+    async def resume(self, ask: ReadRequest, entry: Entry) -> ServedRead:
         """Continue one read where it stopped, independent of other requests.
 
         Args:
             ask: its request.
-            entry: its entry in the ledger, with the pinned lines.
+            entry: its entry in the ledger.
 
         Raises:
             ApiError: 429; too many reads are running.
@@ -214,16 +208,16 @@ class ReadManager:
                 return known
             self._require_room(ask.owner)
             request = "" if entry.edited else entry.request
-            read = Read(entry.run_id, ask, request, entry.began, pins=entry.pins)
+            read = ServedRead(entry.run_id, ask, request, entry.began)
             self._launch(read, "resumed")
         return read
 
-    def _launch(self, read: Read, kind: str) -> None:
+    def _launch(self, read: ServedRead, kind: str) -> None:
         self._metrics.reads.labels(kind).inc()
         self._reads[read.run_id] = read
         read.task = asyncio.create_task(self._drive(read, kind))
 
-    def find(self, owner: Owner, run_id: str) -> Read | None:
+    def find(self, owner: Owner, run_id: str) -> ServedRead | None:
         """A waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
         return read if read is not None and read.ask.owner.name == owner.name else None
@@ -232,11 +226,11 @@ class ReadManager:
         """How many reads are waiting or running."""
         return len(self._reads)
 
-    def running(self, owner: Owner) -> list[Read]:
+    def running(self, owner: Owner) -> list[ServedRead]:
         """The reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
 
-    async def follow(self, read: Read) -> AsyncGenerator[Progress | ReadResult, None]:
+    async def follow(self, read: ServedRead) -> AsyncGenerator[ReadProgress | ReadResult, None]:
         """The progress of a read, now and at each change, and its result at the end.
 
         A slow follower misses changes in between, and nothing waits for it.
@@ -251,7 +245,7 @@ class ReadManager:
                 version, changed = read.version
                 if version != seen:
                     seen = version
-                    yield Progress(read.run_id, read.state, read.chunks, read.update)
+                    yield ReadProgress(read.run_id, read.state, read.chunks, read.update)
                     continue
                 await changed.wait()
             if read.error is not None:
@@ -263,7 +257,7 @@ class ReadManager:
             if self.bounds.cancel_on_close and not read.followers and not read.state.has_ended:
                 await self.cancel(read)
 
-    async def cancel(self, read: Read, state: ReadState = ReadState.CANCELLED) -> None:
+    async def cancel(self, read: ServedRead, state: ReadState = ReadState.CANCELLED) -> None:
         """End a read as cancelled or paused. What it has read is kept: if it is requested again, it continues."""
         if read.task is not None and not read.task.done():
             if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
@@ -302,7 +296,7 @@ class ReadManager:
         seconds = self._retry_seconds = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
 
-    async def _drive(self, read: Read, kind: str) -> None:
+    async def _drive(self, read: ServedRead, kind: str) -> None:
         """Read to the end, with or without followers."""
         state: ReadState = ReadState.CANCELLED
         error: Exception | None = None
@@ -350,29 +344,29 @@ class ReadManager:
         except MemAgentError as failure:
             log.warning("%s", failure)
 
-    async def _mark(self, read: Read, state: ReadState) -> None:
+    async def _mark(self, read: ServedRead, state: ReadState) -> None:
         read.state = state
         read.change()
         await asyncio.to_thread(self._ledger.mark, read.run_id, state)
 
-    async def _parts(self, read: Read, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
+    async def _parts(self, read: ServedRead, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         reader, ask = await self.reader_for(read.ask), read.ask
         limits = _tighter(self.bounds.limits, ask.owner)
         if resumes and reader.keeps_checkpoints:
             try:
-                async with aclosing(reader.astream_resume(read.run_id, limits=limits, pins=read.pinned)) as parts:
+                async with aclosing(reader.astream_resume(read.run_id, limits=limits)) as parts:
                     async for part in parts:
                         yield part
                 return
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
-        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits, pins=read.pinned)
+        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits)
         async with aclosing(stream) as parts:
             async for part in parts:
                 yield part
 
-    async def reader_for(self, ask: Ask) -> MemAgent:
+    async def reader_for(self, ask: ReadRequest) -> MemAgent:
         """A reader with the request's sampling, on the shared connections of policy and checkpoints."""
         salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
         key = (salt, ask.sampling, ask.answer_tokens)
@@ -395,7 +389,7 @@ class ReadManager:
 
 def _tighter(limits: Limits, owner: Owner) -> Limits:
     def lower(one: float | None, other: float | None) -> float | None:
-        return min((each for each in (one, other) if each is not None), default=None)
+        return min((limit for limit in (one, other) if limit is not None), default=None)
 
     tokens = lower(limits.max_tokens_total, owner.max_tokens)
     return Limits(

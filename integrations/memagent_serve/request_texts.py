@@ -1,24 +1,28 @@
-"""The document that is read for a request: its long parts one after the other, each with its name, as a stream."""
+"""The document that is read for a request, and the request with the findings in its place.
+
+The document is the request's long parts one after the other, each with its name.
+"""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import in_one_line
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, Part
-from memagent_serve.long_parts import Place, Plan, speaker
+from memagent_graph.results import ReadResult
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
+from memagent_serve.long_parts import PartPlace, ReadingPlan, speaker
 
 _READ_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 120
 
 Pieces: TypeAlias = Iterator[tuple[str | None, str]]
-Files: TypeAlias = Mapping[Place, DocumentRef]
+Files: TypeAlias = Mapping[PartPlace, DocumentRef]
 """The text of each attached file, from the store."""
 
 
@@ -33,17 +37,17 @@ class Source:
     """Set if it is in the store already."""
 
 
-def sources_of(request: ChatRequest, plan: Plan, files: Files, store: DocumentStore) -> list[Source]:
+def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """The texts that a plan reads, in order."""
-    found = []
+    sources = []
     if plan.history:
-        found.append(Source("the earlier conversation", lambda: _transcript(request, plan, files, store)))
+        sources.append(Source("the earlier conversation", lambda: _transcript(request, plan, files, store)))
     for place in plan.places:
         message = request.messages[place.message]
         part = message.parts[place.part]
         stored = files.get(place)
-        found.append(Source(_name(request, message, place, stored), _pieces_of(part, stored, store), stored))
-    return found
+        sources.append(Source(_name(request, message, place, stored), _pieces_of(part, stored, store), stored))
+    return sources
 
 
 def document_of(sources: Sequence[Source]) -> Document:
@@ -67,12 +71,12 @@ def _joined(sources: Sequence[Source]) -> Pieces:
 _BREAK: Final = "\n\n"
 
 
-def _pieces_of(part: Part, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if stored is not None:
         return lambda: stored_pieces(store, stored)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
-    return lambda: ((None, piece) for piece in text.pieces())
+    return lambda: iter([(None, text.text())])
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
@@ -92,15 +96,15 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         position += len(text)
 
 
-def _transcript(request: ChatRequest, plan: Plan, files: Files, store: DocumentStore) -> Pieces:
+def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """The older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for number, message in enumerate(request.messages[: plan.history]):
-        if message.role in {"system", "developer"} or number == plan.asked:
+        if message.role in {"system", "developer"} or number == plan.latest:
             continue
         yield None, f"{speaker(message)}: "
         for place, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                yield from ((None, text) for _, text in _pieces_of(part, files.get(Place(number, place)), store)())
+                yield from ((None, text) for _, text in _pieces_of(part, files.get(PartPlace(number, place)), store)())
             else:
                 yield None, f"[{part.kind}]"
         if (calls := message.fields.get("tool_calls")) is not None:
@@ -108,7 +112,7 @@ def _transcript(request: ChatRequest, plan: Plan, files: Files, store: DocumentS
         yield None, _BREAK
 
 
-def _name(request: ChatRequest, message: ChatMessage, place: Place, stored: DocumentRef | None) -> str:
+def _name(request: ChatRequest, message: ChatMessage, place: PartPlace, stored: DocumentRef | None) -> str:
     if stored is not None:
         return in_one_line(stored["name"], _LONGEST_NAME)
     if message.role in {"tool", "function"}:
@@ -134,18 +138,107 @@ class _Function(msgspec.Struct):
     name: str
 
 
-class _Call(msgspec.Struct):
+class _ToolCall(msgspec.Struct):
     id: str | None = None
     function: _Function | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(list[_Call] | None)
+_decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
-def _calls(message: ChatMessage) -> list[_Call]:
+def _calls(message: ChatMessage) -> list[_ToolCall]:
     if "tool_calls" not in message.fields:
         return []
     try:
         return _decoder.decode(message.fields["tool_calls"]) or []
     except msgspec.DecodeError:
         return []
+
+
+# The request with the findings
+
+_SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty")
+"""Fields that only the model server supports."""
+
+
+def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
+    """Whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
+
+    It must if only the model server supports the request (tools, a format, log-probs), or if the read parts are tool
+    results or the older part of a conversation.
+    """
+    needs_field = any(map(request.has, _SERVER_FIELDS)) or (
+        request.has("response_format") and not _is_text_format(request)
+    )
+    reads_results = any(request.messages[place.message].role in {"tool", "function"} for place in plan.places)
+    return needs_field or reads_results or plan.history > 0
+
+
+def _is_text_format(request: ChatRequest) -> bool:
+    value = msgspec.json.decode(request.fields["response_format"])
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def messages_after(
+    request: ChatRequest, plan: ReadingPlan, names: Sequence[str], result: ReadResult, shortened_request: str
+) -> list[dict[str, Any]]:
+    """The messages with the findings instead of the parts that were read.
+
+    Args:
+        request: the request.
+        plan: its parts that were read.
+        names: those of the texts that were read.
+        result: the read's.
+        shortened_request: the replacement of the user's latest request if that was read itself.
+    """
+    reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
+    report = f"[{', '.join(names)}: {reading}]\n\n{result.findings()}"
+    bearer = None if plan.history else plan.places[-1]
+    messages: list[dict[str, Any]] = []
+    is_reported = False
+    for number, message in enumerate(request.messages):
+        is_system = message.role in {"system", "developer"}
+        if plan.history and not is_system and not is_reported:
+            messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
+            is_reported = True
+        if number < plan.history and not is_system and number != plan.latest:
+            continue
+        places = {place.part for place in plan.places if place.message == number}
+        if not places:
+            messages.append(dict(message.fields))
+            continue
+        texts = {}
+        for place in places:
+            text = (
+                report
+                if PartPlace(number, place) == bearer
+                else "[Too long to show; the findings are given separately.]"
+            )
+            if number == plan.latest and message.parts[place].kind == "text":
+                text = f"{text}\n\n{shortened_request}"
+            elif is_system and (instructions := message.parts[place].text) is not None:
+                text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
+            texts[place] = text
+        messages.append({**message.fields, "content": _content(message, texts)})
+    return messages
+
+
+_HEAD_CHARS: Final = 600
+
+
+def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
+    if len(message.parts) == 1 and message.parts[0].raw is None:
+        return texts[0]
+    return [
+        {"type": "text", "text": texts[place]} if place in texts else part.raw
+        for place, part in enumerate(message.parts)
+    ]
+
+
+def body_after(request: ChatRequest, messages: list[dict[str, Any]]) -> bytes:
+    """The body to pass on: the request's own fields, with these messages."""
+    values: dict[str, Any] = {**request.fields, "messages": messages}
+    if request.options.stream and not request.options.wants_usage:
+        # The server reports the call's usage at the stream's end, if requested.
+        values["stream_options"] = {**(request.options.stream_options or {}), "include_usage": True}
+    return msgspec.json.encode(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_serve.serve_settings import ServeSettings
 
-_MEGABYTE = 2**20
+_MEGABYTE: Final = 2**20
+_SECONDS_TO_STOP: Final = 5
+_IDLE_SECONDS: Final = 75
+"""How long a connection without a request stays open: longer than clients and proxies keep theirs, so that they close
+it first. Otherwise a request could be sent into a connection that this server is closing."""
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -32,8 +36,8 @@ def _take_file(context: typer.Context, path: Path | None) -> Path | None:
         from memagent_serve.serve_settings import file_settings  # noqa: PLC0415
 
         with failures_told():
-            known = {str(each.name) for each in context.command.params}
-            context.default_map = {**(context.default_map or {}), **file_settings(path, known)}
+            names = {str(option.name) for option in context.command.params}
+            context.default_map = {**(context.default_map or {}), **file_settings(path, names)}
     return path
 
 
@@ -89,8 +93,12 @@ class Serve(ReaderOptions):
     ] = False
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
-    max_body: Annotated[int, typer.Option(min=1, help="The maximum size of a request, in MiB.")] = 512
-    spool: Annotated[int, typer.Option(min=1, help="Disk space for large requests, in MiB.")] = 4096
+    max_body: Annotated[
+        int, typer.Option(min=1, help="The maximum size of a request, in MiB; larger documents are uploaded as files.")
+    ] = 64
+    request_memory: Annotated[
+        int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
+    ] = 256
     uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
@@ -146,7 +154,7 @@ class Serve(ReaderOptions):
             ),
             read_above=self.read_above,
             max_body=self.max_body * _MEGABYTE,
-            spool=self.spool * _MEGABYTE,
+            request_memory=self.request_memory * _MEGABYTE,
             uploads=self.uploads * _MEGABYTE,
             heartbeat=self.heartbeat,
             max_connections=self.max_connections,
@@ -165,15 +173,16 @@ class Serve(ReaderOptions):
 
 async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
-    _require_extra()
-    from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
-    from memagent_serve.app import Serving  # noqa: PLC0415
-    from memagent_serve.http_server import run_server  # noqa: PLC0415
+    import uvicorn  # noqa: PLC0415
+
+    from memagent_graph.addresses import BOUNDED_HTTP, in_url, listen  # noqa: PLC0415
+    from memagent_serve.app import ServerResources, make_app  # noqa: PLC0415
+    from memagent_serve.live import LivePage  # noqa: PLC0415
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:
-            serving = Serving(reader, settings)
+            serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
                 f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_reason}; "
@@ -185,17 +194,18 @@ async def _serve(request: Serve) -> None:
             typer.echo(f"the live page is at http://{in_url(host)}:{port}/{token}", err=True)
             if not settings.keys:
                 typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
-            await run_server(serving, listener, sessions)
-
-
-def _require_extra() -> None:
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    from memagent_graph.errors import MissingExtraError  # noqa: PLC0415
-
-    needed = ("starlette", "uvicorn", "sse_starlette", "prometheus_client", "python_multipart")
-    if any(find_spec(each) is None for each in needed):
-        raise MissingExtraError("serve", "memagent serve")
+            config = uvicorn.Config(
+                make_app(serving, LivePage(serving, sessions).routes(), sessions),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=_IDLE_SECONDS,
+                # Without this, a stream that never ends would keep the server from stopping.
+                timeout_graceful_shutdown=_SECONDS_TO_STOP,
+                **BOUNDED_HTTP,
+            )
+            await uvicorn.Server(config).serve(sockets=[listener])
 
 
 def register(app: typer.Typer) -> None:

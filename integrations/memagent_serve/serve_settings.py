@@ -19,7 +19,7 @@ class ServeSettings:
     """A server's settings. Sizes are in bytes, times in seconds."""
 
     folder: Path
-    """The folder of uploads, large requests and the list of reads."""
+    """The folder of uploads and the list of reads."""
     keys: Keys = field(default_factory=Keys)
     names: tuple[str, ...] = ()
     """Host names that clients may use, besides localhost."""
@@ -28,9 +28,9 @@ class ServeSettings:
     bounds: Bounds = field(default_factory=Bounds)
     read_above: int | None = None
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
-    max_body: int = 512 * 2**20
-    spool: int = 4 * 2**30
-    """The maximum size of all large requests together."""
+    max_body: int = 64 * 2**20
+    request_memory: int = 256 * 2**20
+    """The maximum size of all large requests together; decoding them takes about as much again."""
     uploads: int = 2**30
     """The maximum size of one key's uploaded files together."""
     idle_seconds: float = 30.0
@@ -74,10 +74,10 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
         raise MemAgentError(
             f"the settings file {path} cannot be read: {error}", hint="The file must be TOML."
         ) from error
-    found = {name.replace("-", "_"): value for name, value in values.items()}
-    if unknown := sorted(found.keys() - set(known)):
+    settings = {name.replace("-", "_"): value for name, value in values.items()}
+    if unknown := sorted(settings.keys() - set(known)):
         raise MemAgentError(
             f"the settings file {path} has unknown settings: {', '.join(unknown)}",
             hint="Settings are named like the options of `memagent serve`: --max-reads is max_reads.",
         )
-    return found
+    return settings

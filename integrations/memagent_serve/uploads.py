@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.storage.private_files import private_file, private_folder
+from memagent_graph.storage.whole_files import write_whole
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.keys import Owner
 
@@ -61,7 +62,6 @@ class Uploads:
         path = self._path(owner, file_id)
         private_folder(path.parent)
         private_file(path)
-        unfinished = path.with_suffix(".unfinished")
         size = 0
         try:
             with path.open("wb") as target:
@@ -76,23 +76,20 @@ class Uploads:
                     target.write(piece)
             if not size:
                 raise bad_request("the file is empty", "file")
-            known = UploadedFile(file_id, size, int(time.time()), shown_name(name), in_one_line(purpose, _LONGEST_NAME))
-            private_file(unfinished)
-            unfinished.write_text(json.dumps(asdict(known)), encoding="utf-8")
-            unfinished.replace(path.with_suffix(".json"))
+            entry = UploadedFile(file_id, size, int(time.time()), shown_name(name), in_one_line(purpose, _LONGEST_NAME))
+            write_whole(path.with_suffix(".json"), json.dumps(asdict(entry)))
         except BaseException:
             path.unlink(missing_ok=True)
-            unfinished.unlink(missing_ok=True)
             raise
-        return known
+        return entry
 
     def all(self, owner: Owner) -> list[UploadedFile]:
         """The files of a key, the newest first."""
-        found = []
+        files = []
         for path in self._folder_of(owner).glob("file-*.json"):
             with suppress(FileNotFoundError):  # deleted in the meantime
-                found.append(_read(path))
-        return sorted(found, key=lambda file: (-file.created_at, file.id))
+                files.append(_read(path))
+        return sorted(files, key=lambda file: (-file.created_at, file.id))
 
     def get(self, owner: Owner, file_id: str) -> UploadedFile:
         """One file.
@@ -144,12 +141,11 @@ def _no_file(file_id: str) -> ApiError:
     return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")
 
 
-async def stored(store: DocumentStore, path: Path, name: str) -> DocumentRef:
+async def stored(store: DocumentStore, file: IO[bytes], name: str) -> DocumentRef:
     """The text of a file in the store: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes determine the
     kind.
 
     Raises:
         DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
     """
-    with path.open("rb") as file:
-        return await store.add_async(Document.from_file(file, name))
+    return await store.add_async(Document.from_file(file, name))

@@ -46,11 +46,11 @@ _BUILT_IN: Final = {
     "resume": "resume:Resume",
     "doctor": "doctor:Doctor",
     "show": "show:Show",
-    "diff": "diff:Diff",
+    "diff": "show:Diff",
     "runs": "runs:Runs",
-    "reward": "reward:GiveReward",
-    "export": "export:Export",
-    "import": "import_:Import",
+    "reward": "runs:GiveReward",
+    "export": "exchange_commands:Export",
+    "import": "exchange_commands:Import",
     "policy": "policy_commands:COMMANDS",
 }
 """Module and class of each command of this package; a mapping from names to classes instead of a class is a group."""

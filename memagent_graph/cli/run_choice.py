@@ -106,16 +106,16 @@ def run_named(log: RunLog, name: str) -> str:
     from memagent_graph.run_log import RunFilter
 
     chosen = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
-    found = [record.run_id for record in log.runs(chosen)]
-    if name in found or len(found) == 1:
-        return name if name in found else found[0]
+    run_ids = [record.run_id for record in log.runs(chosen)]
+    if name in run_ids or len(run_ids) == 1:
+        return name if name in run_ids else run_ids[0]
     if name == LATEST:
         raise RunNotFoundError(
             f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION"
         )
-    if not found or len(found) == _NAMED:  # the run with exactly this id may not be among them
+    if not run_ids or len(run_ids) == _NAMED:  # the run with exactly this id may not be among them
         return log.get(name).run_id
-    raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(found)}.")
+    raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(run_ids)}.")
 
 
 _NAMED: Final = 8

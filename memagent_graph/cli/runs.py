@@ -1,4 +1,4 @@
-"""`memagent runs`."""
+"""`memagent runs` and `memagent reward`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json, size
-from memagent_graph.cli.run_choice import RunChoice, open_existing, run_named
+from memagent_graph.cli.run_choice import NamedRun, RunChoice, open_existing, run_named
 from memagent_graph.plain_text import counted, in_one_line
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Runs(RunChoice):
         """Run the command."""
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
-            named = [run_named(log, each) for each in self.run_ids or ()]
+            named = [run_named(log, name) for name in self.run_ids or ()]
             listed = None if self.as_json or self.delete or named else _LISTED
             records = list(log.runs(self.filter(named, newest=listed)))
             if self.delete:
@@ -66,6 +66,45 @@ class Runs(RunChoice):
                 _print_table(log, records, totals)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GiveReward:
+    """Give a run, or one of its conversations, a reward."""
+
+    examples: ClassVar = (
+        "memagent reward latest 1.0 --name correct",
+        'memagent reward 20261121-08 -0.5 --note "wrong year"',
+    )
+    takes_negative_numbers: ClassVar = True
+    run_id: NamedRun
+    value: Annotated[float, typer.Argument(help="How good it was.")]
+    name: Annotated[str, typer.Option(help="What was judged.")] = "reward"
+    source: Annotated[str, typer.Option(help="Who judged.")] = "person"
+    note: Annotated[str | None, typer.Option(help="Why.")] = None
+    conversation: Annotated[int | None, typer.Option(help="One of its conversations, by its id in the log.")] = None
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told(as_json=self.as_json):
+            log = open_existing(self.log)
+            run_id = run_named(log, self.run_id)
+            log.reward(
+                run_id,
+                self.value,
+                name=self.name,
+                source=self.source,
+                conversation=self.conversation,
+                note=self.note,
+            )
+        if self.as_json:
+            names = ("conversation", "name", "value", "source", "note")
+            print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
+        else:
+            of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
+            typer.echo(f"{in_one_line(self.name)} of {of} {in_one_line(run_id)}: {self.value:g}", err=True)
+
+
 def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if records and not request.yes:
         if not sys.stdin.isatty():
@@ -74,8 +113,8 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
         typer.confirm(
             f"Delete {counted(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
         )
-    held = [each.run_id for each in records if each.stop_reason is None and _is_being_read(log, each.run_id)]
-    records = [each for each in records if each.run_id not in held]
+    held = [run.run_id for run in records if run.stop_reason is None and _is_being_read(log, run.run_id)]
+    records = [run for run in records if run.run_id not in held]
     if held and not request.as_json:
         named = ", ".join(map(in_one_line, held))
         typer.echo(f"not deleted, because it is being read: {named}", err=True)
@@ -86,12 +125,6 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
         print_json({"deleted": deleted, "bytes_freed": freed, "being_read": held})
         return
     typer.echo(f"{counted(deleted, 'run')} deleted, {size(freed)} given back", err=True)
-    if unused := log.unused_bytes if deleted else 0:
-        typer.echo(
-            f"{size(unused)} could not be given back and will be used for new runs: the next deletion tries again, "
-            "if there is room on the disk for a copy of the log",
-            err=True,
-        )
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
@@ -100,7 +133,7 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
     from memagent_graph.storage.paths import default_checkpoints
 
     places = {default_checkpoints(), log.path.with_name(default_checkpoints().name)}
-    return any(is_being_read(each, run_id) for each in places)
+    return any(is_being_read(place, run_id) for place in places)
 
 
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
@@ -121,7 +154,7 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", no_wrap=True, min_width=max(len(in_one_line(each.run_id)) for each in records))
+    table.add_column("run", no_wrap=True, min_width=max(len(in_one_line(run.run_id)) for run in records))
     table.add_column("begun", no_wrap=True)
     table.add_column("document", overflow="ellipsis", no_wrap=True)
     table.add_column("question", overflow="ellipsis", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`memagent show`."""
+"""`memagent show` and `memagent diff`."""
 
 from __future__ import annotations
 
@@ -61,13 +61,38 @@ class Show:
                 _print_timeline(view, self.chunk)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """Compare two runs: settings, answers, where their memories begin to differ, and cost."""
+
+    examples: ClassVar = ("memagent diff 20261121-08 20261121-09",)
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="One run.")]
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The other.")]
+    log: Log = None
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.timeline import compare_runs, render_comparison
+
+        with failures_told():
+            log = open_existing(self.log)
+            one, other = run_named(log, self.run_a), run_named(log, self.run_b)
+            comparison = compare_runs(
+                view_of(log, one),
+                view_of(log, other),
+                settings_a=dict(log.get(one).settings),
+                settings_b=dict(log.get(other).settings),
+            )
+            console().print(render_comparison(comparison))
+
+
 def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
     """A run with its document, if that is still in the given store; without one, where such runs keep it."""
-    from memagent_graph.documents import open_store
-    from memagent_graph.timeline.run_views import store_of, view_of_run
+    from memagent_graph.documents import open_store, store_of
+    from memagent_graph.timeline.run_views import view_of_run
 
-    found = open_store(store) if store else store_of(log.get(run_id).document, log.path)
-    return view_of_run(log, run_id, found)
+    documents = open_store(store) if store else store_of(log.get(run_id).document, log.path)
+    return view_of_run(log, run_id, documents)
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:
@@ -94,15 +119,19 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 
 def _print_view_as_json(view: RunView) -> None:
-    found = view.provenance
+    provenance = view.provenance
     plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    listed: dict[str, Sequence[Any]] = {"lines": found.lines, "evidence": found.evidence, "lost": found.lost}
+    listed: dict[str, Sequence[Any]] = {
+        "lines": provenance.lines,
+        "evidence": provenance.evidence,
+        "lost": provenance.lost,
+    }
     listed |= {"rewards": view.rewards, "updates": view.updates}
     print_json(
         {
             **{name: getattr(view, name) for name in plain},
             "document": dict(view.document),
             "memory": view.trace.final_memory,
-            **{name: [asdict(each) for each in values] for name, values in listed.items()},
+            **{name: [asdict(value) for value in values] for name, values in listed.items()},
         }
     )

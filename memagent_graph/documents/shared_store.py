@@ -239,6 +239,16 @@ def open_store(place: str | None, folder: Path | None = None) -> DocumentStore:
     return SharedDocumentStore(place, folder) if "://" in place else DocumentStore(Path(place))
 
 
+def store_of(document: DocumentRef, log: Path) -> DocumentStore:
+    """Return the store with a logged run's document: one next to the log (of an evaluation), otherwise the user's."""
+    beside = DocumentStore(log.with_name(default_store().name))
+    try:
+        beside.read_bytes(document, 0, 1)
+    except (DocumentError, OSError):
+        return DocumentStore(default_store())
+    return beside
+
+
 def shown_url(url: str) -> str:
     """The URL without a user's name and password."""
     return re.sub(r"//[^/@]*@", "//", url)

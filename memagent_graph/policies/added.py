@@ -13,8 +13,8 @@ from typing import Final
 
 from memagent_graph.storage.paths import data_folder
 
-KNOWN: Final = ("smollm2", "smollm2-untrained")
-"""The names that can be added. The first is the default policy once it was added; the second is for comparisons."""
+KNOWN: Final = ("smollm2", "smollm2-untrained", "english-untrained")
+"""The names that can be added. The first is the default policy once it was added; the others are bases, untrained."""
 _RECORD: Final = "added.json"
 
 
@@ -23,7 +23,7 @@ class Origin:
     """What an added policy was made from."""
 
     base: str
-    """A distribution with its version, or a hub id."""
+    """The name of the base's file."""
     base_sha256: str
     """SHA-256 of the file with the base's weights."""
     adapter: str | None

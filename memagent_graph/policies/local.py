@@ -90,6 +90,9 @@ class LocalPolicy:
 
     async def describe(self) -> ModelInfo:
         """Window, tokenizer, size and, if the folder has one, the profile that the model was trained with."""
+        return await asyncio.to_thread(self._described)
+
+    def _described(self) -> ModelInfo:
         tokenizer = load_tokenizer("embedded" if self._name == "embedded" else self._folder)
         return ModelInfo(
             context_window=self._engine.context_window,

@@ -17,7 +17,6 @@ from typing import Any
 from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
-from memagent_graph.reading.pinned_lines import with_pins
 from memagent_graph.reading.state import (
     ChunkSpan,
     Counters,
@@ -175,9 +174,8 @@ class Ask:
                 if found.text is None:
                     self._log(completion, Outcome.KEPT_PREVIOUS, self._kept)
                     return self._previous, found.value
-                kept = self._with_pins(found.text)
-                self._log(completion, Outcome.ACCEPTED, kept)
-                return kept, found.value
+                self._log(completion, Outcome.ACCEPTED, found.text)
+                return found.text, found.value
             rule = rules.rule_for(found.kind)
             if rule is UpdateRule.RETRY and remaining:
                 self.note(found.kind, found.detail, rule)
@@ -187,22 +185,12 @@ class Ask:
             parsed = self._parsed(self._cut(text)) if rule is UpdateRule.ACCEPT else None
             if isinstance(parsed, Parsed) and parsed.text is not None:
                 self.note(found.kind, found.detail, rule)
-                kept = self._with_pins(parsed.text)
-                self._log(completion, Outcome.ACCEPTED, kept)
-                return kept, parsed.value
+                self._log(completion, Outcome.ACCEPTED, parsed.text)
+                return parsed.text, parsed.value
             self.note(found.kind, found.detail, UpdateRule.KEEP_PREVIOUS)
             self._log(completion, Outcome.KEPT_PREVIOUS, self._kept)
             return self._previous if self._role.writes is Writes.MEMORY else "", None
         raise AssertionError("the last try always returns")
-
-    def _with_pins(self, text: str) -> str:
-        """What was written, with the lines that a person pinned where it is a memory."""
-        if self._context.pins is None or self._role.writes is not Writes.MEMORY:
-            return text
-        kept = with_pins(text, self._context.pins(self._place.branch), self._fits, self._cut)
-        if kept != text:
-            self.note(EventKind.PINNED, "a pinned line was put back")
-        return kept
 
     @property
     def _kept(self) -> str | None:
@@ -321,10 +309,6 @@ class Ask:
 
     def _parsed(self, text: str) -> Parsed | Trouble:
         return self._role.parse(text, self._context.prompts)
-
-    def _fits(self, text: str) -> bool:
-        """Whether a memory is within its bound, as prompts show it."""
-        return shown_tokens(self._context, text) <= self._bound
 
     def _cut(self, text: str) -> str:
         return beginning(self._context, text, self._bound)

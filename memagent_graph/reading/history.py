@@ -14,7 +14,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import event_record
 from memagent_graph.reading.state_views import trace_steps
-from memagent_graph.run_log.edits import edited_by
+from memagent_graph.run_log.records import edited_by
 from memagent_graph.trace import Trace, TraceStep
 
 

@@ -15,10 +15,6 @@ CHECKPOINTER: Final = "__pregel_checkpointer"
 """The checkpointer of the graph that runs, its own or its parent's."""
 DURABILITY: Final = "__pregel_durability"
 """When checkpoints are written, if the parent graph chose it."""
-RESUMING: Final = "__pregel_resuming"
-"""Whether a graph continues from its checkpoint and ignores its input."""
-SCRATCHPAD: Final = "__pregel_scratchpad"
-"""Counts the graphs that a task has called."""
 
 CALL: Final = "__pregel_call"
 """What a node calls a task with; it leads to the loop of the graph that the node belongs to."""
@@ -42,9 +38,3 @@ def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]
         seen.add(id(loop))
         yield loop.stack
         config = loop.config
-
-
-def task_around(config: RunnableConfig | None) -> Any | None:
-    """The execution of a graph's node that a call belongs to; the same one however often the node is tried."""
-    call = inherited(config, CALL)
-    return None if call is None else call.args[0]()

@@ -28,7 +28,6 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.recording import Recording
@@ -320,8 +319,6 @@ class ReaderContext:
     """The run's steps before this call; None if only its log has them."""
     pace: Reach | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
-    pins: Pins | None = field(default=None, repr=False)
-    """The lines of memory that a person pinned; a new memory that lacks one gets it back."""
     structure: Structure | None = None
     """How the answer is structured, if it is."""
     may_shrink: bool = False

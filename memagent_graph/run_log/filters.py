@@ -39,17 +39,19 @@ class RunFilter:
             "instr(run_id, ?) = 1": self.run_id_begins,
             "instr(lower(question), lower(?)) > 0": self.question,
             "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
-            "EXISTS (SELECT 1 FROM conversations c JOIN configurations f ON f.id = c.configuration "
-            "WHERE c.run_id = runs.run_id AND instr(lower(f.policy), lower(?)) > 0)": self.policy,
+            "EXISTS (SELECT 1 FROM conversations c "
+            "WHERE c.run_id = runs.run_id AND instr(lower(c.policy), lower(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,
             "EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
             "(run_id NOT IN (SELECT run_id FROM imported)) = ?": self.is_own,
             "began >= ?": self.since,
             "began < ?": self.until,
         }
-        given = {term: value for term, value in terms.items() if value is not None}
-        values = [*given.values(), *(self.run_ids or ()), -1 if self.newest is None else self.newest]
-        conditions = [*given] if self.run_ids is None else [*given, f"run_id IN ({', '.join('?' * len(self.run_ids))})"]
+        chosen = {term: value for term, value in terms.items() if value is not None}
+        values = [*chosen.values(), *(self.run_ids or ()), -1 if self.newest is None else self.newest]
+        conditions = [*chosen]
+        if self.run_ids is not None:
+            conditions.append(f"run_id IN ({', '.join('?' * len(self.run_ids))})")
         return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY began DESC, run_id DESC LIMIT ?", values
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import sqlite3
@@ -11,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +17,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.edits import edited_by
+from memagent_graph.run_log.columns import record_of
 from memagent_graph.run_log.filters import RunFilter, RunTotals
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
@@ -30,13 +28,12 @@ from memagent_graph.run_log.records import (
     RunRecord,
     StrategyId,
     TextKind,
+    edited_by,
 )
-from memagent_graph.run_log.schema import connect, connect_to_read, prepare
-from memagent_graph.run_log.writer import Job, Writer
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.writer import Writer
 from memagent_graph.trace import Trace
 
-_RUNS: Final = "(SELECT r.*, a.question, a.answer FROM runs r JOIN answers a ON a.run_id = r.run_id AND a.number = 0)"
 _OVERWRITE: Final = StrategyId("overwrite", "")
 _NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
 """What sqlite3 raises for values that SQLite cannot store."""
@@ -57,26 +54,13 @@ class RunLog:
         self.path = Path(path)
         self._redact = redact
         self._writer = Writer(self.path)
-        with self._translated():
-            private_file(self.path)
-            with closing(connect(self.path)) as connection:
-                prepare(connection, self.path)
+        with self._connection():
+            pass
 
-    # Writing. Each returns a future that is done once the entry is in the file; see `RunLog.wait`. The graph's steps
-    # submit the same jobs from their event loop; see `Recording`.
+    # Writing. `begin`, `record`, `end` and `edit` return a future that is done once the entry is in the file; see
+    # `wait`. Entries are written in the order of these calls.
 
     def begin(
-        self,
-        run_id: str,
-        question: str,
-        document: DocumentRef,
-        settings: Mapping[str, Any],
-        strategy: StrategyId = _OVERWRITE,
-    ) -> Future[None]:
-        """Log that a run has begun. A run that continues keeps its entry, and its end is removed."""
-        return self._writer.submit(self.begin_job(run_id, question, document, settings, strategy))
-
-    def begin_job(
         self,
         run_id: str,
         question: str,
@@ -87,21 +71,22 @@ class RunLog:
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
         afresh: bool = False,
-    ) -> Job:
-        """The job of `begin`, with the prompts' wording and the trace it runs under.
+    ) -> Future[None]:
+        """Log that a run has begun, with the prompts' wording and the trace it runs under.
 
-        An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count. In
-        both cases it is a new attempt, and the run's rewards are withdrawn; see `rows.withdraw_rewards`.
+        An existing run with this id continues and its end is removed, or, with `afresh`, it is replaced: its
+        conversations no longer count. In both cases it is a new attempt, and the run's rewards are withdrawn; see
+        `rows.withdraw_rewards`.
         """
         logged = document.copy()
-        logged["name"] = self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""
-        if "path" in document and self._kept(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
+        logged["name"] = self._redacted(TextKind.DOCUMENT_NAME, document["name"]) or ""
+        if "path" in document and self._redacted(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
             del logged["path"]
         run = RunRecord(
             run_id=run_id,
             began=time.time(),
             ended=None,
-            question=_storable(self._kept(TextKind.QUESTION, question)) or "",
+            question=_storable(self._redacted(TextKind.QUESTION, question)) or "",
             document=logged,
             settings=dict(settings),
             stop_reason=None,
@@ -120,22 +105,16 @@ class RunLog:
             if prompts is not None:
                 rows.insert_template(connection, prompts.fingerprint, prompts.wording)
 
-        return job
+        return self._writer.submit(job, lingers=True)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log how a run ended."""
-        return self._writer.submit(self.end_job(run_id, stop_reason, answer))
-
-    def end_job(self, run_id: str, stop_reason: str, answer: str | None) -> Job:
-        """The job of `end`."""
-        values = time.time(), stop_reason, run_id
-        answered = _storable(self._kept(TextKind.ANSWER, answer)), run_id
+        values = time.time(), stop_reason, _storable(self._redacted(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE runs SET ended = ?, stop_reason = ? WHERE run_id = ?", values)
-            connection.execute("UPDATE answers SET answer = ? WHERE run_id = ? AND number = 0", answered)
+            connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
 
-        return job
+        return self._writer.submit(job, lingers=True)
 
     def record(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
@@ -148,24 +127,11 @@ class RunLog:
         Args:
             conversation: the conversation.
             prompt_texts: the prompt's messages, for the redaction hook alone; they are not stored.
-            supersede: whether to mark what it replaces.
+            supersede: whether to mark what it replaces; not needed if there cannot be rows of an earlier execution.
         """
-        return self._writer.submit(self.record_job(conversation, prompt_texts, supersede=supersede))
-
-    def record_job(
-        self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
-    ) -> rows.NewConversation:
-        """The job of `record`. `supersede` is not needed if there cannot be rows of an earlier execution."""
         if self._redact is not None:
-            conversation = self._redacted(conversation, prompt_texts)
-        return rows.NewConversation(conversation, supersede=supersede)
-
-    def hand_in(self, job: Job) -> asyncio.Future[Any]:
-        """Submit a job from the running event loop; call `hurry` before waiting for it.
-
-        The future's exception is not translated; see `log_error`.
-        """
-        return self._writer.submit_from_loop(job)
+            conversation = self._masked(conversation, prompt_texts)
+        return self._writer.submit(rows.NewConversation(conversation, supersede=supersede), lingers=True)
 
     def hurry(self) -> None:
         """Write what was submitted within milliseconds, because a caller waits for it."""
@@ -183,8 +149,6 @@ class RunLog:
     ) -> Future[None]:
         """Log that a person replaced the memory that a step wrote: what depends on it, or came later, is superseded.
 
-        A run that is not in this log is ignored.
-
         Args:
             run_id: the run.
             position: the chunk's number.
@@ -193,20 +157,20 @@ class RunLog:
             author: who did it, if known.
             kept: the ids of the steps that the run still has; if left out, only what depends on the step is superseded.
         """
-        text = self._kept(TextKind.MEMORY, memory)
+        text = self._redacted(TextKind.MEMORY, memory)
 
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
-                return
+                raise RunNotFoundError(f"there is no run {run_id!r} in {self.path}", hint="Begin it first.")
             edited = step if step is not None else rows.step_at(connection, run_id, position)
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
             if kept is not None:
                 rows.supersede_except(connection, run_id, kept)
             event = LoggedEvent(time.time(), "memory_edited", edited_by(author), position)
-            rows.insert_event(connection, run_id, replace(event, text=text, step=edited), None)
+            rows.insert_event(connection, run_id, replace(event, text=text, step=edited))
             rows.withdraw_rewards(connection, run_id, event.time)
-            connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))
-            connection.execute("UPDATE answers SET answer = NULL WHERE run_id = ?", (run_id,))
+            end = "ended = NULL, stop_reason = NULL, answer = NULL"
+            connection.execute(f"UPDATE runs SET {end} WHERE run_id = ?", (run_id,))  # noqa: S608  our own words
 
         return self._writer.submit(job)
 
@@ -242,14 +206,6 @@ class RunLog:
 
         self.wait(self._writer.submit(job))
 
-    def thumbs(self, run_id: str, up: bool, *, note: str | None = None) -> None:
-        """A person's thumb up or down: the reward "thumbs", 1 or 0. It fits the feedback hooks of agents and chats.
-
-        Raises:
-            RunNotFoundError, RunLogError: as `reward`.
-        """
-        self.reward(run_id, float(up), name="thumbs", note=note)
-
     def add(
         self,
         run: RunRecord,
@@ -281,12 +237,12 @@ class RunLog:
             connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
-            row_of = {each.id: rows.NewConversation(each, supersede=False)(connection) for each in conversations}
+            row_of = {one.id: rows.NewConversation(one, supersede=False)(connection) for one in conversations}
             for event in events:
-                rows.insert_event(connection, run.run_id, event, None)
-            for each in rewards:
-                here = None if each.conversation is None else row_of[each.conversation]
-                rows.insert_reward(connection, replace(each, conversation=here))
+                rows.insert_event(connection, run.run_id, event)
+            for reward in rewards:
+                here = None if reward.conversation is None else row_of[reward.conversation]
+                rows.insert_reward(connection, replace(reward, conversation=here))
 
         try:
             self.wait(self._writer.submit(job))
@@ -302,25 +258,16 @@ class RunLog:
             raise RunLogError(f"run {run.run_id!r} cannot be stored ({type(error).__name__}: {error})") from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with everything that belongs to them; returns how many were deleted.
-
-        The space is given back if there is room to copy the rest; otherwise it is `unused_bytes`.
-        """
+        """Delete runs with everything that belongs to them, and give their space back; returns how many there were."""
         ids = list(run_ids)
 
         def job(connection: sqlite3.Connection) -> int:
-            # Only conversations depend on a configuration.
-            deleted = sum(connection.execute("DELETE FROM runs WHERE run_id = ?", (each,)).rowcount for each in ids)
-            connection.execute(
-                "DELETE FROM configurations WHERE id NOT IN (SELECT DISTINCT configuration FROM conversations)"
-            )
-            return deleted
+            return sum(connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,)).rowcount for run_id in ids)
 
         count: int = self.wait(self._writer.submit(job))
-        # The runs are deleted, even if the space cannot be given back.
+        # The runs are deleted, even if the space cannot be given back now, as on a full disk. New runs use it then.
         with suppress(RunLogError), self._connection() as connection:
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
         return count
 
     def wait(self, future: Future[Any]) -> Any:
@@ -329,6 +276,7 @@ class RunLog:
         Raises:
             RunLogError: the entry could not be written.
         """
+        self._writer.hurry()
         with self._translated():
             return future.result()
 
@@ -343,15 +291,6 @@ class RunLog:
         """The log's size on disk, including its write-ahead file."""
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
-
-    @property
-    def unused_bytes(self) -> int:
-        """Empty space of deleted runs on disk. New runs use it first; the next `delete` may give it back."""
-        with self._connection() as connection:
-            pages, size = (
-                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size")
-            )
-        return int(pages * size)
 
     def counts(self) -> tuple[int, int]:
         """How many runs and how many conversations there are."""
@@ -378,8 +317,8 @@ class RunLog:
         """The runs, newest first."""
         condition, values = (chosen or RunFilter()).sql()
         with self._connection() as connection:
-            for row in connection.execute(f"SELECT * FROM {_RUNS} runs {condition}", values):  # noqa: S608  our own words
-                yield rows.run_record(row)
+            for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
+                yield record_of(RunRecord, row)
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
         """A run's conversations in order of position and attempt.
@@ -389,24 +328,11 @@ class RunLog:
             superseded: whether to include those that no longer count.
             with_ids: whether to include token ids and log-probs; without them ten times as many fit into memory.
         """
-        columns = "c.*" if with_ids else rows.WITHOUT_IDS
+        columns = "*" if with_ids else rows.WITHOUT_IDS
+        query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
-            if not connection.in_transaction:  # it is if the file is of an older version
-                connection.execute("BEGIN")  # all of it as of one moment, also while the run is being written
-            events = rows.grouped(connection, "events", run_id, rows.event, order="id")
-            reads = rows.grouped(connection, "conversation_reads", run_id, rows.span)
-            parents = rows.grouped(connection, "conversation_parents", run_id, itemgetter("parent"))
-            query = (
-                f"SELECT {columns}, f.policy, f.policy_version, f.tokenizer, f.template, f.sampling "  # noqa: S608
-                "FROM conversations c "
-                "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ? AND c.superseded <= ? "
-                "ORDER BY c.position, c.id"
-            )
             for row in connection.execute(query, (run_id, int(superseded))):
-                number = row["id"]
-                yield rows.conversation(
-                    row, tuple(events.get(number, ())), parents.get(number, ()), reads.get(number, ())
-                )
+                yield record_of(Conversation, row)
 
     def trace(self, run_id: str) -> Trace:
         """A run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -420,18 +346,18 @@ class RunLog:
     def events(self, run_id: str) -> list[LoggedEvent]:
         """Events of a run that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
-            query = "SELECT * FROM events WHERE run_id = ? AND conversation IS NULL ORDER BY id"
-            return [rows.event(row) for row in connection.execute(query, (run_id,))]
+            events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
+            return [record_of(LoggedEvent, row) for row in events]
 
     def rewards(self, run_id: str) -> list[Reward]:
         """All rewards of a run and its conversations, oldest first."""
         with self._connection() as connection:
-            found = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
-            return [Reward(**row) for row in found]
+            rewards = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
+            return [record_of(Reward, row) for row in rewards]
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
         """The newest value of each of a run's own rewards, by name."""
-        return {each.name: each.value for each in self.rewards(run_id) if each.conversation is None}
+        return dict(self.totals([run_id])[run_id].rewards)
 
     def totals(self, run_ids: Iterable[str], *, superseded: bool = False) -> dict[str, RunTotals]:
         """Totals of runs, by id; with `superseded`, conversations that no longer count are included."""
@@ -449,7 +375,7 @@ class RunLog:
             sums = connection.execute(
                 "SELECT run_id, count(*) conversations, sum(prompt_tokens) prompt_tokens, "
                 "sum(completion_tokens) completion_tokens, "
-                "sum(prompt_ids IS NOT NULL AND completion_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
+                "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
                 "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded <= ? "
                 "GROUP BY run_id",
                 (given, int(superseded)),
@@ -463,49 +389,36 @@ class RunLog:
     def templates(self, run_id: str) -> dict[str, dict[str, str]]:
         """The wording of the prompts that a run's conversations were written with, by fingerprint."""
         query = (
-            "SELECT hash, content FROM templates WHERE hash IN (SELECT f.template FROM conversations c "
-            "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ?) ORDER BY hash"
+            "SELECT hash, content FROM templates "
+            "WHERE hash IN (SELECT template FROM conversations WHERE run_id = ?) ORDER BY hash"
         )
         with self._connection() as connection:
             return {row["hash"]: json.loads(row["content"]) for row in connection.execute(query, (run_id,))}
 
-    def template(self, fingerprint: str) -> dict[str, str]:
-        """The wording with a fingerprint.
-
-        Raises:
-            RunLogError: it is not in the log.
-        """
-        with self._connection() as connection:
-            row = connection.execute("SELECT content FROM templates WHERE hash = ?", (fingerprint,)).fetchone()
-        if row is None:
-            raise RunLogError(f"the prompts {fingerprint!r} are not in {self.path}")
-        content: dict[str, str] = json.loads(row["content"])
-        return content
-
     # Within
 
-    def _kept(self, kind: TextKind, text: str | None) -> str | None:
+    def _redacted(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
 
-    def _redacted(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
-        text = self._kept(TextKind.COMPLETION, conversation.text)
-        if any(self._kept(TextKind.PROMPT, each) != each for each in prompt_texts):
+    def _masked(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
+        text = self._redacted(TextKind.COMPLETION, conversation.text)
+        if any(self._redacted(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
             conversation = replace(conversation, prompt_token_ids=None)
         if text != conversation.text:
             conversation = replace(conversation, token_ids=None, logprobs=None)
-        return replace(conversation, text=text, memory=self._kept(TextKind.MEMORY, conversation.memory))
+        return replace(conversation, text=text, memory=self._redacted(TextKind.MEMORY, conversation.memory))
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """A connection of the call's own, for reading."""
-        with self._translated(), closing(connect_to_read(self.path)) as connection:
+        with self._translated(), closing(connect(self.path)) as connection:
             yield connection
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, *_NOT_STORABLE) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError) as error:
             raise log_error(self.path, error) from error
 
 
@@ -528,7 +441,7 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
         hint = (
             "Free disk space, delete old runs (memagent runs ... --delete), or name a file on another disk with --log."
         )
-    elif isinstance(error, sqlite3.DatabaseError) and ("not a database" in words or "malformed" in words):
+    elif isinstance(error, ValueError | TypeError) or "not a database" in words or "malformed" in words:
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."

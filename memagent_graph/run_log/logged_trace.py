@@ -13,18 +13,18 @@ from memagent_graph.trace import Trace, TraceStep, Writes
 def trace_of(
     conversations: Iterable[Conversation], edits: Sequence[LoggedEvent] = (), *, document_bytes: int | None = None
 ) -> Trace:
-    """The trace of conversations. Those that no longer count are left out.
+    """Return the trace of conversations. Those that no longer count are left out.
 
     Args:
         conversations: a run's; a step that has only discarded attempts is left out.
         edits: what a person changed, from `RunLog.events`.
         document_bytes: the document's length, for progress.
     """
-    counted = sorted((each for each in conversations if not each.superseded), key=lambda each: each.seq or 0)
+    counted = (conversation for conversation in conversations if not conversation.superseded)
     attempts: dict[str, list[Conversation]] = {}
-    for each in counted:
-        attempts.setdefault(each.step, []).append(each)
-    edited = _by_step(edits, counted)
+    for conversation in sorted(counted, key=lambda conversation: conversation.seq or 0):
+        attempts.setdefault(conversation.step, []).append(conversation)
+    edits_of = _by_step(edits)
     steps: list[TraceStep] = []
     texts: dict[str, str | None] = {}
     for step_id, tries in attempts.items():
@@ -33,18 +33,18 @@ def trace_of(
             continue
         step = _step(tries)
         if last.outcome is Outcome.KEPT_PREVIOUS:
-            kept = last.memory if last.memory is not None else _before(step, steps, texts)
-            step = replace(step, text=kept if step.writes is Writes.MEMORY else "")
-        for edit in edited.get(step_id, ()):
+            memory = last.memory if last.memory is not None else _before(step, texts)
+            step = replace(step, text=memory if step.writes is Writes.MEMORY else "")
+        for edit in edits_of.get(step_id, ()):
             events = (*step.events, as_read_event(edit))
             step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=events)
         steps.append(step)
-        texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, steps, texts)
+        texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, texts)
     return Trace(tuple(steps), document_bytes)
 
 
 def as_read_event(event: LoggedEvent) -> ReadEvent:
-    """A logged event in the form of results."""
+    """Return a logged event in the form of results."""
     rule = UpdateRule(event.rule) if event.rule else None
     return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
 
@@ -61,34 +61,28 @@ def _step(tries: Sequence[Conversation]) -> TraceStep:
         text=last.text if last.writes is Writes.ANSWER else last.written,
         reads=last.reads,
         parents=last.parents,
-        prompt_tokens=sum(each.prompt_tokens for each in tries),
-        completion_tokens=sum(each.completion_tokens for each in tries),
-        seconds=sum(each.seconds for each in tries),
+        prompt_tokens=sum(attempt.prompt_tokens for attempt in tries),
+        completion_tokens=sum(attempt.completion_tokens for attempt in tries),
+        seconds=sum(attempt.seconds for attempt in tries),
         model=last.policy,
         finish_reason=last.finish_reason,
         events=tuple(
             replace(as_read_event(event), chunk_index=None) if last.writes is Writes.ANSWER else as_read_event(event)
-            for each in tries
-            for event in each.events
+            for attempt in tries
+            for event in attempt.events
         ),
     )
 
 
-def _before(step: TraceStep, steps: Sequence[TraceStep], texts: dict[str, str | None]) -> str:
-    """The memory that a step started from: its parents' memories, joined."""
+def _before(step: TraceStep, texts: dict[str, str | None]) -> str:
+    """Return the memory that a step started from: its parents' memories, joined."""
     return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
 
 
-def _by_step(edits: Sequence[LoggedEvent], counted: Sequence[Conversation]) -> dict[str, list[LoggedEvent]]:
-    """The edits of memories, by the step whose memory they replaced; older logs have the position instead."""
-    found: dict[str, list[LoggedEvent]] = {}
+def _by_step(edits: Sequence[LoggedEvent]) -> dict[str, list[LoggedEvent]]:
+    """Return the edits of memories, by the step whose memory they replaced."""
+    by_step: dict[str, list[LoggedEvent]] = {}
     for edit in edits:
-        if edit.kind != EventKind.MEMORY_EDITED:
-            continue
-        step = edit.step
-        if step is None:
-            at = (e.step for e in counted if e.position == edit.position and e.began <= edit.time and e.reads)
-            step = next(at, None)
-        if step is not None:
-            found.setdefault(step, []).append(edit)
-    return found
+        if edit.kind == EventKind.MEMORY_EDITED and edit.step is not None:
+            by_step.setdefault(edit.step, []).append(edit)
+    return by_step

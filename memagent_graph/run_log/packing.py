@@ -5,6 +5,8 @@ Planes that cannot be compressed, or cost more time than they save space, are st
 first; the others (mostly zeros for ids, a handful of exponents for log-probs) are deflated, without a search for
 matches beyond runs of one byte: there are none. A prompt's ids take about 2 bytes each, a completion's 1.65, log-probs
 3.3. A blob begins with the number of planes that are not deflated.
+
+A log may come from somebody else: what a blob inflates to is bounded, so that a small file cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -24,39 +26,57 @@ _MEMORY_LEVEL: Final = 5
 268 kB for every blob. Negative: without zlib's header."""
 _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1
+_FEW_IDS: Final = 1024
+"""Up to this many, as in a completion, the second plane is deflated too: four times the time and a fifth less space."""
+LARGEST_TEXT_BYTES: Final = 1 << 26
+"""Of UTF-8. A completion of a million tokens has about 4 MB."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
 _WIDTH: Final = 4
 
 
-def pack_ids(ids: Sequence[int] | None, *, small: bool = False) -> bytes | None:
-    """Token ids, 0 to 2^32 - 1. `small` takes about four times the time and a fifth less space."""
-    return None if ids is None else _pack(array("I", ids), _RAW_PLANES_OF_FEW_IDS if small else _RAW_PLANES_OF_IDS)
+def pack_ids(ids: Sequence[int] | None) -> bytes | None:
+    """Pack token ids, 0 to 2^32 - 1."""
+    if ids is None:
+        return None
+    return _pack(array("I", ids), _RAW_PLANES_OF_FEW_IDS if len(ids) <= _FEW_IDS else _RAW_PLANES_OF_IDS)
 
 
 def unpack_ids(blob: bytes | None) -> list[int] | None:
-    """The inverse of `pack_ids`."""
+    """Unpack what `pack_ids` packed.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     return None if blob is None else _unpack("I", blob)
 
 
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
-    """Log-probs as 32-bit floats, which is what policies compute."""
+    """Pack log-probs as 32-bit floats, which is what policies compute."""
     return None if logprobs is None else _pack(array("f", logprobs), _RAW_PLANES_OF_LOGPROBS)
 
 
 def unpack_logprobs(blob: bytes | None) -> list[float] | None:
-    """The inverse of `pack_logprobs`."""
+    """Unpack what `pack_logprobs` packed.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     return None if blob is None else _unpack("f", blob)
 
 
 def pack_text(text: str | None) -> bytes | None:
-    """A text, lone surrogates included."""
+    """Pack a text, lone surrogates included."""
     return None if text is None else _deflate(text.encode("utf-8", "surrogatepass"), _TEXT_LEVEL)
 
 
 def unpack_text(blob: bytes | None) -> str | None:
-    """The inverse of `pack_text`."""
-    return None if blob is None else _inflate(blob).decode("utf-8", "surrogatepass")
+    """Unpack what `pack_text` packed.
+
+    Raises:
+        ValueError: it is damaged, or has more than `LARGEST_TEXT_BYTES`.
+    """
+    return None if blob is None else _inflate(blob, LARGEST_TEXT_BYTES).decode("utf-8", "surrogatepass")
 
 
 def _deflate(data: bytes, level: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
@@ -64,8 +84,17 @@ def _deflate(data: bytes, level: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -
     return stream.compress(data) + stream.flush()
 
 
-def _inflate(data: bytes) -> bytes:
-    return zlib.decompress(data, _WINDOW_BITS)
+def _inflate(data: bytes, most: int) -> bytes:
+    stream = zlib.decompressobj(_WINDOW_BITS)
+    try:
+        inflated = stream.decompress(data, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"a text or list of numbers is damaged: {error}") from error
+    if len(inflated) > most:
+        raise ValueError(f"a text has more than {most:,} bytes")
+    if not stream.eof:
+        raise ValueError("a text or list of numbers is cut off")
+    return inflated
 
 
 def _pack(numbers: array[Any], raw: int) -> bytes:
@@ -79,9 +108,13 @@ def _pack(numbers: array[Any], raw: int) -> bytes:
 
 
 def _unpack(kind: str, blob: bytes) -> list[Any]:
+    if len(blob) < _HEADER_BYTES or not 0 < blob[0] < _WIDTH:
+        raise ValueError("a list of numbers is damaged")
     raw, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
     end = _HEADER_BYTES + count * raw
-    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:])
+    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_WIDTH - raw))
+    if len(data) != count * _WIDTH:
+        raise ValueError("a list of numbers is cut off")
     planes = bytearray(count * _WIDTH)
     for plane in range(_WIDTH):
         planes[plane::_WIDTH] = data[plane * count : (plane + 1) * count]

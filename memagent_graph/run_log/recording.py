@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -20,7 +21,6 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log.log import RunLog, log_error
 from memagent_graph.run_log.records import Conversation, StrategyId
-from memagent_graph.run_log.writer import Job
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Recording:
     """Why nothing more is written, if so."""
     reported: bool = False
     """Whether the run's result has an event that says so."""
-    _pending: list[asyncio.Future[Any]] = field(default_factory=list)
-    _settled_later: list[asyncio.Future[Any]] = field(default_factory=list)
+    _pending: list[Future[Any]] = field(default_factory=list)
+    _settled_later: list[Future[Any]] = field(default_factory=list)
     _begun: bool = False
     _recorded: set[tuple[str, str]] = field(default_factory=set)
     """The branches and roles of which something was recorded."""
@@ -61,45 +61,46 @@ class Recording:
         """Log the run, once per call of the graph; `afresh` if it begins and does not continue."""
         if not self._begun:
             self._begun = True
-            given = run_id, question, document, self.settings, self.strategy
-            self._hand_in(lambda: self.log.begin_job(*given, prompts=prompts, trace=trace, afresh=afresh))
+            run = run_id, question, document, self.settings, self.strategy
+            self._submit(lambda: self.log.begin(*run, prompts=prompts, trace=trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only a call's first in its branch and role can replace one of an earlier execution."""
         place = conversation.branch, conversation.role
         is_first = place not in self._recorded
-        self._hand_in(lambda: self.log.record_job(conversation, prompt_texts, supersede=is_first))
+        self._submit(lambda: self.log.record(conversation, prompt_texts, supersede=is_first))
         self._recorded.add(place)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Log how the run ended."""
-        self._hand_in(lambda: self.log.end_job(run_id, stop_reason, answer))
+        self._submit(lambda: self.log.end(run_id, stop_reason, answer))
         self._ended = True
 
     async def settle(self) -> None:
         """At a step's end, wait until everything that must be in the file is there."""
-        awaited, self._settled_later = self._settled_later, self._pending
+        due, self._settled_later = self._settled_later, self._pending
         self._pending = []
         if self.checkpointed or self._ended:
-            awaited, self._settled_later = awaited + self._settled_later, []
-        if not all(future.done() for future in awaited):
+            due, self._settled_later = due + self._settled_later, []
+        if due and not due[-1].done():
             self.log.hurry()
-        for future in awaited:
-            try:
-                await future
-            except Exception as error:  # noqa: BLE001  also a value that JSON or SQLite cannot hold
+            last = asyncio.wrap_future(due[-1])  # futures are done in their order
+            last.add_done_callback(asyncio.Future.exception)  # also if this step is cancelled and nobody asks for it
+            await asyncio.wait([last])
+        for future in due:
+            if (error := future.exception()) is not None:  # also a value that JSON or SQLite cannot hold
                 self._fail(error)
 
-    def _hand_in(self, make: Callable[[], Job]) -> None:
+    def _submit(self, entry: Callable[[], Future[Any]]) -> None:
         if self.failure is None:
             try:
-                self._pending.append(self.log.hand_in(make()))
+                self._pending.append(entry())
             except Exception as error:  # noqa: BLE001  also what a redaction hook raises
                 self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
-        found = error if isinstance(error, RunLogError) else log_error(self.log.path, error)
-        self.failure = self.failure or found.message
+    def _fail(self, error: BaseException) -> None:
+        reason = error if isinstance(error, RunLogError) else log_error(self.log.path, error)
+        self.failure = self.failure or reason.message
 
 
 class _StepIds:

@@ -1,15 +1,32 @@
-"""The contents of a run log as data. All times are seconds since 1970."""
+"""The contents of a run log as data. All times are seconds since 1970.
+
+The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
+exports; `columns` says how each type of field is stored. A new field needs a line here and nothing else in this room.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.trace import Span, Writes
+
+LongText: TypeAlias = str | None
+"""A text that files hold compressed, lone surrogates included; None if it was redacted, or there is none."""
+TokenIds: TypeAlias = Sequence[int] | None
+"""Token ids, 0 to 2^32 - 1; None if the policy did not return them, or they were redacted."""
+LogProbs: TypeAlias = Sequence[float] | None
+"""Log-probs, which files hold as 32-bit floats; None as for `TokenIds`."""
+_A_PERSON: Final = "a person"
+
+
+def edited_by(author: str | None) -> str:
+    """Return the detail of the event that a person replaced a memory."""
+    return f"{author or _A_PERSON} replaced the memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +35,7 @@ class StrategyId:
 
     name: str
     fingerprint: str
-    """Empty for runs that were logged before there were strategies."""
+    """Empty if it is unknown."""
 
     def __str__(self) -> str:
         return f"{self.name}:{self.fingerprint}" if self.fingerprint else self.name
@@ -89,10 +106,10 @@ class LoggedEvent:
     detail: str
     position: int | None = None
     rule: str | None = None
-    text: str | None = None
+    text: LongText = None
     """The new memory, if a person replaced it."""
     step: str | None = None
-    """The step whose memory that was; None in logs of older versions, which have only the position."""
+    """The step whose memory that was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +151,13 @@ class Conversation:
     completion_tokens: int
     cached_tokens: int
     finish_reason: str
-    text: str | None
-    """The whole completion, including reasoning; None if it was redacted."""
-    memory: str | None = None
+    text: LongText
+    """The whole completion, including reasoning."""
+    memory: LongText = None
     """The memory after the step, if it is not the completion's text itself (stripped of white space)."""
-    prompt_token_ids: Sequence[int] | None = field(default=None, repr=False)
-    token_ids: Sequence[int] | None = field(default=None, repr=False)
-    logprobs: Sequence[float] | None = field(default=None, repr=False)
+    prompt_token_ids: TokenIds = field(default=None, repr=False)
+    token_ids: TokenIds = field(default=None, repr=False)
+    logprobs: LogProbs = field(default=None, repr=False)
     parents: tuple[str, ...] = ()
     """The steps whose output was in the prompt."""
     reads: tuple[Span, ...] = ()
@@ -186,5 +203,21 @@ class Reward:
     """Who gave it: a scorer's name, "person", ..."""
     time: float
     conversation: int | None = None
+    """Its row; None if the reward is the run's own."""
     note: str | None = None
     id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRun:
+    """A run with everything that belongs to it. Rewards refer to conversations by their ids in it."""
+
+    record: RunRecord
+    conversations: Iterable[Conversation]
+    """In order of position and attempt; some can be iterated only once."""
+    events: Sequence[LoggedEvent] = ()
+    """Events of no conversation."""
+    rewards: Sequence[Reward] = ()
+    """Oldest first."""
+    templates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The wording of its prompts, by fingerprint."""

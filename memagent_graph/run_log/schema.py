@@ -1,101 +1,87 @@
-"""Connections to the run log. A file's `user_version` is the version of its tables."""
+"""The run log's tables, and connections to its file.
+
+A file's `user_version` is a checksum of its tables' definition, so a log of other tables is recognised and refused.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log import migration
-from memagent_graph.storage.database import use_write_ahead_log
+from memagent_graph.run_log.columns import columns_of
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+from memagent_graph.storage.database import open_database
 
-VERSION: Final = migration.VERSION
+_OF_RUN: Final = "TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE"
+_KEY: Final = "INTEGER PRIMARY KEY"
+
+
+def _table(name: str, record: type, **columns: str) -> str:
+    """Return the statement that creates the table of a class of records; `columns` replaces some and adds others."""
+    types = {field: column.sql for field, column in columns_of(record).items()} | columns
+    # SQLite finds a column only by way of those before it, so the large ones are last.
+    definitions = sorted((f"{field} {sql}" for field, sql in types.items()), key=lambda words: words.endswith("BLOB"))
+    return f"CREATE TABLE {name} ({', '.join(definitions)}) STRICT"
+
+
+_SCHEMA: Final = (
+    _table("runs", RunRecord, run_id="TEXT PRIMARY KEY"),
+    _table("conversations", Conversation, id=_KEY, run_id=_OF_RUN),
+    _table("events", LoggedEvent, id=_KEY, run_id=_OF_RUN),
+    _table(
+        "rewards",
+        Reward,
+        id=_KEY,
+        run_id=_OF_RUN,
+        conversation="INTEGER REFERENCES conversations (id) ON DELETE CASCADE",
+    ),
+    "CREATE TABLE imported (run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE) STRICT",
+    "CREATE TABLE templates (hash TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT",
+    "CREATE INDEX conversations_of_run ON conversations (run_id, seq)",
+    "CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, branch, role, slot, attempt) "
+    "WHERE superseded = 0",
+    "CREATE INDEX events_of_run ON events (run_id)",
+    "CREATE INDEX rewards_of_run ON rewards (run_id)",
+    "CREATE INDEX rewards_of_conversation ON rewards (conversation)",
+)
+VERSION: Final = zlib.crc32("\n".join(_SCHEMA).encode()) >> 1 or 1
+"""Not 0, which is that of a new file."""
 
 
 def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
-    """A connection with rows by name, foreign keys, and commits that survive the process (but not a loss of power).
+    """Open a log, and create its file and tables if they do not exist.
 
     Args:
         path: the file.
         timeout: seconds to wait for a writer in another process.
-    """
-    # Statements open and close their own transactions; isolation_level None keeps sqlite3 from adding others.
-    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
-    connection.row_factory = sqlite3.Row
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    return connection
-
-
-def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection on which a file of the previous version reads like one of this version; the file is not changed.
 
     Raises:
-        RunLogError: the file was written by a newer version.
+        RunLogError: it is a log of another version.
+        OSError, sqlite3.Error: it is not a database, cannot be written, or stays locked.
     """
-    connection = connect(path)
+    connection = open_database(path, "PRAGMA foreign_keys = ON", timeout=timeout)
     try:
-        if _version(connection, path) == VERSION - 1:
-            connection.execute("BEGIN")  # one state of the file, as another process may migrate it at any moment
-            if _version(connection, path) == VERSION - 1:
-                migration.show_as_new(connection)
-            else:
-                connection.execute("COMMIT")
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            raise sqlite3.OperationalError("the file system does not support write-ahead logging")
+        if not _version(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in () if _version(connection) else (*_SCHEMA, f"PRAGMA user_version = {VERSION}"):
+                connection.execute(statement)
+            connection.execute("COMMIT")
+        if _version(connection) != VERSION:
+            raise RunLogError(
+                f"{path} is a run log of another version of this package",
+                hint="Name another file with --log, or move this one away, and a new one is created.",
+            )
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file, or check an existing one; one of the previous version stays until a write.
-
-    Raises:
-        RunLogError: the file was written by a newer version.
-        sqlite3.Error: it is not a database, cannot be written, or stays locked.
-    """
-    if not use_write_ahead_log(connection):
-        raise sqlite3.OperationalError("the file system does not support write-ahead logging")
-    if _version(connection, path) < VERSION - 1:  # such a file has no conversations
-        migrate(connection, path)
-
-
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a file to this version; several processes may try at once, and any of them may be killed.
-
-    A file with runs is copied first, to `NAME.v2` next to it.
-
-    Raises:
-        RunLogError: the file was written by a newer version.
-        sqlite3.Error: it is not a database, cannot be written, or stays locked.
-    """
-    if _version(connection, path) == VERSION:
-        return
-    # This cannot be changed in a transaction; with it on, dropping a table would delete what refers to it.
-    connection.execute("PRAGMA foreign_keys = OFF")
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        version = _version(connection, path)
-        if version not in {0, VERSION}:
-            migration.back_up(path, version)
-        for statement in migration.statements(version) if version < VERSION else ():
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    finally:
-        connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def _version(connection: sqlite3.Connection) -> int:
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        raise RunLogError(
-            f"{path} was written by a newer version of this package (schema {version}, this one knows {VERSION})",
-            hint="Upgrade memagent-graph, name another file with --log, or read without a log (--no-log).",
-        )
     return version

@@ -6,44 +6,41 @@ it is in the file: killing the process loses nothing of it.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.schema import connect, migrate, prepare
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.run_log.schema import connect
 
 _LARGEST_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
-"""How long a batch from an event loop waits for further jobs while no caller waits for it. Each transaction takes the
-interpreter's lock from the loop a few times, for any number of rows."""
+"""How long a batch of jobs that linger waits for further ones while no caller waits for it. Each transaction takes the
+interpreter's lock from the event loop a few times, for any number of rows."""
 _LINGER_IN_HASTE_SECONDS: Final = 0.003
 """The same when a caller waits."""
 
 
 class Job(Protocol):
-    """Something to write. Called within a transaction; if that fails, it is called again in another one."""
+    """Something to write. Called within a transaction; if that fails, it is called again in another one.
+
+    Jobs that follow each other and have the same attribute `together` are carried out by it at once, as in
+    `rows.NewConversation`: every statement costs the event loop's thread the interpreter's lock once or twice.
+    """
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
         """Write, and return the result for the caller."""
         ...
-
-
-Together: TypeAlias = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
-"""Does several jobs at once, in order. Jobs with the same `together` are done like this: every statement
-costs the event loop's thread the interpreter's lock once or twice."""
 
 
 class Writer:
@@ -63,27 +60,28 @@ class Writer:
         self._lock = threading.Lock()
         self._haste = threading.Event()
 
-    def submit(self, job: Job) -> Future[Any]:
-        """Submit a job; the future is done when it is committed or has failed.
+    def submit(self, job: Job, *, lingers: bool = False) -> Future[Any]:
+        """Submit a job; the future is done when it is committed or has failed. Futures are done in this order.
 
         The future's exception is what the job raised, or `sqlite3.Error` if the file could not be written.
-        """
-        future: Future[Any] = Future()
-        self._put(_Entry(job, future, None))
-        return future
 
-    def submit_from_loop(self, job: Job) -> asyncio.Future[Any]:
-        """`submit` for the running event loop, which is woken once for all of its jobs in a transaction.
-
-        A caller that waits for the future calls `hurry`.
+        Args:
+            job: the job.
+            lingers: whether it may wait for others that go into the same transaction, until `hurry` is called.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._put(_Entry(job, future, loop))
-        return future
+        entry = _Entry(job, Future(), lingers)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._entries, self._ending), name="memagent-run-log", daemon=True
+                )
+                self._thread.start()
+                atexit.register(self.close)
+            self._entries.put(entry)
+        return entry.future
 
     def hurry(self) -> None:
-        """A caller waits for what was submitted."""
+        """Write what was submitted within milliseconds, as a caller waits for it."""
         self._haste.set()
 
     def close(self) -> None:
@@ -97,16 +95,6 @@ class Writer:
         if thread is not None:
             atexit.unregister(self.close)
             thread.join()
-
-    def _put(self, entry: _Entry) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, args=(self._entries, self._ending), name="memagent-run-log", daemon=True
-                )
-                self._thread.start()
-                atexit.register(self.close)
-            self._entries.put(entry)
 
     def _work(self, entries: queue.SimpleQueue[_Entry | None], before: threading.Thread | None) -> None:
         if before is not None:
@@ -123,11 +111,13 @@ class Writer:
                             connection = None  # later entries go to a new file, or to the one that is there now
                             raise _moved(self._path)
                         if connection is None:
-                            connection, opened = _opened(self._path)
+                            connection = connect(self._path)
+                            opened = _identity(self._path)
                         outcomes = _run(connection, batch)
                     except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
                         outcomes = [error] * len(batch)
-                    _tell(batch, outcomes)
+                    for entry, outcome in zip(batch, outcomes, strict=True):
+                        entry.settle(outcome)
                 if last:
                     return
         finally:
@@ -138,7 +128,7 @@ class Writer:
         """The entries that wait (at least one, except at the end), and whether this is the end."""
         batch: list[_Entry] = []
         entry = entries.get()
-        if entry is not None and entry.loop is not None and self._haste.wait(_LINGER_SECONDS):
+        if entry is not None and entry.lingers and self._haste.wait(_LINGER_SECONDS):
             time.sleep(_LINGER_IN_HASTE_SECONDS)
         self._haste.clear()
         while entry is not None:
@@ -153,12 +143,12 @@ class Writer:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file has this name now; None if there is none."""
+    """Return which file has this name now; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _moved(path: Path) -> RunLogError:
@@ -172,13 +162,21 @@ def _moved(path: Path) -> RunLogError:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     job: Job
-    future: Future[Any] | asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop | None
-    """The loop of an asyncio future."""
+    future: Future[Any]
+    lingers: bool
+
+    def settle(self, outcome: Any) -> None:
+        """Give the caller what the job returned or raised, unless it cancelled the future."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
-    """What each job returned or raised. All run in one transaction; if one fails, each runs in its own."""
+    """Return what each job returned or raised. All run in one transaction; if one fails, each runs in its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         results: list[Any] = []
@@ -193,39 +191,3 @@ def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
             return [error]
         return [outcome for entry in batch for outcome in _run(connection, [entry])]
     return results
-
-
-def _tell(batch: Sequence[_Entry], outcomes: Sequence[Any]) -> None:
-    """Wake the callers that wait."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Any]]] = {}
-    for entry, outcome in zip(batch, outcomes, strict=True):
-        if entry.loop is None:
-            _settle([(entry.future, outcome)])
-        else:
-            by_loop.setdefault(entry.loop, []).append((entry.future, outcome))
-    for loop, settled in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # The loop was closed, and no caller waits any more.
-            loop.call_soon_threadsafe(_settle, settled)
-
-
-def _settle(settled: Sequence[tuple[Any, Any]]) -> None:
-    for future, outcome in settled:
-        if future.done():
-            continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-
-def _opened(path: Path) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
-    """A connection to the log's file, created or migrated if necessary, and the file's identity."""
-    private_file(path)
-    connection = connect(path)
-    try:
-        prepare(connection, path)
-        migrate(connection, path)
-        return connection, _identity(path)
-    except BaseException:
-        connection.close()
-        raise

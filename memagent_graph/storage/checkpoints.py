@@ -7,49 +7,23 @@ import re
 import sqlite3
 import threading
 import weakref
-import zlib
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
 from memagent_graph.storage.database import use_write_ahead_log
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.state_serializer import CompressedSerializer
 
 if TYPE_CHECKING:
     import aiosqlite
 
-_WORTHWHILE_BYTES = 400
-_SUFFIX = "+zlib"
 _TIMEOUT_SECONDS = 30.0
 _POSTGRES = ("postgresql://", "postgres://")
-
-
-class CompressedSerializer(SerializerProtocol):
-    """LangGraph's serialisation, with large values compressed: a memory takes less than half of its bytes.
-
-    Values without compression can be read, too.
-    """
-
-    def __init__(self) -> None:
-        self._plain = JsonPlusSerializer()
-
-    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """The value's type and bytes."""
-        kind, data = self._plain.dumps_typed(obj)
-        return (kind, data) if len(data) < _WORTHWHILE_BYTES else (kind + _SUFFIX, zlib.compress(data, 1))
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """The value from its type and bytes."""
-        kind, content = data
-        if kind.endswith(_SUFFIX):
-            return self._plain.loads_typed((kind.removesuffix(_SUFFIX), zlib.decompress(content)))
-        return self._plain.loads_typed(data)
 
 
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:

@@ -29,6 +29,8 @@ def open_database(path: Path, schema: str, *, timeout: float = 30.0) -> sqlite3.
     connection = sqlite3.connect(path, check_same_thread=False, timeout=timeout, isolation_level=None)
     try:
         connection.row_factory = sqlite3.Row
+        if not path.stat().st_size:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can give space back
         use_write_ahead_log(connection, timeout=timeout)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(schema)

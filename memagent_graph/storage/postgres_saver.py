@@ -22,6 +22,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from memagent_graph.errors import CheckpointError
+from memagent_graph.storage.state_serializer import UndecodableStateError, decompress, require_state
 
 _Result = TypeVar("_Result")
 
@@ -56,7 +57,7 @@ class _TextSerializer(SerializerProtocol):
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         if data[0] == _TEXT:
-            return zlib.decompress(data[1]).decode("utf-8", "surrogatepass")
+            return decompress(data[1]).decode("utf-8", "surrogatepass")
         return self._inner.loads_typed(data)
 
 
@@ -101,7 +102,11 @@ class PostgresSaver(AsyncPostgresSaver):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The newest state of a run, or the one in the config."""
         parent = super().aget_tuple
-        return await self._told(config, lambda: parent(config))
+
+        async def read() -> CheckpointTuple | None:
+            return require_state(await parent(config))
+
+        return await self._told(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
@@ -144,7 +149,7 @@ class PostgresSaver(AsyncPostgresSaver):
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 if attempt == _ATTEMPTS - 1:
                     raise _failure(self.shown, error, config) from error
-            except (psycopg.Error, OSError, zlib.error) as error:
+            except (psycopg.Error, OSError, UndecodableStateError) as error:
                 raise _failure(self.shown, error, config) from error
         raise AssertionError("the last attempt returns or raises")
 

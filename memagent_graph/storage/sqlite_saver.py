@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from memagent_graph.errors import CheckpointError
+from memagent_graph.storage.state_serializer import UndecodableStateError, require_state
 
 _PUT: Final = (
     "INSERT OR REPLACE INTO checkpoints "
@@ -73,7 +73,7 @@ class SqliteSaver(AsyncSqliteSaver):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The newest state of a run, or the one in the config."""
         with self._errors_translated(config):
-            return await super().aget_tuple(config)
+            return require_state(await super().aget_tuple(config))
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
@@ -175,7 +175,7 @@ class SqliteSaver(AsyncSqliteSaver):
     def _errors_translated(self, config: RunnableConfig | None) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, zlib.error) as error:
+        except (sqlite3.Error, OSError, UndecodableStateError) as error:
             raise CheckpointError(
                 f"the checkpoints in {self.path} cannot be used: {error}",
                 hint="Make room on the disk, end the program that uses the file, or, if it is damaged, remove it "

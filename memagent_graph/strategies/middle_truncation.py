@@ -15,6 +15,7 @@ class MiddleTruncation(Excerpt):
     """What most tools do with a document that is too long: half of the space for its beginning, half for its end."""
 
     name: ClassVar[str] = "middle_truncation"
+    shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
 
     async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
         """Its beginning and end, or all of it if it fits."""

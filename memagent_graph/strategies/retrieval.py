@@ -50,6 +50,7 @@ class Retrieval(Excerpt):
     """Ranks chunks by cosine similarity instead of BM25."""
 
     name: ClassVar[str] = "retrieval"
+    shows: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "chunks", "chunk_tokens")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from memagent_graph.timeline.compare import RunComparison, compare_runs, render_comparison
 from memagent_graph.timeline.model import Timeline, build_timeline
 from memagent_graph.timeline.notebook import render_notebook
-from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.page import render_page, write_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
-from memagent_graph.timeline.written_page import write_page
 
 __all__ = [
     "RunComparison",

@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quoted
 
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
+from memagent_graph.storage.whole_files import write_whole
 from memagent_graph.timeline.html_parts import content_policy, escaped, filled, page_title, resource
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200
 _LONGEST_QUOTE = 2000
 _MOST_LOST_LINES = 300
+_MARK = b'<meta name="generator" content="memagent-graph">'
+_MARK_WITHIN_BYTES = 1024
 # What could end the element, and code points that a UTF-8 file cannot contain.
 _ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
-    """The page as text, to be written in UTF-8.
+    """Return the page as text, to be written in UTF-8.
 
     Args:
         timeline: the run.
@@ -51,6 +56,38 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
             "data": _json({**_payload(timeline), **_links(timeline, document_link)}),
         },
     )
+
+
+def write_page(page: str, path: Path, *, force: bool = False) -> None:
+    """Write what `render_page` gave, whole or not at all, for its owner alone. A link is never followed.
+
+    Args:
+        page: the page.
+        path: the file; a page that is there is replaced.
+        force: replace another file, or a link, too.
+
+    Raises:
+        FileExistsError: there is something else of that name; the message says what, without the name.
+        OSError: it cannot be written.
+    """
+    if (what := _in_the_way(path, force=force)) is not None:
+        raise FileExistsError(what)
+    write_whole(path, page)
+
+
+def _in_the_way(path: Path, *, force: bool) -> str | None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        return "is not a file"
+    if force:
+        return None
+    if stat.S_ISLNK(mode):
+        return "is a link"
+    with path.open("rb") as file:
+        return None if _MARK in file.read(_MARK_WITHIN_BYTES) else "is there, and is not a page of this command's"
 
 
 def _json(value: Any) -> str:

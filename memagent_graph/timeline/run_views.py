@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
+from typing import Any, TypeVar
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
-from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Span, Trace
 
+Value = TypeVar("Value")
+
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
-    """A logged run, finished or not. Texts of chunks come from the store, if they are still there.
+    """Return a logged run, finished or not. Texts of chunks come from the store, if they are still there.
 
     Raises:
         RunNotFoundError: there is no such run in the log.
@@ -34,29 +35,31 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         stop_reason=record.stop_reason,
         began=record.began,
         ended=record.ended,
-        rewards=tuple(each for each in log.rewards(run_id) if each.conversation is None),
-        sections=sections_of(store, record.document),
-        headings=headings_of(store, record.document),
-        chunk_text=chunk_reader(store, record.document, trace),
-        span_text=span_reader(store, record.document),
+        rewards=tuple(reward for reward in log.rewards(run_id) if reward.conversation is None),
+        **texts_of(store, record.document, trace),
     )
 
 
-def store_of(document: DocumentRef, log: Path) -> DocumentStore:
-    """The store with a run's document: one next to the run's log (of an evaluation), otherwise the user's."""
-    beside = DocumentStore(log.with_name(default_store().name))
-    try:
-        beside.read_bytes(document, 0, 1)
-    except (DocumentError, OSError):
-        return DocumentStore(default_store())
-    return beside
+def texts_of(store: DocumentStore | None, document: DocumentRef, trace: Trace) -> dict[str, Any]:
+    """Return the fields of a `RunView` that come from the document's store, as far as the document is still there."""
+    if store is None:
+        return {}
+    nowhere: list[SourceMark] = []
+    return {
+        "sections": _unless_lost(lambda: store.sections(document), nowhere),
+        "headings": _unless_lost(lambda: store.headings(document), nowhere),
+        "chunk_text": chunk_reader(store, document, trace),
+        "span_text": _span_reader(store, document),
+    }
 
 
 def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> Callable[[MemoryUpdate], str | None]:
-    """Returns the text that an update read, without passages looked up for it; None if it read none,
-    or several that do not follow each other (the text between them was not read), or the store has lost it.
+    """Return a function that returns the text that an update read, without passages looked up for it.
+
+    It returns None if the update read none, or several that do not follow each other (the text between them was not
+    read), or if the store has lost it.
     """
-    text = span_reader(store, document)
+    text = _span_reader(store, document)
 
     def read(update: MemoryUpdate) -> str | None:
         reads = trace.by_id[update.step].reads if update.step in trace.by_id else ()
@@ -68,29 +71,13 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
     return read
 
 
-def span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
-    """Returns the text of a part of the document; None if the store has lost it."""
-
-    def read(part: Span | MemoryUpdate) -> str | None:
-        try:
-            return store.read(document, part.start_byte, part.end_byte)
-        except (DocumentError, OSError):
-            return None
-
-    return read
+def _span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
+    """Return a function that returns the text of a part of the document; None if the store has lost it."""
+    return lambda part: _unless_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def sections_of(store: DocumentStore, document: DocumentRef) -> Sequence[SourceMark]:
-    """Where the document's pages or sources begin; empty if the store has lost it."""
+def _unless_lost(read: Callable[[], Value], otherwise: Value) -> Value:
     try:
-        return store.sections(document)
+        return read()
     except (DocumentError, OSError):
-        return ()
-
-
-def headings_of(store: DocumentStore, document: DocumentRef) -> Sequence[SourceMark]:
-    """Where the document's headings and numbered clauses begin; empty if the store has lost it."""
-    try:
-        return store.headings(document)
-    except (DocumentError, OSError):
-        return ()
+        return otherwise

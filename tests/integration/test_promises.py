@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from promises.comparison import differences, normalised
-from promises.scenarios import exact, outcome, run
+from promises.scenarios import exact, log_lines, outcome
 from support.fake_server import FakeServer
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, load_prompts
@@ -61,9 +61,7 @@ def rounded(value: Any) -> Any:
 
 def test_a_greedy_read_sends_and_logs_what_was_recorded(embedded_server, tmp_path) -> None:
     result, requests = read(embedded_server.base_url, tmp_path, SamplingParams())
-    file = tmp_path / "runs.jsonl"
-    assert run("export", file, "--log", tmp_path / "runs.sqlite", "--for-training")[0] == 0
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = log_lines(tmp_path / "runs.sqlite")
     found = rounded(normalised({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
     if os.environ.get("RECORD_PROMISES") and not RECORDED.exists():
         RECORDED.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from support.ray_world import RayWorld
 
 from memagent_corpus import TableFolder
 from memagent_corpus.on_ray import ActorPlan, ActorPool, connected, read_corpus, write_table
-from memagent_corpus.table_inputs import Columns
+from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
@@ -42,7 +42,7 @@ def items(documents: int = DOCUMENTS) -> list[dict[str, Any]]:
     return [{"name": f"n{each}", "body": text_of(each, 120), "year": 2000 + each} for each in range(documents)]
 
 
-COLUMNS = Columns(id="name", text="body", kept=("year",))
+COLUMNS = InputColumns(id="name", text="body", copied=("year",))
 
 
 def test_a_dataset_of_documents_becomes_the_core_s_rows_and_a_table_with_each_of_them_once(
@@ -85,9 +85,9 @@ def test_a_dataset_of_documents_becomes_the_core_s_rows_and_a_table_with_each_of
 def test_documents_need_names_and_columns_have_to_be_there(data: Any) -> None:
     with CountingServer() as server:
         with pytest.raises(CorpusError, match="have no names"):
-            read_corpus(data.from_items(items(1)), plan(server), columns=Columns(text="body"))
+            read_corpus(data.from_items(items(1)), plan(server), columns=InputColumns(text="body"))
         with pytest.raises(DocumentError, match="no column 'nothing'"):
-            read_corpus(data.from_items(items(1)), plan(server), columns=Columns(id="nothing", text="body"))
+            read_corpus(data.from_items(items(1)), plan(server), columns=InputColumns(id="nothing", text="body"))
     with pytest.raises(CorpusError, match="no pool of 3 to 2 actors"):
         ActorPool(3, 2)
 

@@ -18,7 +18,7 @@ SIZES = frozenset({"bytes", "bytes_freed"})
 VERSIONS = frozenset({"version", "schema"})
 COUNTED = frozenset({"id", "conversation", "step"})
 """Keys of ids: rows of a database, and one execution of one step."""
-DRAWN = re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+DRAWN = re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b|\bin-[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 """Ids that stand in texts: of runs, and of streams that have not ended."""
 SHOWN_TIMES = re.compile(
     r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?\b|\b\d[\d.,]*(?= (?:ms|s|min|h|chunks/s|tokens/s)\b)"

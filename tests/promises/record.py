@@ -1,6 +1,6 @@
 """Record what this version promises: `PYTHONPATH=tests python -m promises.record [SCENARIO ...]`.
 
-Without a scenario all are recorded, and the files that this version leaves behind are written where there are none.
+Without a scenario all are recorded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from promises import present_version
 from promises.comparison import normalised
-from promises.scenarios import SCENARIOS, TRAINING, Place, home, run
+from promises.scenarios import SCENARIOS, TRAINING, Place, home, log_lines
 
 from memagent_graph import RunLog
 
@@ -35,7 +34,7 @@ def write(path: Path, value: Any) -> None:
 
 
 def make_training() -> None:
-    """A tiny model, and an export of runs with a reward each and one for each conversation."""
+    """A tiny model, and a log's lines of runs with a reward each and one for each conversation."""
     from support.training_log import comparable, write_log
     from support.training_world import make_world
 
@@ -51,24 +50,13 @@ def make_training() -> None:
                     log.reward(rollout.run_id, value, name="step", source="test", conversation=conversation.id)
         log.close()
         shutil.copytree(world / "model", TRAINING / "model", dirs_exist_ok=True)
-        run("export", TRAINING / "runs.jsonl", "--log", world / "runs.sqlite", "--overwrite")
-
-
-def make_files() -> None:
-    """Files of this version, and what it finds in them."""
-    with TemporaryDirectory() as folder:
-        present_version.write(Path(folder))
-        shutil.copytree(folder, present_version.WRITTEN, dirs_exist_ok=True)
-        copy = present_version.copy_of(Path(folder))
-        write(present_version.WRITTEN / "log.json", present_version.read_log(copy / present_version.LOG))
-        write(present_version.WRITTEN / "commands.json", present_version.commands(copy))
+        lines = log_lines(world / "runs.sqlite")
+        (TRAINING / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def main(names: list[str]) -> None:
     if not TRAINING.exists():
         make_training()
-    if not (present_version.WRITTEN / present_version.LOG).exists():
-        make_files()
     for name in names or SCENARIOS:
         with TemporaryDirectory() as folder:
             write(RECORDED / f"{name}.json", found(name, Path(folder)))

@@ -19,8 +19,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from langgraph.graph import END, START, StateGraph
-from promises.comparison import jsonable, shown
+from promises.comparison import jsonable, normalised, shown
 from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
 from typing_extensions import TypedDict
@@ -43,6 +44,7 @@ from memagent_graph import (
     UpdateRules,
     load_prompts,
 )
+from memagent_graph.run_log import Conversation, Reward, RunRecord
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 SMALL_OPTIONS = ("--tokenizer", "embedded", "--context-window", 1000, "--question-tokens", 50, "--memory-tokens", 60,
@@ -71,10 +73,44 @@ class Place:
         return MemAgent(policy, **(kept | options))
 
     def logged(self) -> list[Any]:
-        """The whole log, as `memagent export` writes it."""
-        file = self.folder / "promised.jsonl"
-        run("export", file, "--log", self.log, "--overwrite")
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        """The whole log."""
+        return log_lines(self.log)
+
+
+def log_lines(path: Path) -> list[Any]:
+    """All that a log holds, oldest run first, as plain objects with a type: what was recorded of it."""
+    log = RunLog(path)
+    lines: list[Any] = [{"type": "format", "name": "memagent-runs", "version": 0}]
+    written: set[str] = set()
+    records = list(log.runs())[::-1]
+    for record in records:
+        templates = log.templates(record.run_id)
+        for fingerprint in sorted(templates.keys() - written):
+            lines.append({"type": "template", "fingerprint": fingerprint, "wording": templates[fingerprint]})
+        written |= templates.keys()
+        values = jsonable(record)
+        values["document"].pop("path", None)  # where it lay on this machine
+        lines.append({"type": "run", **values})
+        of_run = jsonable(log.events(record.run_id))
+        lines += [{"type": "event", "run_id": record.run_id, **event} for event in of_run]
+        conversations = log.conversations(record.run_id, superseded=True)
+        lines += [{"type": "conversation", **jsonable(conversation)} for conversation in conversations]
+        lines += [{"type": "reward", **jsonable(reward)} for reward in log.rewards(record.run_id)]
+    log.close()
+    return [*lines, {"type": "end", "runs": len(records)}]
+
+
+def log_of_lines(source: Path, path: Path) -> Path:
+    """Write the runs of lines that `log_lines` gave to a new log."""
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    log = RunLog(path)
+    for record in (msgspec.convert(line, RunRecord) for line in lines if line["type"] == "run"):
+        of_run = [line for line in lines if line.get("run_id") == record.run_id]
+        conversations = [msgspec.convert(line, Conversation) for line in of_run if line["type"] == "conversation"]
+        rewards = [msgspec.convert(line, Reward) for line in of_run if line["type"] == "reward"]
+        log.add(record, conversations, rewards=rewards)
+    log.close()
+    return path
 
 
 def outcome(result: Any) -> Any:
@@ -367,7 +403,7 @@ def in_agents(place: Place) -> Any:
                 first = await session.call_tool("read_document", given)
                 of_run = {
                     "run_id": first.structuredContent["answers"][0]["run_id"],
-                    "question": QUESTION[:-1] + " now?",
+                    "questions": QUESTION[:-1] + " now?",
                 }
                 results = [
                     first,
@@ -504,7 +540,7 @@ def command_line(place: Place) -> Any:
             kept(f"show {run_id} as JSON", "show", run_id, "--json")
         kept("one chunk", "show", "c", "--chunk", 1)
         kept("compared", "diff", "a", "c")
-        found["files"] = _files(place, fake.base_url)
+        found["files"] = _files(place)
         found["requests"] = exact(fake.requests[:12])
         kept("deleted", "runs", "b", "d", "--delete", "--yes", "--json")
         found["left"] = [record.run_id for record in _records(place.log)]
@@ -518,31 +554,22 @@ def _records(path: Path) -> list[Any]:
     return records
 
 
-def _files(place: Place, address: str) -> Any:
-    """Exports in both formats, imported into logs of their own and exported again."""
+def _files(place: Place) -> Any:
+    """An export, imported into a log of its own and exported again."""
     lines = place.logged()
-    found: dict[str, Any] = {"lines": lines}
-    for kind in ("jsonl", "parquet"):
-        file, other, again = (place.folder / name for name in (f"x.{kind}", f"{kind}.sqlite", f"{kind}-again.jsonl"))
-        reports = [
-            run("export", file, "--log", place.log, "--json"),
-            run("import", file, "--log", other, "--json"),
-            run("import", file, "--log", other, "--json"),
-            run("export", again, "--log", other, "--json"),
-        ]
-        assert [report[0] for report in reports] == [0] * 4, reports
-        found[kind] = {
-            "reports": [json.loads(report[1]) for report in reports],
-            "the same": _without_rows(map(json.loads, again.read_text().splitlines())) == _without_rows(lines),
-        }
-    return found
-
-
-def _without_rows(lines: Any) -> Any:
-    """Exported lines with rows numbered anew: every log counts its own."""
-    from promises.comparison import normalised
-
-    return normalised(list(lines))
+    file, other, again = (place.folder / name for name in ("x.parquet", "parquet.sqlite", "parquet-again.parquet"))
+    reports = [
+        run("export", file, "--log", place.log, "--json"),
+        run("import", file, "--log", other, "--json"),
+        run("import", file, "--log", other, "--json"),
+        run("export", again, "--log", other, "--json"),
+    ]
+    assert [report[0] for report in reports] == [0] * 4, reports
+    exported = {
+        "reports": [json.loads(report[1]) for report in reports],
+        "the same": normalised(log_lines(other)) == normalised(lines),  # every log numbers its own rows
+    }
+    return {"lines": lines, "parquet": exported}
 
 
 def a_process(place: Place) -> Any:
@@ -565,7 +592,7 @@ def a_process(place: Place) -> Any:
 
 
 TRAINING = Path(__file__).parent / "recorded" / "training"
-"""A tiny model, and runs of it with rewards and step rewards as `memagent export` wrote them."""
+"""A tiny model, and the lines of a log of its runs, with rewards and step rewards; see `log_lines`."""
 TRAININGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "paper": (["--preset", "memagent-paper"], {}),
     "step_rewards": (["--preset", "memagent-paper", "--step-reward", "step"], {"step_reward_share": 0.5}),
@@ -585,13 +612,12 @@ def training(place: Place) -> Any:
     from safetensors.torch import load_file
 
     before = load_file(TRAINING / "model" / "model.safetensors")
+    log = log_of_lines(TRAINING / "runs.jsonl", place.log)
     found = {}
     for name, (options, settings) in TRAININGS.items():
         out = place.folder / name
         given = [part for each in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*each))]
-        code, _, errors = run(
-            "train", TRAINING / "runs.jsonl", "--model", TRAINING / "model", "--out", out, *options, *given
-        )
+        code, _, errors = run("train", log, "--model", TRAINING / "model", "--out", out, *options, *given)
         assert code == 0, errors
         (state,) = out.glob("checkpoint-*/trainer_state.json")
         (logged,) = (entry for entry in json.loads(state.read_text())["log_history"] if "loss" in entry)
@@ -599,19 +625,19 @@ def training(place: Place) -> Any:
         found[name] = {
             "logged": {key: value for key, value in logged.items() if not UNTIMED.search(key)},
             "gradient_norms": {key: float((before[key] - after[key]).double().norm()) for key in sorted(before)},
-            "advantages": advantages(settings, options[1], place.folder),
+            "advantages": advantages(log, settings, options[1], place.folder),
         }
     return found
 
 
-def advantages(settings: dict[str, Any], preset: str, folder: Path) -> Any:
+def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -> Any:
     """The advantage and the loss weight of each conversation. What they are computed with is named here alone."""
     from memagent_training.algorithm.advantages import prepare_batch
     from memagent_training.data.replay import load_groups
     from memagent_training.job.presets import load_preset
 
     chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
-    replay = load_groups(TRAINING / "runs.jsonl", step_reward="step" if settings else None)
+    replay = load_groups(log, step_reward="step" if settings else None)
     batch = prepare_batch(replay.groups, chosen.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
     return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.report.dropped.items()}}

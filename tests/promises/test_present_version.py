@@ -1,70 +1,44 @@
-"""A log, checkpoints and exports that the recorded version wrote are read, shown, imported and gone on with."""
+"""A log, an export and checkpoints of an earlier version are refused with the remedy, and stay as they are."""
 
 from __future__ import annotations
 
-import json
-import sqlite3
+import shutil
+from pathlib import Path
 
 import pytest
-from promises.comparison import differences, normalised
-from promises.present_version import LOG, WRITTEN, commands, copy_of, read_log, refused
-from promises.scenarios import home, run
+from promises.scenarios import Place, home, refusal, run
+from support.scripts import perfect_reader
+
+from memagent_graph import RunLog, RunLogError, ScriptedPolicy
+from memagent_graph.run_log.exchange import import_runs
+
+WRITTEN = Path(__file__).parent / "present_version"
 
 
-def recorded(name: str):
-    return json.loads((WRITTEN / f"{name}.json").read_text())
+def test_a_log_of_an_earlier_version_is_refused(tmp_path) -> None:
+    path = Path(shutil.copy(WRITTEN / "runs.sqlite", tmp_path))
+    with pytest.raises(RunLogError, match=r"runs\.sqlite is a run log of another version.*Name another file"):
+        RunLog(path)
+    with home(tmp_path / "home"):
+        code, out, errors = run("runs", "--log", path)
+    assert (code, out) == (6, "") and "another version" in errors
+    assert path.read_bytes()[100:] == (WRITTEN / "runs.sqlite").read_bytes()[100:]  # behind the journal's kind
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return copy_of(tmp_path)
+def test_an_export_of_an_earlier_version_is_refused(tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    with pytest.raises(RunLogError, match=r"runs\.parquet was exported by another version.*Export it again"):
+        import_runs(log, WRITTEN / "runs.parquet")
+    assert list(log.runs()) == []
 
 
-def test_the_log_is_read_as_it_was(folder) -> None:
-    assert differences(recorded("log"), read_log(folder / LOG)) == []
-
-
-def test_the_commands_show_what_they_showed(folder) -> None:
-    assert differences(recorded("commands"), commands(folder)) == []
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_its_exports_are_imported_with_all_that_was_in_the_log(kind, folder) -> None:
-    other = folder / "other.sqlite"
-    assert run("import", WRITTEN / f"runs.{kind}", "--log", other)[0] == 0
-    expected, found = (normalised(each, times=True) for each in (recorded("log"), read_log(other)))
-    assert differences(expected, found) == []
-
-
-def test_it_is_exported_as_it_was(folder) -> None:
-    file = folder / "again.jsonl"
-    assert run("export", file, "--log", folder / LOG)[0] == 0
-    before, after = ([*map(json.loads, each.read_text().splitlines())] for each in (WRITTEN / "runs.jsonl", file))
-    assert differences(normalised(before, times=True), normalised(after, times=True)) == []
-
-
-def test_its_checkpoints_are_refused_with_the_remedy_and_nothing_changes(folder) -> None:
-    before = read_log(folder / LOG)
-    found = refused(folder)
-    for error in found["errors"]:
+def test_checkpoints_of_an_earlier_version_are_refused(tmp_path) -> None:
+    shutil.copy(WRITTEN / "checkpoints.sqlite", tmp_path)
+    place = Place(tmp_path)
+    with home(tmp_path / "home"), place.reader(ScriptedPolicy(perfect_reader)) as reader:
+        history, resume = (lambda: reader.history("stopped"), lambda: reader.resume("stopped"))
+        errors = [refusal(call) for call in (history, resume, lambda: reader.edit_memory("answered", 1, "x"))]
+    for error in errors:
         assert error["type"] == "RunMismatchError"
         assert "earlier version" in error["message"] and "Read the document again" in error["hint"]
-    code, told = found["command"]
-    assert code == 6 and "earlier version" in told["error"]["message"]
-    assert read_log(folder / LOG) == before
-
-
-def test_a_run_of_the_old_log_can_be_deleted_and_rewarded(folder) -> None:
-    with home(folder / "home"):
-        assert run("reward", "stopped", 1, "--log", folder / LOG)[0] == 0
-        assert run("runs", "edited", "--delete", "--yes", "--log", folder / LOG)[0] == 0
-    found = read_log(folder / LOG)
-    assert found["order"] == [each for each in recorded("log")["order"] if each != "edited"]
-    assert found["runs"]["stopped"]["latest_rewards"] == {"reward": 1.0}
-
-
-def test_the_files_are_small_and_whole() -> None:
-    for path in WRITTEN.glob("*.sqlite"):
-        assert path.stat().st_size < 300_000
-        with sqlite3.connect(f"file:{path}?immutable=1", uri=True) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert list(RunLog(place.log).runs()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from memagent_evaluation.result_table import Outcome, Plan, Results, Row, table_of
+from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow, Results, table_of
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
 from support.scripts import document_with
 
@@ -28,14 +28,14 @@ class Keys:
         )
 
 
-def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> Row:
+def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> ResultRow:
     """A right answer, unless it is changed. `right=False` makes it a wrong one."""
     right = changes.pop("right", True)
     task = changes.get("task", "keys")
     values: dict[str, Any] = {
         "system": system, "task": task, "length": length, "unit": "tokens", "index": index,
         "sample_id": f"{task}/{length}/{index}", "question": f"What is it in {length}?", "gold": ("4711",),
-        "answer": "4711" if right else "12", "raw_answer": None, "outcome": Outcome.ANSWERED, "error": None,
+        "answer": "4711" if right else "12", "raw_answer": None, "outcome": QuestionOutcome.ANSWERED, "error": None,
         "detail": "",
         "strict": float(right), "lenient": float(right), "string_match": float(right), "token_f1": float(right),
         "run_id": None, "prompt_tokens": length, "completion_tokens": 10, "cached_tokens": 0, "calls": 2,
@@ -43,16 +43,16 @@ def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes:
         "document_bytes": 4 * length, "needle_depths": (0.25,), "needles_found": (right,), "where_lost": (),
         "lost_at": (), "attempts": 1, "seed": 0, **changes,
     }  # fmt: skip
-    return Row(**values)
+    return ResultRow(**values)
 
 
-def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed") -> Row:
+def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed") -> ResultRow:
     """A row without an answer."""
     error = "the server is on fire" if outcome == "failed" else None
-    return row(system, length, index, right=False, answer=None, outcome=Outcome(outcome), error=error)
+    return row(system, length, index, right=False, answer=None, outcome=QuestionOutcome(outcome), error=error)
 
 
-def results(*rows: Row, settings: dict[str, Any] | None = None) -> Results:
+def results(*rows: ResultRow, settings: dict[str, Any] | None = None) -> Results:
     """A finished table of these rows."""
-    plans = [Plan.grid((each.system,), (each.task,), (each.length,), 0) for each in rows]
+    plans = [EvaluationPlan.grid((each.system,), (each.task,), (each.length,), 0) for each in rows]
     return table_of(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

@@ -12,7 +12,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 
 STORE_BYTES = 80 * 2**20
-ACTOR = "ray::MapWorker"
+ACTOR = "ray::DocumentActor"
 
 
 class RayWorld:

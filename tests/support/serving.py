@@ -15,9 +15,8 @@ from typing import Any
 import uvicorn
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
-from memagent_graph.addresses import listen
-from memagent_serve.app import Serving, make_app
-from memagent_serve.http_server import PROTOCOL
+from memagent_graph.addresses import BOUNDED_HTTP, listen
+from memagent_serve.app import ServerResources, make_app
 from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
@@ -51,7 +50,7 @@ def small_reader(upstream: str | None, folder: Path, *, policy: Any = None, **op
 class Served:
     """What `served` gives: where the server is, and what it works with."""
 
-    def __init__(self, url: str, serving: Serving, sessions: PageSessions | None = None) -> None:
+    def __init__(self, url: str, serving: ServerResources, sessions: PageSessions | None = None) -> None:
         self.url = url
         self.serving = serving
         self.sessions = sessions
@@ -82,11 +81,11 @@ def served(
 
     async def serve() -> None:
         async with small_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
-            serving = Serving(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
+            serving = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
             sessions = PageSessions(serving.settings.keys) if page else None
             routes = LivePage(serving, sessions).routes() if sessions else []
             app = make_app(serving, routes, sessions)
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **PROTOCOL))
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **BOUNDED_HTTP))
             server.config.timeout_graceful_shutdown = 1
             running = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way

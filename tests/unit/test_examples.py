@@ -30,8 +30,8 @@ def test_ask_a_document(tmp_path: Path) -> None:
 def test_reward_a_run(tmp_path: Path) -> None:
     text = "It rained all day, and the river rose a little. " * 20
     (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
-    command = [sys.executable, str(EXAMPLES / "reward_a_run.py"), "note.txt", FACT.question, FACT.value, "runs.jsonl"]
+    command = [sys.executable, str(EXAMPLES / "reward_a_run.py"), "note.txt", FACT.question, FACT.value, "runs.parquet"]
     done = run_program(command, capture_output=True, check=True, cwd=tmp_path)
     assert f"'{FACT.value}' comes from chunk" in done.stdout
     assert "{'exact': 1.0}" in done.stdout
-    assert (tmp_path / "runs.jsonl").stat().st_size > 1000
+    assert (tmp_path / "runs.parquet").stat().st_size > 1000

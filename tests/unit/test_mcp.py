@@ -35,7 +35,7 @@ from memagent_graph.addresses import is_local, listen
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
-from memagent_mcp.client_roots import local_path, overlap
+from memagent_mcp.client_roots import local_path
 from memagent_mcp.tools import shielded, tightest
 from memagent_mcp.transports import allowed_names
 
@@ -178,7 +178,7 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert re.fullmatch(r"book\.txt: chunk \d+ for question [12] of 2, \d+% read", heard.told[3][2] or "")
 
     heard = Heard()
-    follow_up = {"run_id": first["run_id"], "question": "And the key of castle?"}
+    follow_up = {"run_id": first["run_id"], "questions": "And the key of castle?"}
     again = await session.call_tool("ask_again", follow_up, progress_callback=heard)
     assert again.structuredContent["answers"][0]["answer"] == "1234"
     assert len(heard.told) > 2
@@ -253,8 +253,23 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
         assert len(tool.description) > 60
         assert tool.annotations.readOnlyHint
         assert all("description" in each for each in tool.inputSchema["properties"].values())
-    answer = tools["read_document"].outputSchema["$defs"]["Answer"]["properties"]
-    assert "limit" in answer["stop_reason"]["description"]
+    answers = tools["read_document"].outputSchema["properties"]["answers"]["description"]
+    assert "the limit at which the read stopped" in answers
+    for name in ("read_document", "ask_again", "write_report"):
+        assert tools[name].description.endswith("The reader is shown all of it, from beginning to end.")
+
+
+async def test_a_reader_that_searches_says_so_in_descriptions_and_answers(tmp_path) -> None:
+    async with in_process(tmp_path, strategy="retrieval") as session:
+        tools = {tool.name: tool.description or "" for tool in (await session.list_tools()).tools}
+        text = TEXT * 5
+        read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
+    assert "only the passages that a search finds for each question" in tools["read_document"]
+    [answer] = read.structuredContent["answers"]
+    assert re.fullmatch(
+        r"The policy was shown [\d,]+ of [\d,]+ tokens of the document, chosen by retrieval\.", answer["extent"]
+    )
+    assert answer["extent"] in said(read)
 
 
 async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_for_a_merge() -> None:
@@ -289,7 +304,7 @@ async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
             read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
             assert read.structuredContent["answers"][0]["stop_reason"] == "max_chunks"
             run = read.structuredContent["answers"][0]["run_id"]
-            again = await session.call_tool("ask_again", {"run_id": run, "question": QUESTION, "max_chunks": 99})
+            again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
             assert again.structuredContent["answers"][0]["chunks_read"] == 2
             (folder / "book.txt").write_text(TEXT + ".")
             longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
@@ -366,16 +381,12 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
             assert read.structuredContent["document_bytes"] == len(text)
 
 
-async def test_of_several_questions_one_may_fail(folder) -> None:
-    async with in_process(folder) as session:
+async def test_a_question_that_is_too_long_is_refused_before_anything_is_read(folder) -> None:
+    prompts: list[str] = []
+    async with in_process(folder, script=lambda prompt: prompts.append(prompt) or perfect_reader(prompt)) as session:
         asked = {"path": "book.txt", "questions": [QUESTION, "why " * 100]}
-        read = await session.call_tool("read_document", asked)
-    assert not read.isError
-    good, bad = read.structuredContent["answers"]
-    assert (good["answer"], good["error"]) == ("4711", None)
-    assert (bad["answer"], bad["run_id"]) == (None, None)
-    assert "question has" in bad["error"]
-    assert "the read failed: the question has" in said(read)
+        assert "the question has" in refused(await session.call_tool("read_document", asked))
+    assert prompts == []
 
 
 async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_ended(folder) -> None:
@@ -420,10 +431,10 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
             with anyio.fail_after(60):  # a server that has ended never answers
                 listed = await session.call_tool("list_runs", {})
                 assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
-                lost = await session.call_tool("ask_again", {"run_id": "lost", "question": QUESTION})
+                lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
                 assert "caf\ufffd.txt" in refused(lost)
                 heard = Heard()
-                again = {"run_id": "kept", "question": QUESTION}
+                again = {"run_id": "kept", "questions": QUESTION}
                 kept = await session.call_tool("ask_again", again, progress_callback=heard)
                 assert kept.structuredContent["answers"][0]["answer"] == "4711"
                 assert (heard.told[0][2] or "").startswith("caf\ufffd.txt: chunk 0")
@@ -432,7 +443,7 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
 async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
     async with in_process(folder) as session:
         read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-        for tool, more in (("show_run", {}), ("ask_again", {"question": QUESTION})):
+        for tool, more in (("show_run", {}), ("ask_again", {"questions": QUESTION})):
             answer = refused(await session.call_tool(tool, {"run_id": "nope", **more}))
             assert read.structuredContent["answers"][0]["run_id"] in answer
 
@@ -445,7 +456,7 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
             )
             (answer,) = read.structuredContent["answers"]
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
-            assert "stopped at max_chunks" in said(read)
+            assert "stopped at its limit (max_chunks) after" in said(read)
 
 
 def test_of_two_limits_the_lower_counts() -> None:
@@ -530,13 +541,6 @@ async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_he
     assert answer["result"]["structuredContent"]["answers"][0]["answer"] == "4711"
 
 
-def test_trees_overlap_in_the_inner_of_two_nested_folders() -> None:
-    a, b, c = Path("/x/a"), Path("/x/a/b"), Path("/x/c")
-    assert overlap([a], [b, c]) == overlap([b], [a]) == overlap([Path("/x")], [b]) == (b,)
-    assert overlap([a, c], [Path("/x")]) == (a, c)
-    assert overlap([a], [Path("/x/ab")]) == overlap([a], []) == ()
-
-
 def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
     named = tmp_path / "a b#c"
     named.mkdir()
@@ -615,6 +619,19 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                     assert events.status_code == 200
                     process.send_signal(signal.SIGINT)
                     assert await asyncio.to_thread(process.wait, 60) == 130
+
+
+def test_a_client_that_sends_headers_without_end_is_cut_off(folder) -> None:
+    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+            client.sendall(f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
+            try:
+                for number in range(64):
+                    client.sendall(f"X-{number}: {'x' * 2**14}\r\n".encode())
+                assert client.recv(100).startswith(b"HTTP/1.1 400")
+            except (ConnectionResetError, BrokenPipeError):
+                pass  # it was closed while the rest was sent
 
 
 async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
@@ -715,10 +732,15 @@ def test_names_given_are_answered_besides_this_machines_own() -> None:
     ]  # fmt: skip
 
 
+def _before(folder: Path) -> str:
+    """The path of Python with this folder in front."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def test_without_the_mcp_extra_the_remedy_is_named(tmp_path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
     done = subprocess.run(
-        command(), check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        command(), check=False, env={**os.environ, "PYTHONPATH": _before(tmp_path)}, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (7, "")
     assert 'pip install "memagent-graph[mcp]"' in done.stderr
@@ -726,7 +748,7 @@ def test_without_the_mcp_extra_the_remedy_is_named(tmp_path) -> None:
 
 def test_other_commands_need_no_mcp(tmp_path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": _before(tmp_path)}
     assert subprocess.run(command("--help"), check=False, env=environment, capture_output=True).returncode == 0
 
 
@@ -762,11 +784,11 @@ class TestStructuredAnswersAndPages:
             assert (answer["value"], answer["stop_reason"]) == ({"key": 4711}, "answered")
             assert 'Answer: {"key": 4711}' in said(read)
             other = {**self.SCHEMA, "required": ["castle"]}
-            follow_up = {"run_id": answer["run_id"], "question": QUESTION, "response_format": other}
+            follow_up = {"run_id": answer["run_id"], "questions": QUESTION, "response_format": other}
             again = await session.call_tool("ask_again", follow_up)
             [answer] = again.structuredContent["answers"]
             assert (answer["value"], answer["stop_reason"]) == (None, "invalid_answer")
-            assert answer["events"]["invalid_answer"] == 3
+            assert [event["kind"] for event in answer["events"]].count("invalid_answer") == 3
             assert "The answer does not match response_format" in said(again)
 
     async def test_a_schema_that_cannot_be_used_is_refused(self, folder) -> None:

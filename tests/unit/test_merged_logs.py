@@ -12,11 +12,13 @@ import pytest
 from support.scripts import document_with, perfect_reader
 from typer.testing import CliRunner
 
-from memagent_graph import ScriptedPolicy
+from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.cli import app
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, is_log, merge_logs
+from memagent_training.data.replay import load_groups
+from memagent_training.data.replay_report import Refusal
 
 TEXT = document_with({0.2: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
@@ -87,13 +89,13 @@ async def test_the_command_takes_logs_and_exports_together(make_reader: Any, tmp
     logs = await read_in_parts(make_reader, tmp_path, [2])
     (tmp_path / "more").mkdir()
     (other,) = await read_in_parts(make_reader, tmp_path / "more", [])
-    export_runs(RunLog(other), tmp_path / "runs.jsonl")
-    assert is_log(other) and not is_log(tmp_path / "runs.jsonl") and not is_log(tmp_path / "nothing")
+    export_runs(RunLog(other), tmp_path / "runs.parquet")
+    assert is_log(other) and not is_log(tmp_path / "runs.parquet") and not is_log(tmp_path / "nothing")
     into = str(tmp_path / "all.sqlite")
     done = CliRunner().invoke(app, ["import", *map(str, logs), "--log", into, "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["runs"] == 1
     done = CliRunner().invoke(
-        app, ["import", str(tmp_path / "runs.jsonl"), str(logs[0]), "--log", into, "--replace", "--json"]
+        app, ["import", str(tmp_path / "runs.parquet"), str(logs[0]), "--log", into, "--replace", "--json"]
     )
     assert done.exit_code == 0 and json.loads(done.stdout)["runs"] >= 1
 
@@ -122,3 +124,126 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
     steps = [each.step for each in whole.conversations("r")]
     assert "lost" not in steps
     assert whole.trace("r").answers
+
+
+def content(log: RunLog, run_id: str = "r") -> Any:
+    """All of a run but the rows of its conversations."""
+    order = {None: None} | {
+        conversation.id: number for number, conversation in enumerate(log.conversations(run_id, superseded=True))
+    }
+    rewards = [replace(reward, id=None, conversation=order[reward.conversation]) for reward in log.rewards(run_id)]
+    conversations = [replace(one, id=None) for one in log.conversations(run_id, superseded=True)]
+    return log.get(run_id), conversations, log.events(run_id), rewards, log.templates(run_id)
+
+
+async def edited_on_the_second_machine(make_reader: Any, folder: Path) -> tuple[RunLog, RunLog]:
+    """A run that stops at a limit on one machine; on another, with its checkpoints, it is edited and finished."""
+    logs = []
+    for number in range(2):
+        log = RunLog(folder / f"machine {number}.sqlite")
+        logs.append(log)
+        agent = make_reader(store=folder / "texts", checkpoints=folder / "c.sqlite", run_log=log)
+        if number == 0:
+            await agent.aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
+        else:
+            await agent.aedit_memory("r", 2, "harbor 99", author="alice")
+            await agent.aresume("r")
+        await agent.aclose()
+    return logs[0], logs[1]
+
+
+async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(make_reader: Any, tmp_path: Path) -> None:
+    first, second = await edited_on_the_second_machine(make_reader, tmp_path)
+    second.reward("r", 1.0, name="exact", source="scorer")
+    second.reward("r", 0.0, name="exact", source="scorer")
+    row = next(second.conversations("r")).id
+    second.reward("r", 0.5, name="step", conversation=row)
+    whole = RunLog(tmp_path / "all.sqlite")
+    report = merge_logs(whole, [first.path, second.path])
+    said = list(whole.conversations("r", superseded=True))
+    assert (report.runs, report.rewards, report.conversations) == (1, 3, len(said))
+    assert whole.latest_rewards("r") == {"exact": 0.0}
+    (step_reward,) = [reward for reward in whole.rewards("r") if reward.conversation is not None]
+    (judged,) = [one for one in said if one.id == step_reward.conversation]
+    assert judged.step == next(second.conversations("r")).step
+    assert [event.kind for event in whole.events("r")] == ["memory_edited"]
+    assert whole.trace("r").updates[2].memory == "harbor 99"
+    assert whole.get("r").answer == second.get("r").answer is not None
+    assert [one.slot for one in whole.conversations("r") if one.role == "update"] == list(
+        range(len(list(whole.conversations("r"))) - 1)
+    )
+    assert whole.templates("r") == second.templates("r")
+    # It is refused for training, as the second machine's would be.
+    assert load_groups(whole, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
+    before = content(whole)
+    again = merge_logs(whole, [second.path, first.path])
+    assert (again.runs, again.rewards, again.conversations, again.skipped) == (0, 0, 0, 1)
+    assert content(whole) == before
+
+
+async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(make_reader: Any, tmp_path: Path) -> None:
+    (part,) = await read_in_parts(make_reader, tmp_path, [])
+    whole = RunLog(tmp_path / "all.sqlite")
+    merge_logs(whole, [part])
+    with closing(RunLog(part)) as log:
+        log.reward("r", 1.0)
+    report = merge_logs(whole, [part])
+    assert (report.runs, report.conversations, report.rewards, report.skipped) == (1, 0, 1, 0)
+    assert whole.latest_rewards("r") == {"reward": 1.0}
+    whole.reward("r", 0.25, name="own")
+    assert merge_logs(whole, [part]).skipped == 1
+    assert whole.latest_rewards("r") == {"reward": 1.0, "own": 0.25}
+
+
+async def test_an_edit_after_a_merge_arrives_at_the_next_and_ends_what_it_ended(
+    make_reader: Any, tmp_path: Path
+) -> None:
+    (part,) = await read_in_parts(make_reader, tmp_path, [])
+    whole = RunLog(tmp_path / "all.sqlite")
+    merge_logs(whole, [part])
+    whole.reward("r", 1.0)
+    with closing(RunLog(part)) as log:
+        agent = make_reader(store=tmp_path / "texts", checkpoints=tmp_path / "c.sqlite", run_log=log)
+        await agent.aedit_memory("r", 1, "harbor 99")
+        await agent.aclose()
+    merge_logs(whole, [part])
+    assert [one.slot for one in whole.conversations("r")] == [0, 1]
+    assert whole.get("r").answer is None and whole.get("r").stop_reason is None
+    assert whole.latest_rewards("r") == {}
+    assert {event.kind for event in whole.events("r")} == {"memory_edited", "reward_withdrawn"}
+    before = content(whole)
+    assert merge_logs(whole, [part]).skipped == 1 and content(whole) == before
+
+
+async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as_in_one_log(
+    make_reader: Any, tmp_path: Path
+) -> None:
+    first, second = RunLog(tmp_path / "1.sqlite"), RunLog(tmp_path / "2.sqlite")
+    agent = make_reader(store=tmp_path / "texts", checkpoints=tmp_path / "c.sqlite", run_log=first)
+    await agent.aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
+    first.reward("r", 0.0, name="early")
+    row = next(first.conversations("r")).id
+    first.reward("r", 0.5, name="step", conversation=row)
+    await agent.aclose()
+    agent = make_reader(store=tmp_path / "texts", checkpoints=tmp_path / "c.sqlite", run_log=second)
+    await agent.aresume("r")
+    second.reward("r", 1.0, name="late")
+    await agent.aclose()
+    whole = RunLog(tmp_path / "all.sqlite")
+    assert merge_logs(whole, [first.path, second.path]).rewards == 2
+    assert whole.latest_rewards("r") == {"late": 1.0}
+    assert [reward.value for reward in whole.rewards("r") if reward.conversation is not None] == [0.5]
+    assert [event.detail for event in whole.events("r")] == ["early = 0 by person was of an earlier attempt"]
+    before = content(whole)
+    for sources in ([first.path], [second.path], [second.path, first.path]):
+        assert merge_logs(whole, sources).skipped == 1
+        assert content(whole) == before
+
+
+async def test_a_run_of_one_log_is_merged_exactly(make_reader: Any, tmp_path: Path) -> None:
+    first, second = await edited_on_the_second_machine(make_reader, tmp_path)
+    second.reward("r", 1.0)
+    whole = RunLog(tmp_path / "all.sqlite")
+    merge_logs(whole, [second.path])
+    assert content(whole) == content(second)
+    first.close()

@@ -103,7 +103,7 @@ class TestToolResults:
         assert "harbor 4711" in shown.content
         assert "2222" not in shown.content, "castle was not asked for"
         assert found_in(shown)["run_id"] in shown.content
-        assert found_in(shown)["usage_metadata"]["input_tokens"] > 3000
+        assert found_in(shown)["usage"]["prompt_tokens"] > 3000
         assert reader.store.read_bytes(found_in(shown)["document"], 0, 10**6).decode() == LONG
 
     async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader: MakeReader, run: Any) -> None:
@@ -264,6 +264,25 @@ class TestToolResults:
         agent = create_agent(in_turn(calls(("fetch", {"name": "long"})), "done"), [fetch], middleware=[middleware])
         assert "stopped early after 3 parts" in tool_message(await run(agent, ASK)).content
 
+    async def test_an_agent_that_is_stopped_in_a_reading_continues_it_at_its_chunk(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        sections: list[str] = []
+
+        def script(prompt: str) -> str:
+            sections.append(part(prompt, "section"))
+            if len(sections) == 12:
+                raise KeyError("stands for a kill")
+            return perfect_reader(prompt)
+
+        middleware, saver = MemAgentMiddleware(make_reader(ScriptedPolicy(script)), result_tokens=500), InMemorySaver()
+        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+        agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
+        with pytest.raises(KeyError):
+            await run(agent, ASK)
+        assert "Answer: 4711" in tool_message(await run(agent, None)).content
+        assert len(sections) == len(set(sections)) + 1, "only the chunk at which it was stopped was read twice"
+
     async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(
         self, make_reader: MakeReader
     ) -> None:
@@ -303,13 +322,13 @@ class TestToolResults:
         agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
-        used = found_in(first)["usage_metadata"]
+        used = found_in(first)["usage"]
         for counter in (counted, around):
             (usage,) = counter.usage_metadata.values()
-            assert (usage["input_tokens"], usage["output_tokens"]) == (used["input_tokens"], used["output_tokens"])
+            assert (usage["input_tokens"], usage["output_tokens"]) == (used["prompt_tokens"], used["completion_tokens"])
         (span,) = [each for each in recorder.runs if each.name == "MemAgent"]
-        assert span.inputs["run_id"] == found_in(first)["run_id"]
-        assert span.outputs == {"answer": "4711"}
+        assert span.inputs["run_ids"] == [found_in(first)["run_id"]]
+        assert span.outputs == {"answers": ["4711"]}
         assert span.parent_run_id is not None
         (asked,) = [each for each in recorder.runs if each.parent_run_id == span.id]
         assert asked.name == "MemAgent policy"
@@ -347,9 +366,7 @@ class TestToolResults:
         again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
         told = tool_message(await run(again.with_config(callbacks=[counted]), ASK), -1)
         (usage,) = counted.usage_metadata.values()
-        assert usage["total_tokens"] == sum(
-            each["usage_metadata"]["total_tokens"] for each in told.artifact["readings"]
-        )
+        assert usage["total_tokens"] == sum(each["usage"]["total_tokens"] for each in told.artifact["readings"])
 
 
 class TestHistories:

@@ -135,10 +135,8 @@ class TestTheParentsKeys:
             parent.invoke({"question": QUESTION})
 
 
-@pytest.mark.parametrize("given", ["agent", "graph"])
-async def test_a_recursion_limit_of_25_does_not_reach_it(make_reader, given) -> None:
-    agent = make_reader()
-    parent = parent_of(memagent_node(agent if given == "agent" else await agent.agraph())).compile()
+async def test_a_recursion_limit_of_25_does_not_reach_it(make_reader) -> None:
+    parent = parent_of(memagent_node(make_reader())).compile()
     assert (await parent.ainvoke(INPUT, TIGHT))["answer"] == "4711"
     assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
 
@@ -160,14 +158,26 @@ async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader
         def on_chain_start(self, serialized, inputs, **kwargs) -> None:
             self.seen[kwargs.get("name") or ""] += 1
 
-    parent = parent_of(memagent_node(make_reader().graph())).compile()
+    parent = parent_of(memagent_node(make_reader(), run_id="run")).compile()
     names = Names()
-    parts = [each async for each in parent.astream(INPUT, {"callbacks": [names]}, stream_mode="custom", subgraphs=True)]
-    assert parts[0][0][0].startswith("read:")
-    assert {each["type"] for _, each in parts} == {"memagent.memory_update", "memagent.answer"}
-    updates = [each for _, each in parts if each["type"] == "memagent.memory_update"]
+    modes: Any = ["custom", "values"]
+    parts = [part async for part in parent.astream(INPUT, {"callbacks": [names]}, stream_mode=modes)]
+    updates = [part for mode, part in parts if mode == "custom"]
+    assert {update["type"] for update in updates} == {"memagent.memory_update"}
+    assert {update["run_id"] for update in updates} == {parts[-1][1]["run"]}
     assert names.seen["update_memory"] == len(updates) > 25
+    assert [update["chunk_index"] for update in updates] == list(range(len(updates)))
+    assert (updates[-1]["progress"], updates[-1]["memory"]) == (1.0, "nothing yet\nharbor 4711")
+    assert len(list(parent.stream(INPUT, stream_mode="custom"))) == len(updates)
+
+
+def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
+    graph = make_reader().graph()
+    parent = parent_of(graph).compile()
+    assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
     assert {"read:read_chunk", "read:update_memory", "read:answer"} <= set(parent.get_graph(xray=True).nodes)
+    with pytest.raises(MemAgentError, match=r"of type ReaderGraph, not a MemAgent.*add_node"):
+        memagent_node(graph)
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -411,15 +421,17 @@ async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_
     assert (out["why"], len(policy.prompts)) == ("answered", asked)
 
 
-async def test_its_memory_can_be_edited_through_the_parent(make_reader) -> None:
-    """With the graph itself as the node's reader: LangGraph then knows the subgraph."""
+async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_parent(make_reader) -> None:
     broken = True
 
     def script(prompt: str) -> Any:
         return PolicyError("gone") if broken and "4711" in prompt else perfect_reader(prompt)
 
-    node = memagent_node(make_reader(ScriptedPolicy(script)).graph(), memory="notes")
-    parent = parent_of(node).compile(checkpointer=InMemorySaver())
+    class WithMemory(State, total=False):
+        memory: str
+
+    graph = make_reader(ScriptedPolicy(script)).graph()
+    parent = parent_of(graph, WithMemory).compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(PolicyError):
         await parent.ainvoke(INPUT, config)
@@ -427,7 +439,7 @@ async def test_its_memory_can_be_edited_through_the_parent(make_reader) -> None:
     assert task.state.values["memory"] == "nothing yet"
     broken = False
     await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="update_memory")
-    assert (await parent.ainvoke(None, config))["notes"] == "castle 99\nharbor 4711"
+    assert (await parent.ainvoke(None, config))["memory"] == "castle 99\nharbor 4711"
 
 
 CHUNKS = 300

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from support.document_files import docx, pdf
 from support.scripts import perfect_reader
 
@@ -280,8 +281,8 @@ class TestEvidence:
         path = report(tmp_path)
         result = reader.read(path, QUESTION)
         assert result.document["path"] == str(path)
-        export_runs(reader.run_log, tmp_path / "runs.jsonl")
-        assert str(tmp_path) not in (tmp_path / "runs.jsonl").read_text()
+        export_runs(reader.run_log, tmp_path / "runs.parquet")
+        assert str(tmp_path) not in repr(parquet.read_table(tmp_path / "runs.parquet").to_pylist())
         log = RunLog(tmp_path / "other.sqlite", redact=lambda kind, text: text.replace("report", "[hidden]"))
         with reader.copy(run_log=log) as other:
             run = log.get(other.read(path, QUESTION).run_id)

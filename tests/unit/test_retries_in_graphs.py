@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +13,14 @@ from langchain.agents.middleware import ToolRetryMiddleware
 from langchain_core.documents import Document as FoundDocument
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import RetryPolicy
+from langgraph.types import Command, RetryPolicy, interrupt
 from support.chat_models import calls, in_turn
 from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
 from typing_extensions import TypedDict
 
 from langchain_memagent import MemAgentDocumentCompressor, ReadLongDocument, memagent_node
-from langchain_memagent.task_places import _kept
-from memagent_graph import MemAgent, ScriptedPolicy
+from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
     BudgetError,
     DocumentError,
@@ -34,6 +32,7 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
     RunNotFoundError,
 )
+from memagent_graph.storage.paths import default_checkpoints
 
 MakeReader = Callable[..., MemAgent]
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1500)
@@ -137,26 +136,48 @@ async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_
     assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
 
 
-def test_without_checkpoints_a_model_is_not_told_that_a_read_goes_on(make_reader) -> None:
-    tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(Failing())))
+def test_an_agent_without_checkpoints_reads_on_when_its_model_asks_again(make_reader) -> None:
+    script = Failing()
+    tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)))
+    wanted = ("read_long_document", {"questions": [QUESTION], "text": TEXT})
+    model = in_turn(calls(wanted, prefix="a"), calls(wanted, prefix="b"), "It is 4711.")
+    *_, failed, _, message, _ = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"]
+    assert "The read failed" in failed.text
+    assert failed.text.endswith("Ask the same question about the same document again to read on from there.")
+    assert message.text.startswith("Answer: 4711")
+    assert message.artifact["readings"][0]["run_id"] == failed.artifact["readings"][0]["run_id"]
+    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+
+
+def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> None:
+    script = Failing()
+    reader = make_reader(ScriptedPolicy(script))
+    tool = ReadLongDocument(agent=reader)
     model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
-    assert "The read failed" in message.text
-    assert "read on from there" not in message.text
-    assert message.artifact["readings"][0]["goes_on"] is False
+    with reader.copy(checkpoints=default_checkpoints()) as other:
+        assert other.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
+    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
 
 
-def test_what_was_kept_for_retries_ends_with_the_run(make_reader) -> None:
-    before, during = set(_kept), set()
+@pytest.mark.parametrize("sync", [True, False])
+async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(make_reader, sync) -> None:
+    """A person is asked after the read, so the node is executed twice."""
+    policy = ScriptedPolicy(perfect_reader)
+    compressor = MemAgentDocumentCompressor(agent=make_reader(policy, limits=Limits(max_chunks=3)))
 
-    def script(prompt: str) -> str:
-        during.update(_kept)
-        return perfect_reader(prompt)
+    def read(state: State) -> Any:
+        [reading] = compressor.compress_documents([FoundDocument(TEXT)], QUESTION)
+        return {"answer": [interrupt("?"), reading.metadata["stop_reason"], reading.metadata["chunks_read"]]}
 
-    graph_of(memagent_node(make_reader(ScriptedPolicy(script)))).invoke({"question": QUESTION, "document": TEXT})
-    gc.collect()
-    assert len(during - before) == 1
-    assert not (during - before) & set(_kept)
+    async def aread(state: State) -> Any:
+        [reading] = await compressor.acompress_documents([FoundDocument(TEXT)], QUESTION)
+        return {"answer": [interrupt("?"), reading.metadata["stop_reason"], reading.metadata["chunks_read"]]}
+
+    graph = graph_of(read if sync else aread, checkpointer=InMemorySaver())
+    await run(graph, {}, sync=sync)
+    assert (await run(graph, Command(resume="yes"), sync=sync))["answer"] == ["yes", "max_chunks", 3]
+    assert len(policy.prompts) == 3
 
 
 @pytest.mark.parametrize(

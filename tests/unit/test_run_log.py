@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import zlib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +32,11 @@ from memagent_graph import (
     UpdateRule,
     UpdateRules,
 )
-from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
+from memagent_graph.errors import PolicyError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
+from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -84,7 +87,7 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
         assert row.has_ids
     assert {row.tokenizer for row in rows} == {reader.graph().reader_context.tokenizer.fingerprint}
     (template,) = {row.template for row in rows}
-    assert log.template(template)["update"] == reader.graph().reader_context.prompts.update.text
+    assert log.templates("r")[template]["update"] == reader.graph().reader_context.prompts.update.text
     spans = [(row.reads[0].start_char, row.reads[0].end_char) for row in rows[:-1]]
     assert spans == [(update.start_char, update.end_char) for update in result.updates]
     record = log.get("r")
@@ -275,7 +278,7 @@ def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
     row = log.wait(log.record(conversation(0)))
     log.reward("r", 0.0, name="exact", source="scorer")
     log.reward("r", 1.0, name="exact", source="scorer", note="relabelled")
-    log.thumbs("r", up=True)
+    log.reward("r", 1.0, name="thumbs")
     log.reward("r", 0.5, name="step", conversation=row)
     assert log.latest_rewards("r") == {"exact": 1.0, "thumbs": 1.0}
     assert [(each.name, each.value, each.conversation) for each in log.rewards("r")][-1] == ("step", 0.5, row)
@@ -309,51 +312,20 @@ def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(
     assert found() == ["r1"]
     with sqlite3.connect(log.path) as connection:
         counts = [
-            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("conversations", "rewards", "configurations")
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("conversations", "rewards")
         ]
     connection.close()
-    assert counts == [1, 0, 1]
+    assert counts == [1, 0]
 
 
-def test_after_a_delete_runs_keep_the_configuration_they_were_written_with(log) -> None:
-    def write(into: RunLog, run_id: str, policy: str) -> None:
-        into.begin(run_id, QUESTION, REF, {})
-        into.wait(into.record(conversation(0, run_id=run_id, policy=policy)))
-
-    with closing(RunLog(log.path)) as other:
-        write(log, "r0", "a")
-        other.delete(["r0"])
-        write(other, "r1", "b")
-        write(log, "r2", "a")
-        assert [row.policy for run_id in ("r1", "r2") for row in log.conversations(run_id)] == ["b", "a"]
-    log.delete(["r1", "r2"])
-    write(log, "r3", "a")
-    assert [row.policy for row in log.conversations("r3")] == ["a"]
-
-
-def test_runs_are_deleted_also_where_the_space_cannot_be_given_back(log, monkeypatch) -> None:
+def test_a_delete_gives_the_space_back(log) -> None:
     log.begin("r", QUESTION, REF, {})
-    log.wait(log.record(conversation(0, prompt_token_ids=list(range(0, 10**9, 10**5)))))
-    with monkeypatch.context() as patch:
-        cannot_vacuum(patch)
-        assert log.delete(["r"]) == 1
-    assert log.unused_bytes > 10_000
-    assert log.delete([]) == 0
-    assert log.unused_bytes == 0
-
-
-def cannot_vacuum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a full disk: what is done beside the writer may only read."""
-    from memagent_graph.run_log import log
-    from memagent_graph.run_log.schema import connect
-
-    def read_only(path: Path) -> sqlite3.Connection:
-        connection = connect(path)
-        connection.execute("PRAGMA query_only = ON")
-        return connection
-
-    monkeypatch.setattr(log, "connect_to_read", read_only)
+    log.wait(log.record(conversation(0, prompt_token_ids=list(range(0, 10**9, 10**4)))))
+    before = log.size_bytes
+    log.begin("s", QUESTION, REF, {})
+    assert log.delete(["r"]) == 1
+    assert log.size_bytes < before / 2
+    assert [record.run_id for record in log.runs()] == ["s"]
 
 
 def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
@@ -497,29 +469,49 @@ def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path, damage, words
     assert path.read_bytes() == before
 
 
-def test_a_log_of_a_newer_version_is_refused_and_an_older_one_is_brought_up(tmp_path) -> None:
-    newer = tmp_path / "newer.sqlite"
-    RunLog(newer)
-    with sqlite3.connect(newer) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(RunError, match=r"newer version.*schema 99.*Upgrade"):
-        RunLog(newer)
-    older = tmp_path / "older.sqlite"
-    with sqlite3.connect(older) as connection:
-        connection.execute(
-            "CREATE TABLE runs (run_id TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL, question TEXT NOT NULL, "
-            "document TEXT NOT NULL, settings TEXT NOT NULL, stop_reason TEXT, answer TEXT) STRICT"
-        )
-        connection.execute("PRAGMA user_version = 1")
-        connection.execute("INSERT INTO runs VALUES ('old', 1.0, 2.0, 'q', '{}', '{}', 'answered', 'a')")
-    connection.close()
-    log = RunLog(older)
-    assert log.get("old").answer == "a"
-    assert list(log.conversations("old")) == []
+def test_a_log_of_another_version_is_refused_and_left_alone(tmp_path) -> None:
+    path = tmp_path / "other.sqlite"
+    RunLog(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 3")
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises(RunLogError, match=r"is a run log of another version.*--log"):
+        RunLog(path)
+    assert path.read_bytes() == before
+
+
+def test_a_text_that_is_larger_than_any_reply_is_refused_before_it_fills_the_memory(log) -> None:
     log.begin("r", QUESTION, REF, {})
     log.wait(log.record(conversation(0)))
-    log.close()
+    stream = zlib.compressobj(9, zlib.DEFLATED, -12)
+    bomb = b"".join(stream.compress(b"a" * 2**20) for _ in range(80)) + stream.flush()
+    with closing(sqlite3.connect(log.path)) as connection:
+        connection.execute("UPDATE conversations SET text = ?", (bomb,))
+        connection.commit()
+    with pytest.raises(RunLogError, match="a text has more than 67,108,864 bytes"):
+        list(log.conversations("r"))
+
+
+@pytest.mark.parametrize("column", ["text", "prompt_token_ids", "reads", "writes", "sampling"])
+def test_a_damaged_row_is_an_error_that_names_the_file(log, column) -> None:
+    log.begin("r", QUESTION, REF, {})
+    log.wait(log.record(conversation(0, prompt_token_ids=[1, 2, 3])))
+    damaged = b"\2\xff\xff" if column in {"text", "prompt_token_ids"} else "[1"
+    with closing(sqlite3.connect(log.path)) as connection:
+        connection.execute(f"UPDATE conversations SET {column} = ?", (damaged,))
+        connection.commit()
+    with pytest.raises(RunLogError, match=r"runs.sqlite cannot be used.*Restore it"):
+        list(log.conversations("r"))
+
+
+def test_every_field_of_a_conversation_is_a_column_of_the_log_and_of_exports(log) -> None:
+    """So a new field needs its line in `records`, and nothing else in the log's room."""
+    with closing(sqlite3.connect(log.path)) as connection:
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(conversations)")}
+    fields = {field.name for field in dataclasses.fields(Conversation)}
+    assert columns == fields
+    assert fields - {"id"} <= parquet._COLUMNS.keys()
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path) -> None:
@@ -590,7 +582,7 @@ def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1)), st.lists(st.floats(width=32, allow_nan=False)), st.text())
 def test_packing_loses_nothing(ids, logprobs, text) -> None:
-    assert unpack_ids(pack_ids(ids)) == unpack_ids(pack_ids(ids, small=True)) == ids
+    assert unpack_ids(pack_ids(ids)) == ids and unpack_ids(pack_ids(ids * 900)) == ids * 900
     assert unpack_logprobs(pack_logprobs(logprobs)) == logprobs
     assert unpack_text(pack_text(text)) == text
 
@@ -663,7 +655,7 @@ def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
 def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_path, monkeypatch) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "prepare", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
+        patched.setattr(writer, "connect", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
         with pytest.raises(RunLogError, match="locked"):
             log.wait(log.begin("a", QUESTION, REF, {}))
     log.wait(log.begin("b", QUESTION, REF, {}))

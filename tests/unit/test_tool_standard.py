@@ -9,7 +9,7 @@ from langchain_tests.integration_tests import ToolsIntegrationTests
 from langchain_tests.unit_tests import ToolsUnitTests
 from support.scripts import document_with
 
-from langchain_memagent.tool import ReadLongDocument
+from langchain_memagent.read_long_document import ReadLongDocument
 
 QUESTIONS = ["What is the key of harbor?", "What is the key of castle?"]
 

@@ -6,24 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from memagent_evaluation.failures import analyse, logged_read
-from memagent_evaluation.result_table import Outcome, Row
-from memagent_evaluation.rouge import rouge_l
+from memagent_evaluation.result_table import Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import Prepared
 from memagent_evaluation.samples import Needle, Sample
-from memagent_evaluation.scorers import contains, score
-from memagent_evaluation.stopping import stop_of, tokens_read
+from memagent_evaluation.scorers import contains, rouge_l, score
 from memagent_evaluation.systems import Attempt
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import RunError
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.run_log import RunLog
+from memagent_graph.trace import Span, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OpenQuestion:
     """A question for one system."""
 
     system: str
@@ -31,15 +31,21 @@ class Question:
     """Which of several samples of its answer this is, from 0."""
     prepared: Prepared
 
+    @property
+    def key(self) -> Key:
+        """The key of its row."""
+        sample = self.prepared.sample
+        return self.system, sample.task.name, sample.length, sample.index, self.repeat
+
 
 def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
-    """The id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
+    """Return the id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
     name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
 
 def row_of(
-    question: Question,
+    question: OpenQuestion,
     attempt: Attempt,
     *,
     attempts: int,
@@ -47,8 +53,8 @@ def row_of(
     answer_format: AnswerFormat,
     scripted: bool = False,
     error: str | None = None,
-) -> Row:
-    """The row of an attempt, without the lost facts from the run log (`with_losses`).
+) -> ResultRow:
+    """Return the row of an attempt, without the lost facts from the run log (`with_losses`).
 
     Args:
         question: the question.
@@ -60,15 +66,16 @@ def row_of(
         error: the error, if it failed.
     """
     prepared, usage = question.prepared, attempt.usage
-    sample, answered = prepared.sample, attempt.outcome is Outcome.ANSWERED
+    sample, answered = prepared.sample, attempt.outcome is QuestionOutcome.ANSWERED
     stop = None
-    if attempt.chunks and attempt.outcome in {Outcome.ANSWERED, Outcome.NO_ANSWER}:
+    if attempt.chunks and attempt.outcome in {QuestionOutcome.ANSWERED, QuestionOutcome.NO_ANSWER}:
         stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
-    return Row(
+    return ResultRow(
         system=question.system,
         task=sample.task.name,
         length=sample.length,
+        reached_length=sample.reached,
         unit=sample.task.unit.value,
         index=sample.index,
         repeat=question.repeat,
@@ -93,7 +100,7 @@ def row_of(
         chunks=attempt.chunks,
         document_bytes=prepared.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
-        needles_found=tuple(answered and _found(each, sample, attempt.answer or "") for each in sample.needles),
+        needles_found=tuple(answered and _found(needle, sample, attempt.answer or "") for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
@@ -106,8 +113,8 @@ def row_of(
     )
 
 
-async def with_losses(row: Row, sample: Sample, log: RunLog | None, store: DocumentStore) -> Row:
-    """The row; if its answer is wrong, with the places where facts were lost, from the run log.
+async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store: DocumentStore) -> ResultRow:
+    """Return the row; if its answer is wrong, with the places where facts were lost, from the run log.
 
     A run that is not in the log failed at the start, or its log did.
     """
@@ -124,11 +131,84 @@ async def with_losses(row: Row, sample: Sample, log: RunLog | None, store: Docum
     losses = await asyncio.to_thread(analyse, sample, view, completions)
     return replace(
         row,
-        where_lost=tuple(each.loss.value for each in losses),
-        lost_at=tuple(each.chunk_index for each in losses),
+        where_lost=tuple(loss.loss.value for loss in losses),
+        lost_at=tuple(loss.chunk_index for loss in losses),
     )
 
 
 def _found(needle: Needle, sample: Sample, answer: str) -> bool:
-    """Whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold string."""
+    """Return whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold
+    string.
+    """
     return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """One read compared with an oracle's.
+
+    The oracle knows the evidence: it reads each chunk once, in order, and stops after the one with the last evidence.
+    Parallel and repeated reading counts by what was read.
+    """
+
+    premature: bool
+    """Whether some of the evidence was not read."""
+    over_read_tokens: int
+    """Document tokens in prompts beyond one reading up to the last evidence: after it, and repeated ones."""
+    saved: float
+    """The share of the document's characters that was never read."""
+    could_save: float
+    """The share after the last evidence's chunk."""
+
+
+def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> EarlyStop | None:
+    """Compare a read's stop with the oracle's; None if no evidence is known.
+
+    Args:
+        trace: the read's.
+        evidence: what the answer is based on (`Sample.evidence`).
+        characters: the document's.
+    """
+    if not evidence:
+        return None
+    read = _read_once(_reads(trace))
+    places = [needle.place(characters) for needle in evidence]
+    last = max(end for _, end in places)
+    needed = [span for span in read if span.start_char < last]
+    end = min((span.end_char for span in needed if span.end_char >= last), default=last)
+    stretches = _stretches(read)
+    return EarlyStop(
+        premature=not all(any(a <= start and stop <= b for a, b in stretches) for start, stop in places),
+        over_read_tokens=tokens_read(trace) - sum(span.tokens for span in needed),
+        saved=max(0.0, 1 - sum(b - a for a, b in stretches) / characters),
+        could_save=max(0.0, 1 - end / characters),
+    )
+
+
+def tokens_read(trace: Trace) -> int:
+    """Document tokens in prompts, each counted as often as it was there."""
+    return sum(span.tokens for span in _reads(trace))
+
+
+def _reads(trace: Trace) -> Iterable[Span]:
+    return (span for step in trace.steps for span in step.reads)
+
+
+def _read_once(spans: Iterable[Span]) -> list[Span]:
+    """In order, without those inside others: a passage looked up in a chunk that was read is read twice."""
+    outer: list[Span] = []
+    for span in sorted(set(spans), key=lambda span: (span.start_char, -span.end_char)):
+        if not outer or span.end_char > outer[-1].end_char:
+            outer.append(span)
+    return outer
+
+
+def _stretches(spans: Iterable[Span]) -> list[tuple[int, int]]:
+    """Return the ranges that spans, in order, cover without gaps."""
+    stretches: list[tuple[int, int]] = []
+    for span in spans:
+        if stretches and span.start_char <= stretches[-1][1]:
+            stretches[-1] = stretches[-1][0], max(stretches[-1][1], span.end_char)
+        else:
+            stretches.append((span.start_char, span.end_char))
+    return stretches

@@ -69,7 +69,7 @@ class Relation:
     """Whether the last wording of a list is used like the others."""
 
     def worded(self, texts: Sequence[str], *, held_out: bool) -> Sequence[str]:
-        """The wordings of a list that a split may use: the last one if held out, in training all others."""
+        """Return the wordings of a list that a split may use: the last one if held out, in training all others."""
         if self.held_out or self.all_wordings or len(texts) < 3:
             return texts
         return texts[-1:] if held_out else texts[:-1]
@@ -119,34 +119,34 @@ class MoreFacts:
     def read(cls, path: Path) -> MoreFacts:
         """From a file in the format of `english_facts.toml`."""
         content = path.read_bytes()
-        found = _parsed(content.decode("utf-8"))
+        facts = _parsed(content.decode("utf-8"))
         return cls(
-            tuple(replace(each, all_wordings=True) for each in found.relations),
-            {kind: _listed(text) for kind, text in found.words.items()},
-            found.numbers,
-            found.frames,
+            tuple(replace(relation, all_wordings=True) for relation in facts.relations),
+            {kind: _listed(text) for kind, text in facts.words.items()},
+            facts.numbers,
+            facts.frames,
             sha256(content).hexdigest()[:16],
         )
 
 
 def relations() -> tuple[Relation, ...]:
-    """All relations, in the file's order."""
+    """Return all relations, in the file's order."""
     return _file().relations
 
 
 @cache
 def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """A list of words of one split; phrases stand between bars, single words between spaces."""
+    """Return a list of words of one split; phrases stand between bars, single words between spaces."""
     return tuple(
-        each
-        for each in _listed(_file().words.get(kind, ""))
-        if kind not in _SPLIT_WORDS or is_held_out(each, _SPLIT_SHARE) == held_out
+        word
+        for word in _listed(_file().words.get(kind, ""))
+        if kind not in _SPLIT_WORDS or is_held_out(word, _SPLIT_SHARE) == held_out
     )
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    found = (" ".join(each.split()) for each in text.split("|")) if "|" in text else text.split()
-    return tuple(filter(None, found))
+    words = (" ".join(part.split()) for part in text.split("|")) if "|" in text else text.split()
+    return tuple(filter(None, words))
 
 
 def sentence(text: str) -> str:
@@ -154,9 +154,11 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def clear_of(asked: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
-    """Whether a fact answers no question about these: it has no relation and subject or value in common with them."""
-    known = {(fact.relation.name, side) for fact in asked for side in (fact.subject, fact.value)}
+def clear_of(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
+    """Return whether a fact answers no question about these: it has no relation and subject or value in common with
+    them.
+    """
+    known = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
     return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
 
 
@@ -176,20 +178,24 @@ class EnglishFacts:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.held_out = held_out
         self._more = more or MoreFacts((), {}, {}, ())
-        self.relations = [each for each in relations() if each.held_out == held_out_relations]
+        self.relations = [relation for relation in relations() if relation.held_out == held_out_relations]
         self.relations += self._more.relations
         self._frames = _FRAMES[-2:] if held_out else _FRAMES[:-2] + self._more.frames
         self._taken: set[tuple[str, str]] = set()
 
     def relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
-        """Some relation, of the kind asked for."""
-        fitting = [each for each in self.relations if (each.plural or not plural) and (each.changes or not changes)]
+        """Return some relation, of the kind asked for."""
+        fitting = [
+            relation
+            for relation in self.relations
+            if (relation.plural or not plural) and (relation.changes or not changes)
+        ]
         return self.random.choice(fitting)
 
     def fact(
         self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None
     ) -> EnglishFact:
-        """A new fact; subject and value are new if they are not given."""
+        """Return a new fact; subject and value are new if they are not given."""
         relation = relation or self.relation()
         subject = subject or self._new(relation.name + " s", relation.subject)
         self._take(relation, subject)
@@ -199,17 +205,21 @@ class EnglishFacts:
         return EnglishFact(relation, subject, value, self.state(relation, subject, value))
 
     def near_miss(self, fact: EnglishFact) -> EnglishFact:
-        """A fact that is easily confused with another: of the same relation, or about the same subject."""
+        """Return a fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
             return self.fact(fact.relation)
-        same_kind = [each for each in self.relations if each.subject == fact.relation.subject]
-        others = [each for each in same_kind if each.name != fact.relation.name and self._is_new(each, fact.subject)]
+        same_kind = [relation for relation in self.relations if relation.subject == fact.relation.subject]
+        others = [
+            relation
+            for relation in same_kind
+            if relation.name != fact.relation.name and self._is_new(relation, fact.subject)
+        ]
         if not others:
             return self.fact(fact.relation)
         return self.fact(self.random.choice(others), subject=fact.subject)
 
     def change(self, fact: EnglishFact) -> EnglishFact:
-        """What is true of the subject from now on."""
+        """Return what is true of the subject from now on."""
         if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
             other = self._new(fact.relation.name + " s", fact.relation.subject)
             text = self._choose(fact.relation, fact.relation.changes)
@@ -219,7 +229,7 @@ class EnglishFacts:
         return EnglishFact(fact.relation, fact.subject, value, _filled(text, fact.subject, value), changed=True)
 
     def state(self, relation: Relation, subject: str, value: str) -> str:
-        """A statement in one of the split's wordings, sometimes as part of a longer sentence."""
+        """Return a statement in one of the split's wordings, sometimes as part of a longer sentence."""
         text = _filled(self._choose(relation, relation.statements), subject, value)
         if self.random.random() >= _FRAMED_SHARE:
             return text
@@ -227,7 +237,7 @@ class EnglishFacts:
         return frame.format(text=text.rstrip("."), inside=_inside(text.rstrip(".")))
 
     def question(self, fact: EnglishFact) -> tuple[str, str]:
-        """A question about a fact, and its answer: the value, or the subject."""
+        """Return a question about a fact, and its answer: the value, or the subject."""
         relation = fact.relation
         of_subject = bool(relation.subject_questions) and (
             not relation.questions or relation.ask == "who" or self.random.random() < 0.3
@@ -240,19 +250,25 @@ class EnglishFacts:
         ), fact.subject if of_subject else fact.value
 
     def about(self, relation: Relation, subject: str) -> str:
-        """A question for the value of a relation of a subject."""
+        """Return a question for the value of a relation of a subject."""
         return self._choose(relation, relation.questions).replace("{s}", subject)
 
     def chain(self, hops: int) -> tuple[list[EnglishFact], str]:
-        """Facts that lead from one to the next, and the question that needs all of them.
+        """Return facts that lead from one to the next, and the question that needs all of them.
 
         The first names a person, each next one leads to another, and the last one is about the last person. No relation
         occurs twice.
         """
-        of_persons = [each for each in self.relations if each.subject == "person"]
-        leading = [each for each in of_persons if each.of_subject]
-        about = [each for each in of_persons if each.questions and each.ask != "who" and not each.plural]
-        chain = [self.fact(self.random.choice([each for each in of_persons if each.of_whom or each.of_subject]))]
+        of_persons = [relation for relation in self.relations if relation.subject == "person"]
+        leading = [relation for relation in of_persons if relation.of_subject]
+        about = [
+            relation for relation in of_persons if relation.questions and relation.ask != "who" and not relation.plural
+        ]
+        chain = [
+            self.fact(
+                self.random.choice([relation for relation in of_persons if relation.of_whom or relation.of_subject])
+            )
+        ]
         who, name = self._named(chain[0], chain[0].subject)
         for _ in range(hops - 2):
             chain.append(self.fact(self._following(leading, chain, who), subject=who))
@@ -261,13 +277,13 @@ class EnglishFacts:
         return chain, self.about(chain[-1].relation, name)
 
     def _following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
-        """A relation that is not in the chain, and in which nothing was said about its last person."""
+        """Return a relation that is not in the chain, and in which nothing was said about its last person."""
         used = {fact.relation.name for fact in chain}
-        fitting = [each for each in relations if each.name not in used and self._is_new(each, who)]
+        fitting = [relation for relation in relations if relation.name not in used and self._is_new(relation, who)]
         return self.random.choice(fitting or relations)
 
     def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
-        """The person that a fact leads to, and a description without the name."""
+        """Return the person that a fact leads to, and a description without the name."""
         relation = fact.relation
         if relation.of_whom:
             return fact.subject, self.random.choice(relation.of_whom).replace("{v}", fact.value)
@@ -296,7 +312,7 @@ class EnglishFacts:
             self._taken.add((relation.name + " v", subject))
 
     def draw(self, kind: str) -> str:
-        """Some word of a kind."""
+        """Return some word of a kind."""
         if kind == "person":
             return f"{self._word('first_names')} {self._word('family_names')}"
         if limits := _NUMBERS.get(kind) or self._more.numbers.get(kind):
@@ -312,7 +328,7 @@ class EnglishFacts:
 
 
 def _inside(text: str) -> str:
-    """A sentence, adapted for use inside a longer one."""
+    """Return a sentence, adapted for use inside a longer one."""
     first = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if first in _SMALL else text
 

@@ -153,11 +153,11 @@ class Eval(ReaderOptions, SamplingSettings):
             raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
         import asyncio  # noqa: PLC0415
 
-        from memagent_evaluation.harness import Ended  # noqa: PLC0415
+        from memagent_evaluation.harness import EvaluationEnd  # noqa: PLC0415
         from memagent_evaluation.output_folder import write_outputs  # noqa: PLC0415
         from memagent_evaluation.request import carry_out  # noqa: PLC0415
         from memagent_evaluation.result_journal import require_no_results  # noqa: PLC0415
-        from memagent_evaluation.result_table import Outcome  # noqa: PLC0415
+        from memagent_evaluation.result_table import QuestionOutcome  # noqa: PLC0415
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
         out = self.out
@@ -181,15 +181,15 @@ class Eval(ReaderOptions, SamplingSettings):
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
             results = write_outputs(out, evaluation.log_path, prices)
         print_results(results, out, evaluation.log_path, ended.value, prices, as_json=self.as_json)
-        if ended is not Ended.DONE:
+        if ended is not EvaluationEnd.DONE:
             typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_how_to_continue(out)}", err=True)
             raise typer.Exit(ExitCode.STOPPED)
-        if all(row.outcome is Outcome.FAILED for row in results.rows):
+        if all(row.outcome is QuestionOutcome.FAILED for row in results.rows):
             raise typer.Exit(ExitCode.POLICY)
 
 
 def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
-    """The evaluation that was asked for.
+    """Return the evaluation that was asked for.
 
     Raises:
         EvaluationError: lengths that cannot be read, or no system.
@@ -199,7 +199,7 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
     from memagent_evaluation.request import EvaluationRequest  # noqa: PLC0415
     from memagent_evaluation.suites import with_suites  # noqa: PLC0415
 
-    systems = tuple(dict.fromkeys(filter(None, (each.strip() for each in request.systems.split(",")))))
+    systems = tuple(dict.fromkeys(filter(None, (name.strip() for name in request.systems.split(",")))))
     if not systems:
         raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
     return EvaluationRequest(
@@ -250,11 +250,11 @@ def _print_plan(
     from memagent_evaluation.planned_costs import plan_as_json, render_plan  # noqa: PLC0415
     from memagent_evaluation.request import planned  # noqa: PLC0415
 
-    plan, costs = asyncio.run(planned(evaluation))
+    costs = asyncio.run(planned(evaluation))
     if as_json:
         print_json(plan_as_json(costs, prices=prices, tokens_per_second=tokens_per_second))
     else:
-        sys.stdout.write(render_plan(costs, plan, prices=prices, tokens_per_second=tokens_per_second))
+        sys.stdout.write(render_plan(costs, prices=prices, tokens_per_second=tokens_per_second))
 
 
 def _print_names(*, as_json: bool) -> None:
@@ -284,12 +284,12 @@ def _how_to_continue(folder: Path) -> str:
 
 
 def _typed(context: typer.Context) -> str:
-    """What was typed, without keys."""
+    """Return what was typed, without keys."""
     words = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:
         name = parameter.name or ""
-        given = context.get_parameter_source(name)
-        if given is None or given.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
+        origin = context.get_parameter_source(name)
+        if origin is None or origin.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
             continue
         value = context.params[name]
         option = max(parameter.opts, key=len)

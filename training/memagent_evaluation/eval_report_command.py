@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -37,9 +37,10 @@ class EvalReport:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
         from memagent_evaluation.output_folder import RUNS, write_outputs  # noqa: PLC0415
+        from memagent_evaluation.report import render_comparison  # noqa: PLC0415
         from memagent_evaluation.result_journal import load_results  # noqa: PLC0415
+        from memagent_evaluation.standings import evaluations_compared  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
@@ -57,7 +58,9 @@ class EvalReport:
                 first, second = load_results(folder), load_results(other)
             names = (str(folder), str(other))
             if self.as_json:
-                print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})
+                compared = evaluations_compared(first, second, names)
+                standings = {system: [line.to_dict() for line in lines] for system, lines in compared.items()}
+                print_json({"first": names[0], "second": names[1], "standings": standings})
             else:
                 sys.stdout.write(render_comparison(first, second, names))
 
@@ -80,7 +83,7 @@ def print_results(
             "settings": results.settings,
             "results": summary(results, prices),
             "suites": suites_as_json(results.rows),
-            "standings": [{**asdict(each), "not_worse": each.not_worse} for each in standings(results)],
+            "standings": [line.to_dict() for line in standings(results)],
         }
         print_json(values)
         return

@@ -9,7 +9,7 @@ from memagent_graph.errors import MissingExtraError
 
 
 def extra_module(name: str, needed_for: str) -> Any:
-    """The module of a name.
+    """Return the module of a name.
 
     Raises:
         MissingExtraError: it is not installed; `needed_for` says what needs it.

@@ -69,7 +69,7 @@ _ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.re
 
 
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
-    """The outcome of each of a sample's needles, in order; empty if it has none.
+    """Return the outcome of each of a sample's needles, in order; empty if it has none.
 
     Args:
         sample: the question.
@@ -79,43 +79,45 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
     """
     if run.stop_reason not in _ENDED or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
-    said = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
-    return tuple(_analyse(needle, run, said or "", completions or {}) for needle in sample.needles)
+    reply = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
+    return tuple(_analyse(needle, run, reply or "", completions or {}) for needle in sample.needles)
 
 
 def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
-    """A run of a log, with the policy's completion at each step, for `analyse`. Blocks.
+    """Return a run of a log, with the policy's completion at each step, for `analyse`. Blocks.
 
     Raises:
         RunLogError: the log cannot be read.
         RunNotFoundError: there is no such run.
     """
     completions = {
-        each.step: strip_reasoning(each.text)
-        for each in log.conversations(run_id, with_ids=False)
-        if each.writes is Writes.MEMORY and each.text
+        conversation.step: strip_reasoning(conversation.text)
+        for conversation in log.conversations(run_id, with_ids=False)
+        if conversation.writes is Writes.MEMORY and conversation.text
     }
     return view_of_run(log, run_id, store), completions
 
 
-def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, str]) -> NeedleLoss:
+def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
     trace = run.trace
-    held = _held(needle.gold, trace)
-    first = next((update.chunk_index for update in trace.final_path if held[update.step]), None)
-    if contains(said, needle.gold):
+    in_memory = _held(needle.gold, trace)
+    first = next((update.chunk_index for update in trace.final_path if in_memory[update.step]), None)
+    if contains(reply, needle.gold):
         return NeedleLoss(needle, Loss.ANSWERED, written_at=first)
-    if not any(held.values()):
+    if not any(in_memory.values()):
         return _never_held(needle, run, completions)
     if _holds(trace.final_memory, needle.gold):
-        other_form = [each for each in trace.final_path if held[each.step] and not contains(each.memory, needle.gold)]
+        other_form = [
+            update for update in trace.final_path if in_memory[update.step] and not contains(update.memory, needle.gold)
+        ]
         if other_form and not contains(trace.final_memory, needle.gold):
             return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index, first)
-        loss = Loss.REFORMATTED if _in_another_form(said, needle.gold) else Loss.IN_MEMORY
+        loss = Loss.REFORMATTED if _in_another_form(reply, needle.gold) else Loss.IN_MEMORY
         return NeedleLoss(needle, loss, written_at=first)
     losing = [
         update
         for update in trace.final_path
-        if not held[update.step] and any(held[trace.updates[place].step] for place in trace.sources(update))
+        if not in_memory[update.step] and any(in_memory[trace.updates[place].step] for place in trace.sources(update))
     ]
     loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
     return NeedleLoss(needle, loss, losing[-1].chunk_index, first)
@@ -123,14 +125,14 @@ def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, 
 
 def _held(gold: str, trace: Trace) -> dict[str, bool]:
     """For each memory on the path to the answer, by its update's step, whether it has the gold string in any form."""
-    held: dict[str, bool] = {}
+    in_memory: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.sources(update)
         if len(sources) == 1 and not update.changed:
-            held[update.step] = held[trace.updates[sources[0]].step]
+            in_memory[update.step] = in_memory[trace.updates[sources[0]].step]
         else:
-            held[update.step] = _holds(update.memory, gold)
-    return held
+            in_memory[update.step] = _holds(update.memory, gold)
+    return in_memory
 
 
 def _holds(text: str, gold: str) -> bool:
@@ -138,7 +140,9 @@ def _holds(text: str, gold: str) -> bool:
 
 
 def _in_another_form(text: str, gold: str) -> bool:
-    """Whether a text has the letters and digits of a gold string, with up to two other characters between any two."""
+    """Return whether a text has the letters and digits of a gold string, with up to two other characters between any
+    two.
+    """
     pattern = _any_form(gold)
     return pattern is not None and pattern.search(text) is not None
 
@@ -154,18 +158,18 @@ def _any_form(gold: str) -> re.Pattern[str] | None:
 
 
 def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
-    """Why no memory had a fact, from what the policy wrote and from the fact's chunk."""
+    """Return why no memory had a fact, from what the policy wrote and from the fact's chunk."""
     path = run.trace.final_path
     written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
     if written:
-        kept = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
-        return NeedleLoss(needle, Loss.NOT_TAKEN if kept else Loss.CUT_BY_CAP, written[0].chunk_index)
+        is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
+        return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, written[0].chunk_index)
     place = next(_places(needle, run), None)
     if place is not None:
         update, whole = place
         if not whole:
             return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
-        if any(_was_cut(each) for each in path if each.chunk_index == update.chunk_index):
+        if any(_was_cut(other) for other in path if other.chunk_index == update.chunk_index):
             return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
     elif run.stop_reason == StopReason.ENOUGH:
         return NeedleLoss(needle, Loss.NOT_READ)
@@ -177,19 +181,19 @@ def _was_cut(update: MemoryUpdate) -> bool:
 
 
 def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """The chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
+    """Yield the chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
 
     If the text is not available, for example because the document was deleted, the place determines it.
     """
     fact = _sentence(needle)
-    reads = {each.chunk_index: each for each in run.trace.final_path if each.chunk_index is not None}
+    reads = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
     chunks = sorted(reads.values(), key=lambda each: each.start_char)
-    characters = max((each.end_char for each in chunks), default=0)
+    characters = max((chunk.end_char for chunk in chunks), default=0)
     at = needle.depth * characters
-    following = {one.start_char: one for one in chunks}
-    if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(each) is None for each in chunks):
+    following = {chunk.start_char: chunk for chunk in chunks}
+    if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(chunk) is None for chunk in chunks):
         start = needle.place(characters)[0] + needle.text.index(fact)
-        here = next((each for each in chunks if each.start_char <= start < each.end_char), None)
+        here = next((chunk for chunk in chunks if chunk.start_char <= start < chunk.end_char), None)
         if here is not None and start + len(fact) <= characters:
             yield here, start + len(fact) <= here.end_char
         return
@@ -208,6 +212,6 @@ def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]
 
 
 def _sentence(needle: Needle) -> str:
-    """The sentence of a needle with its gold string: a needle may be a whole paragraph."""
-    holding = [each for each in memory_lines(needle.text) if contains(each, needle.gold)]
+    """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
+    holding = [line for line in memory_lines(needle.text) if contains(line, needle.gold)]
     return min(holding, key=len, default=needle.text)

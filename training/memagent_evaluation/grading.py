@@ -6,12 +6,15 @@ reward (`memagent_training.rewards.judge`).
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from memagent_graph.errors import EvaluationError
+from memagent_evaluation.result_journal import ResultJournal
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow
+from memagent_graph.errors import EvaluationError, MemAgentError, PolicyError
 from memagent_graph.policy import Message, Policy, SamplingParams, strip_reasoning
 from memagent_graph.prompts import last_boxed
 
@@ -41,7 +44,7 @@ class Grader:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     async def grade(self, question: str, answer: str, expected: Sequence[str]) -> float:
-        """The grade of an answer. An empty one gets 0 without a call; an empty `expected` means unknown.
+        """Return the grade of an answer. An empty one gets 0 without a call; an empty `expected` means unknown.
 
         Raises:
             EvaluationError: the reply has no such grade.
@@ -70,3 +73,36 @@ def _grade(boxed: str) -> float | None:
     if re.fullmatch(r"\d+(?:\.\d+)?", word) and float(word) <= _BEST:
         return float(word) / _BEST
     return None
+
+
+async def judge_rows(journal: ResultJournal, grader: Grader, *, concurrency: int = 16) -> None:
+    """Grade every row that this grader has not graded yet; a question without an answer gets 0 without a call.
+
+    Raises:
+        PolicyError: the judge cannot be reached; existing grades stay.
+        EvaluationError: some replies had no grade; all others are stored, and these are requested again next time.
+    """
+    open_rows = iter([row for row in journal.rows.values() if row.judge != grader.policy.name])
+    failed: list[MemAgentError] = []
+    await asyncio.gather(*(_work(open_rows, journal, grader, failed) for _ in range(concurrency)))
+    if gone := next((error for error in failed if isinstance(error, PolicyError)), None):
+        raise gone
+    if failed:
+        count = "an answer" if len(failed) == 1 else f"{len(failed)} answers"
+        raise EvaluationError(
+            f"all is done but {count} without a grade: {failed[0].message}",
+            hint=f"{failed[0].hint or ''} --resume asks for these again.".lstrip(),
+        )
+
+
+async def _work(rows: Iterator[ResultRow], journal: ResultJournal, grader: Grader, failed: list[MemAgentError]) -> None:
+    for row in rows:
+        if any(isinstance(error, PolicyError) for error in failed):
+            return
+        answer = row.answer if row.outcome is QuestionOutcome.ANSWERED else None
+        try:
+            grade = await grader.grade(row.question, answer or "", row.gold)
+        except (PolicyError, EvaluationError) as error:
+            failed.append(error)
+        else:
+            journal.add(replace(row, judged=grade, judge=grader.policy.name))

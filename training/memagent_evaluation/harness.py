@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,10 +20,10 @@ from typing import Any, Final, Protocol
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_evaluation.attempt_rows import Question, row_of, run_id_of, with_losses
+from memagent_evaluation.attempt_rows import OpenQuestion, row_of, run_id_of, with_losses
 from memagent_evaluation.planning import completion_tokens
-from memagent_evaluation.result_journal import Journal
-from memagent_evaluation.result_table import Key, Outcome, Plan, Row
+from memagent_evaluation.result_journal import ResultJournal
+from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
 from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import Attempt, System
@@ -46,7 +46,7 @@ _FAILURES_IN_A_ROW: Final = 16
 """This many failures without a success mean that the server is down: asking more is useless."""
 
 
-class Ended(StrEnum):
+class EvaluationEnd(StrEnum):
     """Why an evaluation ended. All but the first can be resumed."""
 
     DONE = "done"
@@ -67,18 +67,18 @@ class EvaluationLimits:
     """Running questions are cancelled."""
 
 
-class Watcher(Protocol):
+class EvaluationWatcher(Protocol):
     """Sees the progress of an evaluation."""
 
-    def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
+    def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
         """The evaluation begins, or continues with existing rows."""
         ...
 
-    def asks(self, system: str, sample: Sample) -> None:
-        """A question is begun."""
+    def on_question(self, sample: Sample) -> None:
+        """A system is asked a question."""
         ...
 
-    def has(self, row: Row) -> None:
+    def on_row(self, row: ResultRow) -> None:
         """There is a new row."""
         ...
 
@@ -87,7 +87,7 @@ class Watcher(Protocol):
 class Evaluation:
     """The configuration of a run."""
 
-    plan: Plan
+    plan: EvaluationPlan
     tasks: Mapping[str, Task]
     """By their names in the plan."""
     systems: Mapping[str, System]
@@ -116,7 +116,9 @@ class Evaluation:
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
 
 
-async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | None = None) -> Ended:
+async def evaluate(
+    evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationWatcher | None = None
+) -> EvaluationEnd:
     """Add the plan's missing rows to the journal.
 
     Raises:
@@ -126,37 +128,36 @@ async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | 
     """
     journal.plan(evaluation.plan)
     if watcher is not None:
-        watcher.begins(evaluation.plan, journal.rows)
-    return await _Call(evaluation, journal, watcher).to_end()
+        watcher.on_begin(evaluation.plan, journal.rows)
+    return await _EvaluationCall(evaluation, journal, watcher).to_end()
 
 
-class _Call:
+class _EvaluationCall:
     """One call of `evaluate`."""
 
-    def __init__(self, evaluation: Evaluation, journal: Journal, watcher: Watcher | None) -> None:
+    def __init__(self, evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationWatcher | None) -> None:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
         self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store, evaluation.seed)
         self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
-        self._ended = Ended.DONE
-        self._begun = 0
+        self._ended = EvaluationEnd.DONE
+        self._attempts: Counter[Key] = Counter()
+        """How often each question has been asked."""
         self._tokens = 0
-        self._suspended: list[tuple[Row, Exception]] = []
+        self._doubtful: list[tuple[ResultRow, Exception]] = []
         """Failures that may be the server's; recorded when another question succeeds."""
-        self._again = False
-        """Whether these questions were asked before, and failed."""
         self._unmade: list[SampleError] = []
 
-    async def to_end(self) -> Ended:
+    async def to_end(self) -> EvaluationEnd:
         try:
             await self._within_time()
         except* MemAgentError as errors:
             raise _first(errors) from None
         finally:
             await self._documents.close()
-        if self._ended is Ended.DONE:
-            for row, _ in self._suspended:
+        if self._ended is EvaluationEnd.DONE:
+            for row, _ in self._doubtful:
                 await self._enter(row)
             if self._unmade:
                 raise self._left_out()
@@ -166,26 +167,24 @@ class _Call:
         try:
             async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit:
                 await self._ask_all(self._open_keys())
-                if self._suspended and self._ended is Ended.DONE:
-                    await self._ask_again()
+                if self._doubtful and self._ended is EvaluationEnd.DONE:
+                    await self._retry([row.key for row, _ in self._doubtful])
         except TimeoutError:
             if not time_limit.expired():
                 raise
-            self._ended = Ended.MAX_SECONDS
+            self._ended = EvaluationEnd.MAX_SECONDS
 
-    async def _ask_again(self) -> None:
+    async def _retry(self, keys: Collection[Key]) -> None:
         """Ask the last failed questions again, because no later success showed that the server was still running.
 
         Raises:
             PolicyError: all of them fail again; except a single question, which may fail although the server works.
         """
-        failed, self._suspended = self._suspended, []
-        self._again = True
-        keys = {row.key for row, _ in failed}
+        self._doubtful = []
         await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
-        if len(self._suspended) == len(failed):
-            _, error = self._suspended[-1]
-            if len(failed) > 1 or not isinstance(error, PolicyOverloadedError):
+        if len(self._doubtful) == len(keys):
+            _, error = self._doubtful[-1]
+            if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
                 raise error
 
     def _left_out(self) -> EvaluationError:
@@ -197,18 +196,18 @@ class _Call:
         )
 
     async def _ask_all(self, keys: Iterable[Key]) -> None:
-        ready: asyncio.Queue[Question | None] = asyncio.Queue(self._evaluation.concurrency)
+        ready: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._fill(ready, keys))
             for _ in range(self._evaluation.concurrency):
                 group.create_task(self._work(ready))
 
-    async def _fill(self, ready: asyncio.Queue[Question | None], keys: Iterable[Key]) -> None:
+    async def _fill(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[Key]) -> None:
         """Hand out questions in their order, each with its document in the store."""
         async with aclosing(self._prepared(keys)) as documents:
             async for prepared, systems in documents:
                 for system, repeat in systems:
-                    await ready.put(Question(system, repeat, prepared))
+                    await ready.put(OpenQuestion(system, repeat, prepared))
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
 
@@ -217,7 +216,7 @@ class _Call:
         under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
         samples = _by_sample(keys)
         try:
-            while self._ended is Ended.DONE:
+            while self._ended is EvaluationEnd.DONE:
                 while len(under_way) < self._maker.workers:
                     if (following := next(samples, None)) is None:
                         break
@@ -237,40 +236,42 @@ class _Call:
                 task.cancel()
 
     def _open_keys(self) -> Iterator[Key]:
-        """The plan's questions that have no row yet, or have to be asked again."""
-        rows, again = self._journal.rows, self._evaluation.retry_failed
+        """Yield the plan's questions that have no row yet, or have to be asked again."""
+        rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
         for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
-            if key not in rows or (again and rows[key].outcome is Outcome.FAILED):
+            if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):
                 yield key
 
-    async def _work(self, ready: asyncio.Queue[Question | None]) -> None:
+    async def _work(self, ready: asyncio.Queue[OpenQuestion | None]) -> None:
         while (question := await ready.get()) is not None:
-            if self._again or self._begins(question.system, question.prepared.sample):
+            if self._begin(question):
                 row, error = await self._ask(question)
                 await self._judge(row, error)
             self._documents.done_with(question.prepared)
 
-    def _begins(self, system: str, sample: Sample) -> bool:
-        """Begin a question, unless a limit is reached."""
+    def _begin(self, question: OpenQuestion) -> bool:
+        """Begin a question, unless a limit is reached. One that was begun before counts once."""
+        if question.key in self._attempts:
+            return True
         limits = self._evaluation.limits
-        if limits.max_questions is not None and self._begun >= limits.max_questions:
-            self._ended = Ended.MAX_QUESTIONS
+        if limits.max_questions is not None and len(self._attempts) >= limits.max_questions:
+            self._ended = EvaluationEnd.MAX_QUESTIONS
         elif limits.max_tokens is not None and self._tokens >= limits.max_tokens:
-            self._ended = Ended.MAX_TOKENS
-        if self._ended is not Ended.DONE:
+            self._ended = EvaluationEnd.MAX_TOKENS
+        if self._ended is not EvaluationEnd.DONE:
             return False
-        self._begun += 1
+        self._attempts[question.key] = 0
         if self._watcher is not None:
-            self._watcher.asks(system, sample)
+            self._watcher.on_question(question.prepared.sample)
         return True
 
-    async def _ask(self, question: Question) -> tuple[Row, Exception | None]:
+    async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, and again if it fails; return its row and the error."""
         evaluation, sample = self._evaluation, question.prepared.sample
         run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
         began = time.monotonic()
-        before = ATTEMPTS if self._again else 0
-        for number in range(before + 1, before + ATTEMPTS + 1):
+        for _ in range(ATTEMPTS):
+            self._attempts[question.key] += 1
             try:
                 attempt = await evaluation.systems[question.system].attempt(
                     question.prepared.document,
@@ -283,42 +284,42 @@ class _Call:
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
                 error = failure
             else:
-                return await self._row(question, attempt, number), None
+                return await self._row(question, attempt), None
         text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
         usage = Usage(seconds=time.monotonic() - began)
-        failed = Attempt(Outcome.FAILED, None, None, usage, run_id=run_id)
-        return await self._row(question, failed, number, text), error
+        failed = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
+        return await self._row(question, failed, text), error
 
-    async def _row(self, question: Question, attempt: Attempt, number: int, error: str | None = None) -> Row:
+    async def _row(self, question: OpenQuestion, attempt: Attempt, error: str | None = None) -> ResultRow:
         evaluation = self._evaluation
         row = row_of(
-            question, attempt, attempts=number, error=error, seed=evaluation.seed,
+            question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
         return await with_losses(row, question.prepared.sample, evaluation.run_log, evaluation.store)
 
-    async def _judge(self, row: Row, error: Exception | None) -> None:
+    async def _judge(self, row: ResultRow, error: Exception | None) -> None:
         """Record a row, unless its failure may be because the server is down.
 
         Raises:
             PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.
         """
         if isinstance(error, _SERVER_GONE):
-            self._suspended.append((row, error))
-            if len(self._suspended) >= _FAILURES_IN_A_ROW:
+            self._doubtful.append((row, error))
+            if len(self._doubtful) >= _FAILURES_IN_A_ROW:
                 raise error
             return
         if error is None:
-            suspended, self._suspended = self._suspended, []
-            for each, _ in suspended:
-                await self._enter(each)
+            doubtful, self._doubtful = self._doubtful, []
+            for earlier, _ in doubtful:
+                await self._enter(earlier)
         await self._enter(row)
 
-    async def _enter(self, row: Row) -> None:
+    async def _enter(self, row: ResultRow) -> None:
         self._journal.add(row)
         self._tokens += row.prompt_tokens + row.completion_tokens
         if self._watcher is not None:
-            self._watcher.has(row)
+            self._watcher.on_row(row)
         if self._evaluation.saver is not None:
             await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, *row.attempt))
 
@@ -330,8 +331,5 @@ def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list
 
 
 def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
-    for each in errors.exceptions:
-        if isinstance(each, MemAgentError):
-            return each
-        return _first(each)
-    raise AssertionError("a group is never empty")
+    error = errors.exceptions[0]
+    return error if isinstance(error, MemAgentError) else _first(error)

@@ -13,9 +13,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from memagent_evaluation.resampling import RESAMPLES, scipy_stats, sign_flip_p_value
-from memagent_evaluation.sample_size import questions_needed
-from memagent_evaluation.statistics import bootstrapped, by_cluster, check_scores, wilson
+from memagent_evaluation.statistics import (
+    RESAMPLES,
+    bootstrapped,
+    by_cluster,
+    check_scores,
+    scipy_stats,
+    sign_flip_p_value,
+    wilson,
+)
 from memagent_graph.errors import EvaluationError
 
 MARGIN: Final = 0.03
@@ -79,7 +85,9 @@ class Comparison:
         return "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
     def not_worse(self, margin: float = MARGIN) -> bool:
-        """Whether the first is not worse than the second by as much as a margin: the interval's lower end decides."""
+        """Return whether the first is not worse than the second by as much as a margin: the interval's lower end
+        decides.
+        """
         return self.low > -margin
 
     @property
@@ -97,17 +105,7 @@ class Comparison:
         if self.is_significant:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
             return f"{figures}. {ahead} is better than {behind}."
-        needed = self._questions_that_would_do()
-        remedy = f"; about {_round(needed):,} questions would show a difference of this size" if needed else ""
-        return f"{figures}. The difference is not significant{remedy}."
-
-    def _questions_that_would_do(self) -> int | None:
-        if self.test is not Test.MCNEMAR or self.only_first == self.only_second:
-            return None
-        discordance = (self.only_first + self.only_second) / self.n
-        alpha = (1 - self.confidence) / self.corrected_for
-        needed = questions_needed(self.first_mean, self.second_mean, alpha=alpha, discordance=discordance).paired
-        return needed if needed > self.n else None
+        return f"{figures}. The difference is not significant."
 
 
 def compare(
@@ -146,12 +144,12 @@ def compare(
             hint="Compare on the samples that both have, and count failed reads as 0 instead of leaving them out.",
         )
     ids = sorted(first)
-    a, b = [first[each] for each in ids], [second[each] for each in ids]
+    a, b = [first[sample_id] for sample_id in ids], [second[sample_id] for sample_id in ids]
     check_scores(a, confidence)
     check_scores(b, confidence)
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(x < y for x, y in zip(a, b, strict=True))
-    documents = [clusters[each] for each in ids] if clusters is not None else ids
+    documents = [clusters[sample_id] for sample_id in ids] if clusters is not None else ids
     shared = len(set(documents)) if len(set(documents)) < len(ids) else None
     if shared is not None:
         sums, counts = by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
@@ -172,7 +170,7 @@ def compare(
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The two-sided p-value of the exact McNemar test, from how many questions only one system has right.
+    """Return the two-sided p-value of the exact McNemar test, from how many questions only one system has right.
 
     Raises:
         MissingExtraError: SciPy is not installed.
@@ -184,7 +182,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def newcombe(
     both: int, only_first: int, only_second: int, neither: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """The interval of a difference of paired shares: square and add Wilson's, with their correlation.
+    """Return the interval of a difference of paired shares: square and add Wilson's, with their correlation.
 
     Newcombe 1998, Statistics in Medicine 17, method 10: it keeps its confidence where few questions differ, and at
     shares of 0 and 1.
@@ -217,9 +215,12 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Comparisons with p-values corrected for their number (Holm)."""
-    p_values = holm([each.p_value for each in comparisons])
+    p_values = holm([comparison.p_value for comparison in comparisons])
     number = len(comparisons)
-    return tuple(replace(each, p_value=p, corrected_for=number) for each, p in zip(comparisons, p_values, strict=True))
+    return tuple(
+        replace(comparison, p_value=p, corrected_for=number)
+        for comparison, p in zip(comparisons, p_values, strict=True)
+    )
 
 
 def _round(number: int) -> int:

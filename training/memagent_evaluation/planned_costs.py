@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from memagent_evaluation.markdown_tables import length_label, markdown
 from memagent_evaluation.planning import completion_tokens
-from memagent_evaluation.result_table import Cell, Plan
+from memagent_evaluation.result_table import EvaluationPlan
 from memagent_evaluation.sample_documents import sample_of
-from memagent_evaluation.sample_size import smallest_difference
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks.generated import GeneratedTask
 from memagent_graph.prices import Prices
@@ -23,6 +22,15 @@ from memagent_graph.strategies.full_context import FullContext
 
 _TOKENS_OF_A_PASSAGE: Final = 140
 """RULER-HQA's, about."""
+_NUMBERS: Final = {
+    "questions": "questions",
+    "documents": "documents",
+    "chunks": "chunks",
+    "calls": "calls",
+    "prompt_tokens": "tokens in",
+    "completion_tokens": "tokens out",
+}
+"""Fields of `PlannedCost`, with their titles in the table."""
 _LEGEND: Final = (
     "At most, with memories and answers as long as they may be. One pass over the chunks and an answer is counted: a "
     "strategy that merges, looks back or reads again takes more, one that stops early less. 0 calls: it does not fit."
@@ -48,9 +56,9 @@ class PlannedCost:
 
 
 def planned_costs(
-    plan: Plan, tasks: Mapping[str, Task], strategies: Mapping[str, Strategy], context: ReaderContext
+    plan: EvaluationPlan, tasks: Mapping[str, Task], strategies: Mapping[str, Strategy], context: ReaderContext
 ) -> list[PlannedCost]:
-    """By task, length and system.
+    """Return the costs by task, length and system.
 
     Args:
         plan: the questions.
@@ -58,101 +66,78 @@ def planned_costs(
         strategies: how each system reads.
         context: what they read with.
     """
-    found = []
+    costs = []
     for cell in plan.cells:
         task = tasks[cell.task]
-        asked = sample_of(task, cell.length, 0).question
-        question = context.tokenizer.count(asked)
+        question = sample_of(task, cell.length, 0).question
         if task.unit is LengthUnit.PASSAGES:
             document = cell.length * _TOKENS_OF_A_PASSAGE
         else:
-            document = task.room(cell.length, asked) if isinstance(task, GeneratedTask) else cell.length
-        answers = task.answer_tokens, completion_tokens(task, context.budget.answer_tokens)
+            document = task.room(cell.length, question) if isinstance(task, GeneratedTask) else cell.length
+        number = cell.count * plan.repeats
         for system in plan.systems:
-            read = _read(strategies[system], document, question, answers, context)
-            found.append(_all(read, system, cell, task, plan.repeats))
-    return found
-
-
-def total(costs: Sequence[PlannedCost]) -> dict[str, int]:
-    """The sums over all systems, tasks and lengths."""
-    names = [each.name for each in fields(PlannedCost)][4:]
-    return {name: sum(getattr(each, name) for each in costs) for name in names}
+            costs_of_one = _one_question(strategies[system], document, question, task, context)
+            documents = number if costs_of_one[1] else 0
+            costs.append(
+                PlannedCost(system, cell.task, cell.length, task.unit.value, number, documents,
+                            *(number * cost for cost in costs_of_one))
+            )  # fmt: skip
+    return costs
 
 
 def render_plan(
-    costs: Sequence[PlannedCost], plan: Plan, *, prices: Prices | None = None, tokens_per_second: float | None = None
+    costs: Sequence[PlannedCost], *, prices: Prices | None = None, tokens_per_second: float | None = None
 ) -> str:
-    """The plan as Markdown, with the differences that this number of questions can show."""
-    more = (["price"] if prices else []) + (["time"] if tokens_per_second else [])
-    heads = ["questions", "documents", "chunks", "calls", "tokens in", "tokens out", *more]
+    """Return the plan as Markdown."""
+    heads = [*_NUMBERS.values(), *(["price"] if prices else []), *(["time"] if tokens_per_second else [])]
     table = [["task", "length", "system", *heads]]
-    for each in costs:
-        length = f"{length_label(each.length, each.unit)} {each.unit}"
-        table.append([each.task, length, each.system, *_cells(asdict(each), prices, tokens_per_second)])
-    table.append(["all", "", "", *_cells(total(costs), prices, tokens_per_second)])
-    differences = [
-        f"With {count:,} questions, a difference of {100 * smallest_difference(count):.0f} points or more between two "
-        "systems can be shown (with 80 % power at the 5 % level, paired, near 50 % accuracy)."
-        for count in sorted({cell.count for cell in plan.cells})
-        if count > 1
-    ]
-    return "\n\n".join(["# Plan", _LEGEND, markdown(table), *differences]) + "\n"
+    places = [[cost.task, f"{length_label(cost.length, cost.unit)} {cost.unit}", cost.system] for cost in costs]
+    for place, numbers in zip([*places, ["all", "", ""]], [*map(asdict, costs), _total(costs)], strict=True):
+        tokens = numbers["prompt_tokens"], numbers["completion_tokens"]
+        price = [f"{prices.of(*tokens):,.2f}"] if prices else []
+        time = [str(timedelta(seconds=round(sum(tokens) / tokens_per_second)))] if tokens_per_second else []
+        table.append([*place, *(f"{numbers[name]:,}" for name in _NUMBERS), *price, *time])
+    return "\n\n".join(["# Plan", _LEGEND, markdown(table)]) + "\n"
 
 
 def plan_as_json(
     costs: Sequence[PlannedCost], *, prices: Prices | None = None, tokens_per_second: float | None = None
 ) -> dict[str, Any]:
-    """The plan, JSON-ready."""
-    sums = total(costs)
+    """Return the plan, JSON-ready."""
+    sums = _total(costs)
     tokens = sums["prompt_tokens"], sums["completion_tokens"]
     return {
-        "plan": [asdict(each) for each in costs],
+        "plan": [asdict(cost) for cost in costs],
         "total": sums,
         "price": prices.of(*tokens) if prices else None,
         "seconds": sum(tokens) / tokens_per_second if tokens_per_second else None,
     }
 
 
-def _cells(of: Mapping[str, Any], prices: Prices | None, tokens_per_second: float | None) -> list[str]:
-    names = ("questions", "documents", "chunks", "calls", "prompt_tokens", "completion_tokens")
-    tokens = of["prompt_tokens"], of["completion_tokens"]
-    price = [f"{prices.of(*tokens):,.2f}"] if prices else []
-    time = [str(timedelta(seconds=round(sum(tokens) / tokens_per_second)))] if tokens_per_second else []
-    return [*(f"{of[name]:,}" for name in names), *price, *time]
+def _total(costs: Sequence[PlannedCost]) -> dict[str, int]:
+    return {name: sum(getattr(cost, name) for cost in costs) for name in _NUMBERS}
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    chunks: int
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-def _read(strategy: Strategy, document: int, question: int, answers: tuple[int, int], context: ReaderContext) -> _Read:
-    """One question on one document of that many tokens; `answers` are the task's maximum and the completion's."""
-    budget, prompts, count, (least, answer) = context.budget, context.prompts, context.tokenizer.count, answers
-    asks_answer = count(prompts.answer.literal) + question + budget.memory_tokens
+def _one_question(
+    strategy: Strategy, document: int, question: str, task: Task, context: ReaderContext
+) -> tuple[int, int, int, int]:
+    """Return chunks, calls, prompt tokens and completion tokens of a question on a document of that many tokens."""
+    budget, prompts, count = context.budget, context.prompts, context.tokenizer.count
+    answer = completion_tokens(task, budget.answer_tokens)
+    answer_prompt = count(prompts.answer.literal) + count(question) + budget.memory_tokens
     if isinstance(strategy, Excerpt):
-        asks_once = not context.own_words_only or prompts.has(QUESTION.name)
-        reply = answer if asks_once else budget.memory_tokens
-        around = words_around(context) + question
+        is_one_call = not context.own_words_only or prompts.has(QUESTION.name)
+        reply = answer if is_one_call else budget.memory_tokens
+        around = words_around(context) + count(question)
         is_whole = isinstance(strategy, FullContext)
-        room = (context.window or budget.context_window) - around - (min(least, reply) if is_whole else reply)
+        least_reply = min(task.answer_tokens, reply) if is_whole else reply
+        room = (context.window or budget.context_window) - around - least_reply
         if is_whole and document > room:
-            return _Read(0, 0, 0, 0)
-        shown = min(document, max(room, 0)) + around
-        one = (1, shown, reply) if asks_once else (2, shown + asks_answer, reply + answer)
-        return _Read(0, *(strategy.tries * number for number in one))
+            return 0, 0, 0, 0
+        tries, shown = strategy.tries, min(document, max(room, 0)) + around
+        if is_one_call:
+            return 0, tries, tries * shown, tries * reply
+        return 0, 2 * tries, tries * (shown + answer_prompt), tries * (reply + answer)
     chunks = math.ceil(document / budget.chunk_tokens)
-    each = count(prompts.update.literal) + question + budget.memory_tokens
-    return _Read(chunks, chunks + 1, document + chunks * each + asks_answer, chunks * budget.memory_tokens + answer)
-
-
-def _all(read: _Read, system: str, cell: Cell, task: Task, repeats: int) -> PlannedCost:
-    number = cell.count * repeats
-    return PlannedCost(
-        system, cell.task, cell.length, task.unit.value, number, number if read.calls else 0,
-        read.chunks * number, read.calls * number, read.prompt_tokens * number, read.completion_tokens * number,
-    )  # fmt: skip
+    update_prompt = count(prompts.update.literal) + count(question) + budget.memory_tokens
+    return chunks, chunks + 1, document + chunks * update_prompt + answer_prompt, chunks * budget.memory_tokens + answer

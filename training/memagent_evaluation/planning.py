@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from memagent_evaluation.result_table import Cell, Plan
+from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import sample_of
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
@@ -36,9 +36,9 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         EvaluationError: one is not a number, or less than 1.
     """
     lengths = []
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        found = _LENGTH.fullmatch(part)
-        length = round(float(found[1]) * _FACTOR[found[2].lower()]) if found else 0
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _LENGTH.fullmatch(part)
+        length = round(float(match[1]) * _FACTOR[match[2].lower()]) if match else 0
         if length < 1:
             raise EvaluationError(
                 f"{part!r} is not a length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
@@ -50,7 +50,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
-    """The tasks of these names, by their own names.
+    """Return the tasks of these names, by their own names.
 
     Raises:
         EvaluationError: there is no such task, its data is missing, or two have the same name.
@@ -74,7 +74,7 @@ class OwnLengths(Protocol):
         ...
 
     def count(self, length: int) -> int:
-        """How many samples there are of a length."""
+        """Return how many samples there are of a length."""
         ...
 
 
@@ -83,31 +83,32 @@ class OwnQuestions(Protocol):
     """A task whose questions are available without making their documents."""
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample."""
+        """Return the question of a sample."""
         ...
 
 
 def plan_of(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
-) -> Plan:
-    """The plan for `count` questions of each task at each length, `repeats` times.
+) -> EvaluationPlan:
+    """Return the plan for `count` questions of each task at each length, `repeats` times.
 
     If no lengths are given, tasks with their own lengths are asked at all of these, with as many questions as they
     have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
     """
     if lengths is not None:
-        return Plan.grid(systems, tuple(tasks), lengths, count, repeats)
+        return EvaluationPlan.grid(systems, tuple(tasks), lengths, count, repeats)
     cells = []
     for name, task in tasks.items():
         if isinstance(task, OwnLengths):
-            cells += [Cell(name, length, min(count, task.count(length))) for length in task.lengths]
+            cells += [PlanCell(name, length, min(count, task.count(length))) for length in task.lengths]
         else:
-            cells += [Cell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
-    return Plan(tuple(systems), tuple(cells), repeats=repeats)
+            cells += [PlanCell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
+    return EvaluationPlan(tuple(systems), tuple(cells), repeats=repeats)
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
-    """How many tokens a completion with an answer may have: the reader's budget for it, or the task's, if larger.
+    """Return how many tokens a completion with an answer may have: the reader's budget for it, or the task's, if
+    larger.
 
     The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
     which the answer has begun. A policy in a chat writes something before the box; cut off at such a limit, it would be
@@ -120,7 +121,9 @@ def completion_tokens(task: Task, answer_tokens: int) -> int:
     return max(task.answer_tokens, answer_tokens)
 
 
-def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None) -> None:
+def check_plan(
+    plan: EvaluationPlan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None
+) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
     For a task that provides its questions (`OwnQuestions`), such as those of data files, all of them are checked.
@@ -150,14 +153,14 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *,
             raise
 
 
-def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
-    """The samples of a cell that are made as a check: the last one, and others evenly before it."""
+def _checked(cell: PlanCell, unit: LengthUnit) -> list[int]:
+    """Return the samples of a cell that are made as a check: the last one, and others evenly before it."""
     number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
 
 
 def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
-    """The settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
+    """Return the settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
 
     Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
     The data files of each task, and each system's identity, are in the plan, as more of both may be added.
@@ -193,10 +196,10 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
 
 def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
     """Without one that does nothing, as older evaluations do not have it."""
-    told = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
+    settings = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
     if rules.rule_for(EventKind.INVENTED) is UpdateRule.ACCEPT:
-        del told["invented"]
-    return told
+        del settings["invented"]
+    return settings
 
 
 def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
@@ -210,6 +213,6 @@ def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tupl
 
 
 def _described(path: Path) -> str:
-    """A file or folder by name and size: it may be moved, but not changed."""
-    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    """Return a file or folder by name and size: it may be moved, but not changed."""
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"

@@ -62,7 +62,7 @@ MAGIC = "special magic "
 
 
 def is_held_out(text: str, share: float = 0.15) -> bool:
-    """Whether a word or value belongs to the held-out split; a fixed property of its text."""
+    """Return whether a word or value belongs to the held-out split; a fixed property of its text."""
     return crc32(text.lower().encode()) / 2**32 < share
 
 
@@ -92,7 +92,7 @@ class PlantedFacts:
         return [word for word in words if is_held_out(word) == self.held_out]
 
     def fact(self, *, exclude: frozenset[str] = frozenset()) -> Fact:
-        """A new fact; its entity is none of `exclude` (lower case)."""
+        """Return a new fact; its entity is none of `exclude` (lower case)."""
         attribute = self.attribute(numeric=self.random.random() < self.number_share)
         while True:
             entity = self.entity(bare=attribute.startswith(MAGIC))
@@ -100,7 +100,7 @@ class PlantedFacts:
                 return self.express(attribute, entity, self.value(attribute))
 
     def near_miss(self, fact: Fact) -> Fact:
-        """A foreign fact that resembles this one: a similar entity, or another attribute of the same entity."""
+        """Return a foreign fact that resembles this one: a similar entity, or another attribute of the same entity."""
         value = fact.value
         if self.random.random() < 0.4:
             attribute = fact.attribute
@@ -137,7 +137,7 @@ class PlantedFacts:
         return _capital(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
 
     def attribute(self, *, numeric: bool) -> str:
-        """The name of an attribute with numeric or with textual values."""
+        """Return the name of an attribute with numeric or with textual values."""
         draw = self.random.random()
         if not numeric:
             return self.random.choice(WORD_ATTRIBUTES) if draw > 0.05 else MAGIC + "word"
@@ -151,7 +151,7 @@ class PlantedFacts:
         return self.random.choice(NUMBER_ATTRIBUTES)
 
     def similar_attribute(self, attribute: str) -> str:
-        """Another attribute of the same kind of value, sharing a word half of the time."""
+        """Return another attribute of the same kind of value, sharing a word half of the time."""
         numeric = attribute not in WORD_ATTRIBUTES and attribute != MAGIC + "word"
         if attribute.startswith(MAGIC):
             return self.random.choice(NUMBER_ATTRIBUTES if numeric else WORD_ATTRIBUTES)
@@ -163,7 +163,7 @@ class PlantedFacts:
         return self.random.choice(pool)
 
     def entity(self, *, bare: bool = False) -> str:
-        """The name of an entity; a bare one comes without "the", as in RULER."""
+        """Return the name of an entity; a bare one comes without "the", as in RULER."""
         draw = self.random.random()
         if bare:
             return f"{self._adjective()}-{self._noun()}" if draw < 0.6 else f"{self._adjective()} {self._noun()}"
@@ -172,7 +172,7 @@ class PlantedFacts:
         return f"the {self._noun()} {self._noun()}" if draw < 0.85 else self.name()
 
     def similar_entity(self, entity: str) -> str:
-        """Another entity that shares a word with this one, if it has several."""
+        """Return another entity that shares a word with this one, if it has several."""
         joint = "-" if "-" in entity and " " not in entity else " "
         words = entity.split(joint)
         place = len(words) - 1 if self.random.random() < 0.5 else len(words) - 2
@@ -184,7 +184,7 @@ class PlantedFacts:
         return joint.join(words)
 
     def value(self, attribute: str) -> str:
-        """A value that fits the attribute: a number of four to seven digits, or a word, pair, or name."""
+        """Return a value that fits the attribute: a number of four to seven digits, or a word, pair, or name."""
         if attribute not in WORD_ATTRIBUTES and attribute != MAGIC + "word":
             while True:
                 digits = self.random.choice((4, 5, 5, 6, 6, 7, 7))
@@ -197,7 +197,7 @@ class PlantedFacts:
         return f"{self._adjective()} {self._noun()}" if draw < 0.7 else self.name()
 
     def name(self) -> str:
-        """A proper name of two words, or of a title and a word."""
+        """Return a proper name of two words, or of a title and a word."""
         if self.random.random() < 0.3:
             return f"{self.random.choice(NAME_TITLES)} {self._name_word()}"
         return f"{self._name_word()} {self._name_word()}"
@@ -224,7 +224,7 @@ class PlantedFacts:
 
 
 def ask_again(facts: PlantedFacts, fact: Fact) -> Fact:
-    """The same fact with another question."""
+    """Return the same fact with another question."""
     return replace(fact, question=facts.question(fact.attribute, fact.entity))
 
 

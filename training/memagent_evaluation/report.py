@@ -1,35 +1,40 @@
-"""An evaluation as Markdown: accuracy with intervals, costs, comparisons of the systems, and what went wrong.
+"""An evaluation as Markdown: the systems side by side, accuracy with intervals, costs, and what went wrong.
 
-Nothing is left out of a denominator, and systems are ranked only if their difference is significant.
+Nothing is left out of a denominator, and no system is called better unless a corrected test says so.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_evaluation.comparisons import accuracy, comparison_parts
-from memagent_evaluation.cost_tables import cost_parts, costs_as_json
 from memagent_evaluation.failures import Loss
 from memagent_evaluation.markdown_tables import (
     SCORES,
     grouped,
     interval,
     is_prose,
+    labelled,
     length_label,
     markdown,
     scores_shown,
 )
-from memagent_evaluation.repeated_samples import REPEATS_LEGEND, repeated, repeated_table
-from memagent_evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_evaluation.standings import STANDINGS_LEGEND, standings, standings_table
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
+from memagent_evaluation.standings import (
+    STANDINGS_LEGEND,
+    accuracy,
+    evaluations_compared,
+    standings,
+    standings_table,
+)
+from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import suite_parts
 from memagent_graph.plain_text import counted, in_one_line
 from memagent_graph.prices import Prices
@@ -39,16 +44,32 @@ _LEGEND: Final = (
     "Lenient: it holds the gold one as whole words. String match: as RULER counts. A question without an answer is "
     "wrong in all of them; the reasons are counted separately."
 )
+_REPEATS_LEGEND: Final = (
+    "Several samples of each answer. pass@k: the chance that at least one of k is right, without bias from all samples "
+    "of a question (1 - C(wrong, k) / C(all, k)); pass@1 is the mean. Intervals are over questions, clustered by "
+    "document: the samples of one question are not independent trials."
+)
+_COST_LEGEND: Final = (
+    "Means over the questions that did not fail, and percentiles of seconds (p95: 95 % of questions took no longer). "
+    "Seconds are wall time with many questions at once, waiting for the server included. FLOPs are estimated from "
+    "tokens and the model's size, if that is known, and compared with one call with the whole document."
+)
+_PRICE_LEGEND: Final = (
+    "Price: per question, and of all together, at {prompt:g} for a million prompt tokens, cached ones included, and "
+    "{completion:g} for a million completion tokens. Tokens of failed attempts are not known."
+)
+_MEANS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 1, "seconds": 2}
+"""Columns of costs, with the digits that tables show of their means."""
+_PERCENTILES: Final = (50, 95, 99)
+_REPEATED_SCORES: Final = ("strict", "lenient")
 _COUNTED_APART: Final = {
-    Outcome.NO_ANSWER: "no answer",
-    Outcome.UNFINISHED: "unfinished",
-    Outcome.FAILED: "failed",
-    Outcome.DOES_NOT_FIT: "does not fit",
+    QuestionOutcome.NO_ANSWER: "no answer",
+    QuestionOutcome.UNFINISHED: "unfinished",
+    QuestionOutcome.FAILED: "failed",
+    QuestionOutcome.DOES_NOT_FIT: "does not fit",
 }
 _PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
 """The place in an error's message; see `MemAgentError`."""
-_HEADLINE: Final = ("strict", "lenient", "string_match")
-"""Scores in the overview: ours, and RULER's."""
 _SHOWN_FAILURES: Final = 12
 _SHOWN_CHARACTERS: Final = 60
 
@@ -56,7 +77,7 @@ _SHOWN_CHARACTERS: Final = 60
 def render_report(
     results: Results, *, plots: Sequence[Path] = (), log: Path | None = None, prices: Prices | None = None
 ) -> str:
-    """All tables of an evaluation.
+    """Return all tables of an evaluation.
 
     Args:
         results: the results.
@@ -71,20 +92,34 @@ def render_report(
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
     parts += ["## Systems side by side", STANDINGS_LEGEND, standings_table(standings(results))]
     if scored := [row for row in rows if not row.scripted]:
-        parts += ["## Accuracy", _legend(scored), *suite_parts(scored), *filter(None, [_overview(scored)])]
-    for (task, unit), group in grouped(scored, lambda row: (row.task, row.unit)):
-        parts += [f"### {task}", _accuracy_table(group, unit)]
-    if samples := repeated(scored):
-        parts += ["## Repeated samples", REPEATS_LEGEND, repeated_table(samples)]
-    parts += ["## Cost per question", *cost_parts(rows, prices)]
-    if len({row.system for row in scored}) > 1:
-        parts += ["## Comparison", *comparison_parts(results)]
-    parts += _failures(rows, log)
+        parts += ["## Accuracy", _legend(scored), *suite_parts(scored)]
+    for title, unit, group in _tasks(scored):
+        parts += [f"### {title}", _accuracy_table(group, unit)]
+    if repeats := _repeats_table(scored):
+        parts += ["## Repeated samples", _REPEATS_LEGEND, repeats]
+    parts += ["## Cost per question", *_cost_parts(rows, prices), *_failures(rows, log)]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_comparison(first: Results, second: Results, names: tuple[str, str]) -> str:
+    """Return the standings of two evaluations on the questions that both asked.
+
+    Raises:
+        EvaluationError: like `evaluations_compared`.
+    """
+    compared = evaluations_compared(first, second, names)
+    own, others = ({(row.system, row.attempt) for row in results.rows} for results in (first, second))
+    numbers = (
+        f"{counted(len(own & others), 'question')} in both; {counted(len(own ^ others), 'row')} without a partner."
+    )
+    parts = [f"# {names[0]} and {names[1]}", numbers, STANDINGS_LEGEND]
+    for system, lines in compared.items():
+        parts += [f"## {system}", standings_table(lines)]
     return "\n\n".join(parts) + "\n"
 
 
 def summary(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
-    """Accuracy and costs by system, task and length, JSON-ready.
+    """Return accuracy and costs by system, task and length, JSON-ready.
 
     Means are over the questions that neither failed nor were too long to be asked; None if there are none. Scores are
     also None if nothing fitted.
@@ -96,10 +131,16 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "length": length,
             "unit": unit,
             "n": len(rows),
-            "scores": {name: _accuracy(rows, name) for name in scores_shown(rows)},
-            "pass_at": {each.score: {k: asdict(one) for k, one in each.pass_at.items()} for each in repeated(rows)},
+            "scores": {
+                name: None if (score := _scored(rows, name)) is None else asdict(score) for name in scores_shown(rows)
+            },
+            "pass_at": {
+                score: {k: asdict(value) for k, value in values.items()}
+                for score in _REPEATED_SCORES
+                if (values := pass_at(rows, score))
+            },
             "outcomes": dict(Counter(row.outcome for row in rows)),
-            **costs_as_json(rows, prices),
+            **_costs(rows, prices),
         }
         for (system, task, unit, length), rows in grouped(
             results.rows, lambda row: (row.system, row.task, row.unit, row.length)
@@ -107,31 +148,49 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
     ]
 
 
-def _accuracy(rows: Sequence[Row], score: str) -> dict[str, Any] | None:
-    return None if (found := _scored(rows, score)) is None else asdict(found)
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that the given percentage of the values does not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
-def _scored(rows: Sequence[Row], score: str) -> Estimate | None:
-    """None if nothing fitted, or if not all rows have that score, for example before a judge has graded all."""
-    if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows) or any(getattr(row, score) is None for row in rows):
+def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
+    """Return pass@k by k (1, 2, 4 and so on, and the number of samples); empty if questions have one sample each.
+
+    Args:
+        rows: those of one system, task and length.
+        score: "strict" or "lenient".
+    """
+    questions = [same for _, same in grouped(rows, lambda row: row.sample_id)]
+    samples = min(map(len, questions))
+    if samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
+        return {}
+    right = [(sum(getattr(row, score) == 1 for row in same), len(same)) for same in questions]
+    clusters = [same[0].cluster for same in questions]
+    powers = (1 << power for power in range(samples.bit_length()))
+    return {
+        k: estimate([pass_at_k(number, total, k) for number, total in right], clusters=clusters)
+        for k in sorted({*powers, samples})
+    }
+
+
+def _scored(rows: Sequence[ResultRow], score: str) -> Estimate | None:
+    """Return None if nothing fitted, or if not all rows have that score, for example before a judge has graded all."""
+    if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return None
-    return accuracy(rows, score)
+    return None if any(getattr(row, score) is None for row in rows) else accuracy(rows, score)
 
 
-def _legend(rows: Sequence[Row]) -> str:
+def _legend(rows: Sequence[ResultRow]) -> str:
     graders = sorted({row.judge for row in rows if row.judge})
-    judged = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
-    return _LEGEND + (" ROUGE-L: F1 over the longest common subsequence of words." if is_prose(rows) else "") + judged
+    judge = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
+    return _LEGEND + (" ROUGE-L: F1 over the longest common subsequence of words." if is_prose(rows) else "") + judge
 
 
 def _introduction(results: Results) -> str:
-    rows = results.rows
-    told = [f"{counted(len(rows), 'attempt')} of {', '.join(results.systems)}"]
-    model = results.settings.get("policy", {}).get("model")
-    if model:
-        told.append(f"policy {model}")
-    told.append(f"evaluation {results.evaluation}")
-    text = "; ".join(told) + "."
+    facts = [f"{counted(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
+    if model := results.settings.get("policy", {}).get("model"):
+        facts.append(f"policy {model}")
+    text = "; ".join([*facts, f"evaluation {results.evaluation}"]) + "."
     if results.missing:
         text += f"\n\n**Not finished: {results.missing:,} questions have not been asked yet.**"
     if results.commands:
@@ -139,63 +198,96 @@ def _introduction(results: Results) -> str:
     return text
 
 
-def _overview(rows: Sequence[Row]) -> str:
-    """Three scores of each system at each length, over all tasks if these are the same everywhere.
-
-    That means for every system and at every length: systems are compared on the same tasks.
-    """
-    parts = []
+def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
+    """Return title, unit and rows of each table of accuracy: each task, and all if every system was asked the same."""
+    tables = [(task, unit, group) for (task, unit), group in grouped(rows, lambda row: (row.task, row.unit))]
     for unit, group in grouped(rows, lambda row: row.unit):
-        if not can_be_pooled(group):
-            continue
-        lengths = sorted({row.length for row in group})
-        cells = {key: each for key, each in grouped(group, lambda row: (row.system, row.length))}  # noqa: C416
-        table = [
-            [
-                " / ".join(SCORES[name] for name in _HEADLINE),
-                *(f"{length_label(each, unit)} {unit}" for each in lengths),
-            ]
-        ]
-        for system in dict.fromkeys(row.system for row in group):
-            table.append([system, *(_headline(cells.get((system, each), [])) for each in lengths)])
-        parts.append(markdown(table))
-    return "\n\n".join(parts)
+        if len({row.task for row in group}) > 1 and can_be_pooled(group):
+            tables.insert(0, (f"All tasks, by {unit}", unit, group))
+    return tables
 
 
-def _headline(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows):
-        return "does not fit"
-    return " / ".join(f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in _HEADLINE)
-
-
-def _accuracy_table(rows: Sequence[Row], unit: str) -> str:
-    apart = [each for each in _COUNTED_APART if any(row.outcome is each for row in rows)]
+def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
+    apart = [outcome for outcome in _COUNTED_APART if any(row.outcome is outcome for row in rows)]
     shown = scores_shown(rows)
-    table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[each] for each in apart)]]
+    table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[outcome] for outcome in apart)]]
     for (length, system), group in grouped(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
-        scores = ["–" if (one := _scored(group, name)) is None else interval(one) for name in shown]
-        table.append(
-            [length_label(length, unit), system, f"{len(group)}", *scores, *(f"{counts[each]}" for each in apart)]
-        )
+        scores = ["–" if (score := _scored(group, name)) is None else interval(score) for name in shown]
+        numbers = (f"{counts[outcome]}" for outcome in apart)
+        table.append([length_label(length, unit), system, f"{len(group)}", *scores, *numbers])
     return markdown(table)
 
 
-def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
-    """Where wrong answers lost their facts, and how to look at them; systems without memories are left out."""
+def _repeats_table(rows: Sequence[ResultRow]) -> str:
+    """Return pass@k of each system, task and length; empty if no answer has several samples."""
+    lines = [
+        (place, score, len(group), values)
+        for place, group in grouped(rows, lambda row: (row.task, labelled(row), row.system))
+        for score in _REPEATED_SCORES
+        if (values := pass_at(group, score))
+    ]
+    columns = sorted({k for *_, values in lines for k in values})
+    table = [["task", "length", "system", "score", "questions", "samples", *(f"pass@{k}" for k in columns)]]
+    for place, score, number, values in lines:
+        cells = [interval(values[k]) if k in values else "" for k in columns]
+        questions = values[1].n
+        table.append([*place, SCORES[score], f"{questions}", f"{number // questions}", *cells])
+    return markdown(table) if lines else ""
+
+
+def _cost_parts(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
+    """Return the legend and the table, by length and system, over a system's questions that did not fail."""
+    answered = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
+    heads = ["tokens in", "cached", "tokens out", "calls", "seconds", *(f"p{percent}" for percent in _PERCENTILES)]
+    table = [["length", "system", *heads, "FLOPs", "one call with all, FLOPs"]]
+    table[0] += [] if prices is None else ["price", "price of all"]
+    for (length, system), group in grouped(answered, lambda row: (labelled(row), row.system)):
+        costs = _costs(group, prices)
+        means = [f"{costs['means'][name]:,.{digits}f}" for name, digits in _MEANS.items()]
+        slow = [f"{seconds:,.2f}" for seconds in costs["seconds"].values()]
+        flops = [_mean_flops(group, name) for name in ("flops", "full_context_flops")]
+        price = [] if prices is None else [_money(costs["price"]), _money(costs["price"] * len(group))]
+        table.append([length, system, *means, *slow, *flops, *price])
+    legend = _COST_LEGEND
+    if prices is not None:
+        legend += " " + _PRICE_LEGEND.format(prompt=prices.prompt, completion=prices.completion)
+    return [legend, markdown(table)]
+
+
+def _costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
+    """Return means, percentiles of seconds, and the mean price, of the rows that have costs; None if there are none."""
+    own = [row for row in rows if row.has_costs]
+    seconds = [row.seconds for row in own]
+    costs: dict[str, Any] = {
+        "means": {name: fmean(getattr(row, name) for row in own) if own else None for name in _MEANS},
+        "seconds": {f"p{percent}": percentile(seconds, percent) if own else None for percent in _PERCENTILES},
+    }
+    if prices is not None:
+        costs["price"] = fmean(prices.of(row.prompt_tokens, row.completion_tokens) for row in own) if own else None
+    return costs
+
+
+def _money(value: float) -> str:
+    return f"{value:,.2f}" if value >= 100 else f"{value:.4g}"
+
+
+def _mean_flops(rows: Iterable[ResultRow], name: str) -> str:
+    known = [value for row in rows if (value := getattr(row, name)) is not None]
+    return f"{fmean(known):.2e}" if known else "–"
+
+
+def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
+    """Return where wrong answers lost their facts, and how to look at them; systems without memories are left out."""
     wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
-    failed = [row for row in rows if row.outcome is Outcome.FAILED]
+    failed = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
     parts: list[str] = []
     if wrong:
         kinds = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong)]
         table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
-        cells_of = grouped(wrong, lambda row: (row.system, row.task, row.unit, row.length))
-        for (system, task, unit, length), group in cells_of:
-            counts = Counter(each for row in group for each in row.where_lost)
-            cells = [f"{counts[kind.value]}" for kind in kinds]
-            table.append([system, task, f"{length_label(length, unit)} {unit}", f"{len(group)}", *cells])
+        for place, group in grouped(wrong, lambda row: (row.system, row.task, labelled(row))):
+            counts = Counter(loss for row in group for loss in row.where_lost)
+            table.append([*place, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
         parts += ["## Where facts were lost", "By needle, in wrong answers.", markdown(table)]
         table = [["system", "question", "gold", "answer", "lost", "run"]]
         for row in wrong[:_SHOWN_FAILURES]:
@@ -207,24 +299,16 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
             markdown(table),
         ]
     if failed:
-        reasons = Counter(_short(_without_place(row.error or ""), 200) for row in failed)
+        # Run, branch and chunk differ at every question.
+        reasons = Counter(_short(_PLACE.sub("", row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_SHOWN_FAILURES))
-        told = (
-            "1 question failed twice, and counts"
-            if len(failed) == 1
-            else f"{len(failed):,} questions failed twice, and count"
-        )
-        parts += ["## Failures", f"{told} as wrong:\n\n{lines}"]
+        verb = "counts" if len(failed) == 1 else "count"
+        parts += ["## Failures", f"{counted(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]
     return parts
 
 
-def _without_place(error: str) -> str:
-    """A message without run, branch and chunk, which differ at every question."""
-    return _PLACE.sub("", error)
-
-
-def _losses(row: Row) -> str:
-    """The outcomes of a row's needles; equal ones are counted."""
+def _losses(row: ResultRow) -> str:
+    """Return the outcomes of a row's needles; equal ones are counted."""
     fates = Counter(
         loss.replace("_", " ") + ("" if chunk is None else f" at chunk {chunk}")
         for loss, chunk in zip(row.where_lost, row.lost_at, strict=True)
@@ -233,5 +317,5 @@ def _losses(row: Row) -> str:
 
 
 def _short(text: str, longest: int = _SHOWN_CHARACTERS) -> str:
-    """A text as a cell of a table: one line, with Markdown's characters escaped."""
+    """Return a text as a cell of a table: one line, with Markdown's characters escaped."""
     return in_one_line(text, longest).replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

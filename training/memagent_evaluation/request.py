@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from memagent_evaluation.grading import Grader
-from memagent_evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
-from memagent_evaluation.judged_rows import judge_rows
+from memagent_evaluation.grading import Grader, judge_rows
+from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
+from memagent_evaluation.markdown_tables import length_label
 from memagent_evaluation.output_folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_evaluation.planned_costs import PlannedCost, planned_costs
 from memagent_evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
-from memagent_evaluation.progress_display import ProgressDisplay
-from memagent_evaluation.result_journal import Journal, open_journal
-from memagent_evaluation.result_table import TABLE, Plan, write_table
+from memagent_evaluation.result_journal import ResultJournal, open_results
+from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
 from memagent_evaluation.sample_documents import MUCH, Maker, ProcessMaker, ThreadMaker
-from memagent_evaluation.samples import Task
+from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import EvaluationError
 from memagent_graph.policies.scripted import is_scripted
 from memagent_graph.policy_registry import make_policy
@@ -83,11 +87,11 @@ class EvaluationRequest:
         return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
 
     def system(self, name: str, reader: MemAgent) -> ReaderSystem:
-        """The system of that name, with a reader; errors like `load_system`."""
+        """Return the system of that name, with a reader; errors like `load_system`."""
         return load_system(name, reader)
 
 
-async def carry_out(request: EvaluationRequest) -> Ended:
+async def carry_out(request: EvaluationRequest) -> EvaluationEnd:
     """Check everything, then run to the end, or to a limit.
 
     Raises:
@@ -98,7 +102,7 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     # The log is opened after all checks: a refused request leaves no files.
     async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
         checked = await _check(request, reader)
-        with open_journal(request.out, checked.settings, resume=request.resume) as journal:
+        with open_results(request.out, checked.settings, resume=request.resume) as journal:
             journal.plan(checked.plan)
             try:
                 ended = await _measure(request, journal, checked, reader)
@@ -111,7 +115,7 @@ async def carry_out(request: EvaluationRequest) -> Ended:
                 shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
 
 
-async def planned(request: EvaluationRequest) -> tuple[Plan, list[PlannedCost]]:
+async def planned(request: EvaluationRequest) -> list[PlannedCost]:
     """Check everything, and count what would be asked; nothing is read, and nothing is written.
 
     Raises:
@@ -122,14 +126,14 @@ async def planned(request: EvaluationRequest) -> tuple[Plan, list[PlannedCost]]:
     async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
         checked = await _check(request, reader)
         strategies = {name: request.system(name, reader).strategy for name in request.systems}
-        return checked.plan, planned_costs(checked.plan, checked.tasks, strategies, await reader.aprepare())
+        return planned_costs(checked.plan, checked.tasks, strategies, await reader.aprepare())
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """A checked request."""
 
-    plan: Plan
+    plan: EvaluationPlan
     tasks: Mapping[str, Task]
     task_settings: TaskSettings
     settings: Mapping[str, Any]
@@ -159,7 +163,7 @@ async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
     return _Checked(plan, tasks, task_settings, settings_that_count(context, task_settings))
 
 
-async def _judge(settings: ReadSettings, journal: Journal) -> None:
+async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:
     policy = make_policy(settings)
     try:
         await judge_rows(journal, Grader(policy), concurrency=settings.concurrency)
@@ -170,17 +174,17 @@ async def _judge(settings: ReadSettings, journal: Journal) -> None:
 
 async def _measure(
     request: EvaluationRequest,
-    journal: Journal,
+    journal: ResultJournal,
     checked: _Checked,
     reader: MemAgent,
-) -> Ended:
+) -> EvaluationEnd:
     plan, tasks, task_settings = checked.plan, checked.tasks, checked.task_settings
     journal.command(request.command)
     context = await reader.aprepare()
     maker: Maker = ThreadMaker(tasks, context.store, task_settings.seed)
     if sum(cell.length * cell.count for cell in plan.cells) >= MUCH:
         maker = ProcessMaker(list(dict.fromkeys(request.tasks)), task_settings, tasks, context.store)
-    with closing(RunLog(request.log_path)) as log, ProgressDisplay(quiet=request.quiet) as display:
+    with closing(RunLog(request.log_path)) as log, ProgressDisplay("evaluating", quiet=request.quiet) as display:
         saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
         reader = reader.copy(run_log=log, checkpoints=saver)
         evaluation = Evaluation(
@@ -201,11 +205,73 @@ async def _measure(
             limits=request.limits,
         )
         try:
-            ended = await evaluate(evaluation, journal, display)
+            ended = await evaluate(evaluation, journal, EvaluationProgress(display))
         finally:
             if saver is not None:
                 await saver.conn.close()  # type: ignore[attr-defined]
-    if ended is Ended.DONE:
+    if ended is EvaluationEnd.DONE:
         for path in request.out.glob(f"{CHECKPOINTS}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder holds the leases
     return ended
+
+
+class EvaluationProgress:
+    """Shows an evaluation while it runs: a watcher of the harness.
+
+    Args:
+        display: where it is shown.
+    """
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._right: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._total = self._done = self._failed = self._tokens = 0
+        self._work_left = self._work_done = self._work_under_way = 0
+        self._began = time.monotonic()
+
+    def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
+        """Count existing rows, and the work that is left."""
+        keys = list(dict.fromkeys(plan.keys()))
+        self._total = len(keys)
+        for key in keys:
+            if (row := rows.get(key)) is not None:
+                self._count(row)
+            else:
+                self._work_left += key[2]
+        self._began = time.monotonic()
+        self._display.update(self._done, total=self._total)
+
+    def on_question(self, sample: Sample) -> None:
+        """Count a question as under way."""
+        self._work_under_way += sample.length
+
+    def on_row(self, row: ResultRow) -> None:
+        """Count a new row, and show the state."""
+        self._count(row)
+        self._work_under_way -= row.length
+        self._tokens += row.prompt_tokens + row.completion_tokens
+        self._work_done += row.length
+        self._work_left -= row.length
+        self._display.update(self._done, self.status, total=self._total)
+
+    @property
+    def status(self) -> str:
+        """Accuracy so far by length (lenient), failures, tokens a second, and the time left."""
+        lengths = " ".join(
+            f"{length_label(length, unit)} {100 * fmean(values):.0f}%"
+            for (unit, length), values in sorted(self._right.items())
+        )
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
+        if self._work_done:
+            # By length, not by number, since long documents are first. Running questions are half done, on average.
+            done = self._work_done + self._work_under_way / 2
+            left = timedelta(seconds=round(seconds * (self._work_done + self._work_left - done) / done))
+            parts.append(f"{left} left")
+        return ", ".join(filter(None, parts))
+
+    def _count(self, row: ResultRow) -> None:
+        self._done += 1
+        self._failed += row.outcome is QuestionOutcome.FAILED
+        if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
+            self._right[row.unit, row.length].append(row.lenient)

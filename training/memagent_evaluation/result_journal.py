@@ -9,56 +9,61 @@ added, as long as the settings that determine a row stay the same.
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from memagent_evaluation.result_table import (
     FORMAT,
-    FORMAT_VERSION,
     TABLE,
-    Plan,
+    EvaluationPlan,
+    ResultRow,
     Results,
-    Row,
     fingerprint,
     read_table,
     require_same,
     table_of,
+    writing,
 )
-from memagent_evaluation.written_files import writing, written_whole
 from memagent_graph.errors import EvaluationError
-from memagent_graph.storage.file_locks import locked
+from memagent_graph.storage.journal import Journal, open_journal, read_journal
 
 JOURNAL: Final = "journal.jsonl"
+REPLACED: Final = (TABLE, "report.md", "standings.*", "*.png", "*.svg")
+"""What an evaluation writes next to its journal; see `output_folder`."""
 _SYNC_SECONDS: Final = 1.0
 """How much work a power failure may cost; a killed process loses nothing that it wrote."""
 
 
-class Journal:
-    """The rows of one evaluation, in order of completion; see `open_journal`. Close it.
+class ResultJournal:
+    """The rows of one evaluation, in order of completion; see `open_results`. Close it.
 
     Only one process at a time may have it open.
     """
 
-    def __init__(self, path: Path, file: IO[bytes], content: _Content) -> None:
-        self.path = path
-        self.settings = content.settings
-        self.evaluation = content.evaluation
-        self.plans = content.plans
-        self.commands = content.commands
-        self.rows = {row.key: row for row in content.rows}
-        self._file = file
+    def __init__(self, journal: Journal) -> None:
+        self.path = journal.path
+        self._journal = journal
+        self._header, self.plans, self.commands, rows = _parsed(journal.rows, journal.path)
+        self.rows = {row.key: row for row in rows}
         self._synced = time.monotonic()
 
-    def plan(self, plan: Plan) -> None:
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that determine a row."""
+        return self._header["settings"]  # type: ignore[no-any-return]
+
+    @property
+    def evaluation(self) -> str:
+        """The evaluation's id."""
+        return str(self._header["evaluation"])
+
+    def plan(self, plan: EvaluationPlan) -> None:
         """Add the new parts of a plan.
 
         Raises:
@@ -66,7 +71,7 @@ class Journal:
         """
         for what in ("data", "identities"):
             now: dict[str, str] = dict(getattr(plan, what))
-            before = {name: told for each in self.plans for name, told in getattr(each, what) if name in now}
+            before = {name: text for earlier in self.plans for name, text in getattr(earlier, what) if name in now}
             require_same({what: now}, {what: {**now, **before}}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
@@ -78,7 +83,7 @@ class Journal:
             self._write({"command": command}, sync=True)
             self.commands = (*self.commands, command)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ResultRow) -> None:
         """Enter a row.
 
         Raises:
@@ -98,11 +103,10 @@ class Journal:
         Raises:
             EvaluationError: it cannot be written; the rest of an incomplete row is tried once more.
         """
-        if not self._file.closed:
-            with writing(self.path), self._file:
-                os.fsync(self._file.fileno())
+        with writing(self.path):
+            self._journal.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> ResultJournal:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -110,50 +114,39 @@ class Journal:
 
     def _write(self, values: Mapping[str, Any], *, sync: bool) -> None:
         with writing(self.path):
-            self._file.write(_line(values))
-            self._file.flush()
-            if sync:
-                os.fsync(self._file.fileno())
-                self._synced = time.monotonic()
+            self._journal.append(values, sync=sync)
+        if sync:
+            self._synced = time.monotonic()
 
 
-def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> Journal:
-    """The journal of a folder: a new one, or, to resume, the existing one, without an incomplete last line.
+def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> ResultJournal:
+    """Open the journal of a folder: a new one, or, to resume, the existing one, without an incomplete last line.
 
     Raises:
         EvaluationError: the folder has results but this is not a resume, or they have other settings (the message names
             them); another process writes to it; it cannot be parsed or written.
     """
-    path = folder / JOURNAL
-    if not (resume and path.exists()):
+    if not (resume and (folder / JOURNAL).exists()):
         require_no_results(folder)
-        header = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
-            "fingerprint": fingerprint(settings),
-            "settings": dict(settings),
-        }
-        # Written as a whole, so that an existing journal has its first line.
-        with written_whole(path) as new:
-            folder.mkdir(parents=True, exist_ok=True)
-            with new.open("wb") as begun:
-                begun.write(_line(header))
-                begun.flush()
-                os.fsync(begun.fileno())
-    with writing(path), ExitStack() as stack:
-        file = stack.enter_context(path.open("r+b"))
-        if not locked(file):
-            raise EvaluationError(
-                f"another process writes to the results in {folder}",
-                hint="Wait until it has ended, or name another folder (--out).",
-            )
-        content = _read_journal(path)
-        require_same(settings, content.settings, folder)
-        file.truncate(content.bytes)
-        file.seek(content.bytes)
-        stack.pop_all()
-    return Journal(path, file, content)
+    with writing(folder / JOURNAL):
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = open_journal(folder / JOURNAL, error=EvaluationError)
+        try:
+            if not journal.rows:
+                journal.append(
+                    {
+                        "format": FORMAT,
+                        "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
+                        "fingerprint": fingerprint(settings),
+                        "settings": dict(settings),
+                    }
+                )
+            opened = ResultJournal(journal)
+            require_same(settings, opened.settings, folder)
+        except BaseException:
+            journal.close()
+            raise
+    return opened
 
 
 def require_no_results(folder: Path) -> None:
@@ -165,86 +158,57 @@ def require_no_results(folder: Path) -> None:
             f"{folder} holds the results of an evaluation",
             hint="Continue it (--resume), or name another folder (--out).",
         )
-    if present := [each.name for name in _REPLACED for each in folder.glob(name)]:
+    if present := [path.name for pattern in REPLACED for path in folder.glob(pattern)]:
         raise EvaluationError(
             f"{folder} has a file {present[0]} that does not belong to an evaluation, and would be replaced",
             hint="Name another folder (--out).",
         )
 
 
-_REPLACED: Final = (TABLE, "report.md", "standings.*", "*.png", "*.svg")
-"""What an evaluation writes next to its journal; see `output_folder`."""
-
-
 def load_results(path: Path) -> Results:
-    """The results of a folder, finished or not, or those of a Parquet file.
+    """Return the results of a folder, finished or not, or those of a Parquet file.
 
     Raises:
         EvaluationError: there are none, or they cannot be parsed.
     """
     if (path / JOURNAL).exists():
-        content = _read_journal(path / JOURNAL)
-        return table_of(content.rows, content.plans, content.settings, content.evaluation, content.commands)
+        try:
+            entries = read_journal(path / JOURNAL, error=EvaluationError)
+        except OSError as error:
+            raise EvaluationError(
+                f"{path / JOURNAL} cannot be read: {error.strerror}",
+                hint="Name a folder that `memagent eval` wrote to.",
+            ) from error
+        header, plans, commands, rows = _parsed(entries, path / JOURNAL)
+        return table_of(rows, plans, header["settings"], header["evaluation"], commands)
     table = path / TABLE if path.is_dir() else path
     if not table.is_file():
         raise EvaluationError(f"there are no results in {path}", hint="Name a folder that `memagent eval` wrote to.")
     return read_table(table)
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The content of a journal, and how many of its bytes are complete lines."""
-
-    settings: Mapping[str, Any]
-    evaluation: str
-    plans: tuple[Plan, ...]
-    commands: tuple[str, ...]
-    rows: tuple[Row, ...]
-    bytes: int
-
-
-def _read_journal(path: Path) -> _Content:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
+def _parsed(
+    entries: Sequence[dict[str, Any]], path: Path
+) -> tuple[dict[str, Any], tuple[EvaluationPlan, ...], tuple[str, ...], list[ResultRow]]:
+    """Return the header, the plans, the command lines and the rows."""
+    if not entries or entries[0].get("format") != FORMAT:
         raise EvaluationError(
-            f"{path} cannot be read: {error.strerror}", hint="Name a folder that `memagent eval` wrote to."
-        ) from error
-    whole = data.rfind(b"\n") + 1
-    plans: list[Plan] = []
+            f"{path} is not the journal of an evaluation by this version of memagent-graph", hint="Name another folder."
+        )
+    plans: list[EvaluationPlan] = []
     commands: list[str] = []
-    rows: list[Row] = []
-    header: dict[str, Any] = {}
-    for number, line in enumerate(data[:whole].splitlines(), start=1):
+    rows: list[ResultRow] = []
+    for number, values in enumerate(entries[1:], start=2):
         try:
-            values = json.loads(line)
-            if number == 1:
-                header = _checked(values, path)
-            elif "plan" in values:
-                plans.append(msgspec.convert(values["plan"], Plan))
+            if "plan" in values:
+                plans.append(msgspec.convert(values["plan"], EvaluationPlan))
             elif "command" in values:
                 commands.append(str(values["command"]))
             else:
-                rows.append(msgspec.convert(values, Row))
-        except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
+                rows.append(msgspec.convert(values, ResultRow))
+        except (TypeError, msgspec.ValidationError) as error:
             raise EvaluationError(
                 f"line {number} of {path} cannot be understood: {error}",
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",
             ) from error
-    if not header:
-        raise EvaluationError(f"{path} is empty", hint="Delete it, and start again.")
-    return _Content(header["settings"], header["evaluation"], tuple(plans), tuple(commands), tuple(rows), whole)
-
-
-def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
-    if header.get("format") != FORMAT:
-        raise EvaluationError(f"{path} is not the journal of an evaluation", hint="Name another folder.")
-    if header["version"] > FORMAT_VERSION:
-        raise EvaluationError(
-            f"{path} was written by a newer version of memagent-graph", hint="Install that version: pip install -U."
-        )
-    return header
-
-
-def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values).encode() + b"\n"
+    return entries[0], tuple(plans), tuple(commands), rows

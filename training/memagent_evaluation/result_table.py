@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -18,20 +19,19 @@ from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 import msgspec
 
 from memagent_evaluation.extra_modules import extra_module
-from memagent_evaluation.written_files import written_whole
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
+from memagent_graph.storage.whole_files import whole_file
 
 TABLE: Final = "results.parquet"
-FORMAT: Final = "memagent-evaluation"
-FORMAT_VERSION: Final = 1
+FORMAT: Final = "memagent-evaluation/1"
 _METADATA: Final = "memagent."
 
 Key: TypeAlias = tuple[str, str, int, int, int]
 """System, task, length, index, repeat."""
 
 
-class Outcome(StrEnum):
+class QuestionOutcome(StrEnum):
     """How an attempt ended. All but ANSWERED are wrong in every score, counted separately, and in the denominator."""
 
     ANSWERED = "answered"
@@ -47,15 +47,15 @@ class Outcome(StrEnum):
     but there is no answer: tables print no accuracy if this is the only outcome."""
 
     @classmethod
-    def of(cls, stop_reason: StopReason) -> Outcome:
-        """The outcome for a read's stop reason."""
+    def of(cls, stop_reason: StopReason) -> QuestionOutcome:
+        """Return the outcome for a read's stop reason."""
         if stop_reason.resumable:
             return cls.UNFINISHED
         return cls.NO_ANSWER if stop_reason is StopReason.NO_ANSWER else cls.ANSWERED
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """One attempt of one system at one question: the columns of the table."""
 
     system: str
@@ -70,7 +70,7 @@ class Row:
     answer: str | None
     """In the requested form; None if there is none."""
     raw_answer: str | None
-    outcome: Outcome
+    outcome: QuestionOutcome
     error: str | None
     """The error, if it failed."""
     detail: str
@@ -107,7 +107,7 @@ class Row:
     """How often the question was asked: 1, or more if attempts failed."""
     seed: int
     document: str = ""
-    """The document's key in the store, a digest of its text; rows of older evaluations have none."""
+    """The document's key in the store, a digest of its text."""
     scripted: bool = False
     """Whether a script answered instead of a policy: its costs count, but its scores mean nothing."""
     turns: int | None = None
@@ -124,11 +124,13 @@ class Row:
     could_save: float | None = None
     """The share after the chunk with the last evidence: a reader that stops there saves this much."""
 
+    reached_length: int | None = None
+    """The length that the document reached, at most `length`, in the same unit; None if the task does not say."""
     repeat: int = 0
     """Which of several samples of the same system's answer this is, from 0."""
 
     rouge_l: float | None = None
-    """ROUGE-L, 0 to 1; rows of older evaluations have none."""
+    """ROUGE-L, 0 to 1."""
     judged: float | None = None
     """A language model's grade, 0 to 1; None if there is no grade."""
     judge: str = ""
@@ -147,7 +149,7 @@ class Row:
     @property
     def has_costs(self) -> bool:
         """Whether its tokens, calls and seconds are those of a finished attempt; a failure has none."""
-        return self.outcome not in {Outcome.FAILED, Outcome.DOES_NOT_FIT}
+        return self.outcome not in {QuestionOutcome.FAILED, QuestionOutcome.DOES_NOT_FIT}
 
     @property
     def cluster(self) -> str:
@@ -156,7 +158,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlanCell:
     """A number of questions of a task at a length."""
 
     task: str
@@ -165,11 +167,11 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """The plan: every system answers the questions of every cell."""
 
     systems: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[PlanCell, ...]
     data: tuple[tuple[str, str], ...] = ()
     """For each task that reads data files, its name and a description of them; none may change meanwhile."""
     identities: tuple[tuple[str, str], ...] = ()
@@ -180,13 +182,14 @@ class Plan:
     @classmethod
     def grid(
         cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int, repeats: int = 1
-    ) -> Plan:
-        """A number of questions of each task at each length."""
-        cells = tuple(Cell(task, length, count) for task in tasks for length in lengths)
+    ) -> EvaluationPlan:
+        """Return a number of questions of each task at each length."""
+        cells = tuple(PlanCell(task, length, count) for task in tasks for length in lengths)
         return cls(tuple(systems), cells, repeats=repeats)
 
     def keys(self) -> Iterator[Key]:
-        """The keys of its rows. The longest documents are first, so that none is left when everything else is done.
+        """Yield the keys of its rows. The longest documents are first, so that none is left when everything else is
+        done.
 
         The systems' questions on one document are together, so that it does not have to be kept for long.
         """
@@ -204,7 +207,7 @@ class Plan:
 class Results:
     """A table of results with the settings it was made with."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     """By task, length, index and system, tasks and systems in the order in which they were asked for."""
     settings: Mapping[str, Any]
     """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
@@ -221,8 +224,8 @@ class Results:
         return tuple(dict.fromkeys(row.system for row in self.rows))
 
 
-def can_be_pooled(rows: Iterable[Row]) -> bool:
-    """Whether every system was asked the same tasks at each of its lengths.
+def can_be_pooled(rows: Iterable[ResultRow]) -> bool:
+    """Return whether every system was asked the same tasks at each of its lengths.
 
     Otherwise a mean over tasks would depend on their choice.
     """
@@ -240,10 +243,11 @@ def write_table(results: Results, path: Path) -> None:
         MissingExtraError: pyarrow is not installed.
     """
     pa = _pyarrow()
-    columns = {each.name: [_storable(getattr(row, each.name)) for row in results.rows] for each in fields(Row)}
+    columns = {
+        column.name: [_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
+    }
     facts = {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
         "evaluation": results.evaluation,
         "fingerprint": fingerprint(results.settings),
         "settings": json.dumps(results.settings, sort_keys=True),
@@ -251,13 +255,26 @@ def write_table(results: Results, path: Path) -> None:
         "commands": json.dumps(results.commands),
     }
     schema = pa.schema(list(_types(pa).items()), metadata={_METADATA + name: value for name, value in facts.items()})
-    with written_whole(path) as new:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        pa.parquet.write_table(pa.table(columns, schema=schema), new, compression="zstd")
+        with whole_file(path) as file:
+            pa.parquet.write_table(pa.table(columns, schema=schema), file, compression="zstd")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `EvaluationError` if a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise EvaluationError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="Make room, or name another folder (--out); what was written is kept, and --resume continues.",
+        ) from error
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """A short name for settings."""
+    """Return a short name for settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -281,7 +298,7 @@ def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) 
 
 
 def read_table(path: Path) -> Results:
-    """The results of a Parquet file.
+    """Return the results of a Parquet file.
 
     Raises:
         EvaluationError: it cannot be parsed.
@@ -293,14 +310,14 @@ def read_table(path: Path) -> Results:
         metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
         if metadata.get(_METADATA + "format") != FORMAT:
             raise ValueError("it has other columns")
-        rows = tuple(msgspec.convert(values, Row) for values in table.to_pylist())
-        told = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
+        rows = tuple(msgspec.convert(values, ResultRow) for values in table.to_pylist())
+        texts = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
         return Results(
             rows,
-            json.loads(told["settings"]),
-            told["evaluation"],
-            int(told["missing"]),
-            tuple(json.loads(told["commands"])),
+            json.loads(texts["settings"]),
+            texts["evaluation"],
+            int(texts["missing"]),
+            tuple(json.loads(texts["commands"])),
         )
     except (pa.ArrowException, OSError, ValueError, KeyError, msgspec.ValidationError) as error:
         raise EvaluationError(
@@ -309,23 +326,25 @@ def read_table(path: Path) -> Results:
 
 
 def table_of(
-    rows: Iterable[Row],
-    plans: Sequence[Plan],
+    rows: Iterable[ResultRow],
+    plans: Sequence[EvaluationPlan],
     settings: Mapping[str, Any],
     evaluation: str,
     commands: Sequence[str] = (),
 ) -> Results:
-    """Rows in the table's order; the later one of two for the same question counts."""
+    """Return rows in the table's order; the later one of two for the same question counts."""
     by_key = {row.key: row for row in rows}
-    asked = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
+    keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = {
         name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     }
-    systems = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.systems))}
+    systems = {
+        name: place for place, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
+    }
     ordered = sorted(
         by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)
     )
-    return Results(tuple(ordered), settings, evaluation, len(asked - by_key.keys()), tuple(commands))
+    return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -344,7 +363,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """A value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
+    """Return a value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -356,7 +375,7 @@ def _types(pa: Any) -> dict[str, Any]:
             return pa.list_(stored(get_args(hint)[0]))
         return next((plain[kind] for kind in (hint, *get_args(hint)) if kind in plain), pa.string())
 
-    return {name: stored(hint) for name, hint in get_type_hints(Row).items()}
+    return {name: stored(hint) for name, hint in get_type_hints(ResultRow).items()}
 
 
 def _pyarrow() -> Any:

@@ -31,8 +31,9 @@ MUCH: Final = 4_000_000
 """With at least this many tokens of text, processes are worth their start of some seconds."""
 _MOST_PROCESSES: Final = 8
 
-_Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef, int]
-"""A sample from a pool, possibly from another process: question, gold, needles, document and its characters."""
+_StoredSample: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], int | None, DocumentRef, int]
+"""A sample from a pool, possibly from another process: question, gold, needles, length reached, document and its
+characters."""
 
 
 class Made(NamedTuple):
@@ -60,7 +61,7 @@ class Maker:
     """
 
     def __init__(
-        self, tasks: Mapping[str, Task], pool: Executor, workers: int, make: Callable[[str, int, int], _Told]
+        self, tasks: Mapping[str, Task], pool: Executor, workers: int, make: Callable[[str, int, int], _StoredSample]
     ) -> None:
         self.workers = workers
         self._tasks = tasks
@@ -77,15 +78,15 @@ class Maker:
         """
         loop = asyncio.get_running_loop()
         try:
-            told = await loop.run_in_executor(self._pool, self._make, task, length, index)
+            stored = await loop.run_in_executor(self._pool, self._make, task, length, index)
         except BrokenProcessPool as error:
             raise EvaluationError(
                 f"the process that was to make {task}/{length}/{index} died",
                 hint="It may have run out of memory; --resume continues.",
             ) from error
-        own, (question, gold, needles, document, characters) = self._tasks[task], told
+        own, (question, gold, needles, reached, document, characters) = self._tasks[task], stored
         text: Callable[[], Iterator[str]] = lambda: own.sample(length, index).text()  # noqa: E731  made when asked for
-        return Made(Sample(own, length, index, question, gold, text, needles), document, characters)
+        return Made(Sample(own, length, index, question, gold, text, needles, reached), document, characters)
 
     async def close(self) -> None:
         """Cancel running work as soon as possible."""
@@ -103,7 +104,7 @@ class ThreadMaker(Maker):
     """
 
     def __init__(self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None) -> None:
-        def make(task: str, length: int, index: int) -> _Told:
+        def make(task: str, length: int, index: int) -> _StoredSample:
             return _made(tasks[task], length, index, store, self._given_up.is_set, seed)
 
         super().__init__(tasks, ThreadPoolExecutor(2, "sample"), 2, make)
@@ -195,7 +196,7 @@ class OpenDocuments:
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int) -> Made:
-        """The maker's result. It cannot be cancelled from outside; `close` waits for running work."""
+        """Return the maker's result. It cannot be cancelled from outside; `close` waits for running work."""
         making = asyncio.ensure_future(self._maker.make(task, length, index))
         self._making.add(making)
         making.add_done_callback(self._made)
@@ -227,7 +228,7 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _made_in_process(task: str, length: int, index: int) -> _Told:
+def _made_in_process(task: str, length: int, index: int) -> _StoredSample:
     return _made(_here["task"](task), length, index, _here["store"], lambda: False, _here["seed"])
 
 
@@ -236,7 +237,7 @@ _here: dict[str, Any] = {}
 
 
 def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
-    """A task's sample; `seed` is the task's seed, for the message.
+    """Return a task's sample; `seed` is the task's seed, for the message.
 
     Raises:
         SampleError: the task does not have it, or the task's own code failed.
@@ -259,7 +260,7 @@ def _failed(error: Exception, method: str, task: Task, length: int, index: int, 
 
 def _made(
     task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool], seed: int | None
-) -> _Told:
+) -> _StoredSample:
     sample = sample_of(task, length, index, seed)
 
     def text() -> Iterator[str]:
@@ -281,7 +282,7 @@ def _made(
         ) from error
     except DocumentError as error:
         raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
-    return sample.question, sample.gold, sample.needles, document, pieces.characters
+    return sample.question, sample.gold, sample.needles, sample.reached, document, pieces.characters
 
 
 class _GivenUpError(Exception):

@@ -66,7 +66,7 @@ class Needle:
     """
 
     def place(self, characters: int) -> tuple[int, int]:
-        """Where it begins and ends in a document of that many characters."""
+        """Return the places where it begins and ends in a document of that many characters."""
         start = round(self.depth * characters)
         return start, start + len(self.text)
 
@@ -98,7 +98,7 @@ class Task(Protocol):
         ...
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the task, or there are fewer samples.
@@ -121,6 +121,8 @@ class Sample:
     needles: tuple[Needle, ...] = field(default=(), repr=False)
     """What the answer is based on, as far as known; if the whole document counts (`whole_document`), the first places
     of the gold strings."""
+    reached: int | None = None
+    """The length that was reached, at most `length`, in the same unit; None if unknown."""
 
     @property
     def evidence(self) -> tuple[Needle, ...]:
@@ -140,7 +142,7 @@ class TaskSettings:
     """Everything but length and index that a sample depends on."""
 
     tokenizer: Tokenizer
-    """The policy's own: lengths are exact in it."""
+    """The policy's own, which lengths are counted with."""
     seed: int = 0
     small: bool = False
     """The small-context variant, for policies with budgets of a few hundred tokens; each task says what it shrinks."""

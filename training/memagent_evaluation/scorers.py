@@ -1,7 +1,6 @@
-r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
+r"""Scores an answer against the gold strings: strict, lenient, RULER's string match, token F1 and ROUGE-L.
 
-A read that failed, did not finish or gave no answer is wrong in every score, and is counted by its `Outcome`; it is
-always in the denominator.
+A read that failed, did not finish or gave no answer is wrong in every score. It X
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import AnswerFormat, last_boxed
@@ -40,6 +40,8 @@ _LAST_CHARACTERS: Final = 300
 _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
 _MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
+_ROUGE_WORD: Final = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff]|[^\W\u2e80-\u9fff\uf900-\ufaff_]+")
+"""Letters and digits in a row; in scripts without spaces, each character."""
 _MARK_ANYWHERE: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
 
 
@@ -80,10 +82,10 @@ def score(
     answer: str | None,
     raw_answer: str | None,
     *,
-    outcome: Outcome = Outcome.ANSWERED,
+    outcome: QuestionOutcome = QuestionOutcome.ANSWERED,
     answer_format: AnswerFormat = AnswerFormat.BOXED,
 ) -> Scores:
-    r"""All scores of one answer.
+    r"""Return all scores of one answer.
 
     Args:
         sample: the question, with its gold strings.
@@ -93,62 +95,62 @@ def score(
         answer_format: the answer's form in the prompts. BOXED: strict looks at the last \boxed{} in the completion's
             last 300 characters, as the paper does (more if the gold strings would not fit). PLAIN: at the whole answer.
     """
-    if outcome is not Outcome.ANSWERED or answer is None or not sample.gold:
+    if outcome is not QuestionOutcome.ANSWERED or answer is None or not sample.gold:
         return WRONG
-    said = strip_reasoning(answer if raw_answer is None else raw_answer)
+    reply = strip_reasoning(answer if raw_answer is None else raw_answer)
     metric = sample.task.metric
-    wanted = boxed_at_end(said, sample.gold) if answer_format is AnswerFormat.BOXED else answer
+    wanted = boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
     own = sample.task if isinstance(sample.task, OwnMetric) else None
     return Scores(
         strict=float(wanted is not None and is_exactly(wanted, sample.gold, metric)),
         lenient=float(holds(answer, sample.gold, metric)),
-        string_match=own.own_score(sample, answer) if own else string_match(said, sample.gold, metric),
+        string_match=own.own_score(sample, answer) if own else string_match(reply, sample.gold, metric),
         token_f1=best_f1(answer, sample.gold, metric),
     )
 
 
-def boxed_at_end(said: str, gold: tuple[str, ...] = ()) -> str | None:
-    r"""The last \boxed{} in the last 300 characters, or in twice the length of all gold strings if that is more."""
-    return last_boxed(said[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
+def boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
+    r"""Return the last \boxed{} in the last 300 characters, or in twice the length of all gold strings if more."""
+    return last_boxed(reply[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
 
 
 def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
-    """Whether an answer is the gold one, both normalised.
+    """Return whether an answer is the gold one, both normalised.
 
     Wordings of one answer (`Metric.ANY`): it equals one of them. Several required strings: its items are exactly those
     strings, in any order. Commas, semicolons, line ends and "and" separate items, and so do spaces if every gold string
     is a single word; list markers ("1.", "-") are left out.
     """
     if metric is Metric.ANY or len(gold) == 1:
-        return normalised(answer) in {normalised(each) for each in gold}
-    separator = _BETWEEN_WORDS if all(len(each.split()) == 1 for each in gold) else _BETWEEN_ITEMS
-    numeric = any(character.isdigit() for each in gold for character in each)
+        return normalised(answer) in {normalised(string) for string in gold}
+    separator = _BETWEEN_WORDS if all(len(string.split()) == 1 for string in gold) else _BETWEEN_ITEMS
+    numeric = any(character.isdigit() for string in gold for character in string)
     listed = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
     # A gold string may itself have a separator, so both sides are split in the same way.
-    return _items(listed, separator) == frozenset().union(*(_items(each, separator) for each in gold))
+    return _items(listed, separator) == frozenset().union(*(_items(string, separator) for string in gold))
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
-    """Whether an answer has any gold string, or all of them if all are required, as whole words.
+    """Return whether an answer has any gold string, or all of them if all are required, as whole words.
 
     An exactly right answer has them: "123,456" is two of two numbers, although it may be one compared with another gold
     string.
     """
-    found = [contains(answer, each) for each in gold]
-    return is_exactly(answer, gold, metric) or (any(found) if metric is Metric.ANY else all(found))
+    matches = [contains(answer, string) for string in gold]
+    return is_exactly(answer, gold, metric) or (any(matches) if metric is Metric.ANY else all(matches))
 
 
-def string_match(said: str, gold: tuple[str, ...], metric: Metric) -> float:
+def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
     """RULER's metric: gold strings in the completion, case folded and otherwise unchanged, also inside words."""
-    folded = said.casefold()
-    found = [each.casefold() in folded for each in gold]
-    return float(any(found)) if metric is Metric.ANY else sum(found) / len(found)
+    folded = reply.casefold()
+    matches = [string.casefold() in folded for string in gold]
+    return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)
 
 
 def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
     """F1 compared with the nearest of several wordings, or with all strings together if all are required."""
     if metric is Metric.ANY:
-        return max(token_f1(answer, each) for each in gold)
+        return max(token_f1(answer, string) for string in gold)
     return token_f1(answer, " ".join(gold))
 
 
@@ -185,13 +187,14 @@ def _folded(text: str) -> str:
 
 
 def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
-    """The text with `instead` for its punctuation, except `meant`."""
-    kept = {at for found in meant.finditer(text) for at in range(*found.span())}
-    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in kept else instead, text)
+    """Return the text with `instead` for its punctuation, except `meant`."""
+    places = {at for match in meant.finditer(text) for at in range(*match.span())}
+    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in places else instead, text)
 
 
 def contains(text: str, gold: str) -> bool:
-    """Whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way round.
+    """Return whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way
+    round.
 
     Both are normalised as SQuAD does (`normalised`), or both with spaces for punctuation (`parted`); one is enough.
     A gold fraction, time or date ("1/2") is searched as a whole.
@@ -201,25 +204,25 @@ def contains(text: str, gold: str) -> bool:
     return any(_has_words(form(text), form(gold)) for form in forms)
 
 
-def _has_words(held: str, wanted: str) -> bool:
-    at = held.find(wanted) if wanted else -1
+def _has_words(text: str, wanted: str) -> bool:
+    at = text.find(wanted) if wanted else -1
     while at >= 0:
         end = at + len(wanted)
-        if not (_inside_word(held, at) or _inside_word(held, end)):
+        if not (_inside_word(text, at) or _inside_word(text, end)):
             return True
-        at = held.find(wanted, at + 1)
+        at = text.find(wanted, at + 1)
     return False
 
 
 def token_f1(text: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over normalised words, as in SQuAD. 0 to 1.
+    """Return the harmonic mean of precision and recall over normalised words, as in SQuAD. 0 to 1.
 
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
     numbers.
     """
-    held, wanted = normalised(text).split(), normalised(gold).split()
-    shared = sum((Counter(held) & Counter(wanted)).values())
-    return 2 * shared / (len(held) + len(wanted)) if shared else 0.0
+    words, wanted = normalised(text).split(), normalised(gold).split()
+    shared = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
 
 
 def _without_articles(text: str) -> str:
@@ -233,5 +236,34 @@ def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
 def _inside_word(text: str, at: int) -> bool:
     around = text[at - 1 : at + 1]
     return 0 < at < len(text) and all(
-        (each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around
+        (character.isalnum() or character in _MARKS) and character < _FIRST_WITHOUT_SPACES for character in around
     )
+
+
+def rouge_l(answer: str, wordings: Iterable[str]) -> float:
+    """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
+    1.
+    """
+    words = _rouge_words(answer)
+    return max((_rouge_f1(words, _rouge_words(wording)) for wording in wordings), default=0.0)
+
+
+def _rouge_f1(words: Sequence[str], wanted: Sequence[str]) -> float:
+    common = _longest_common(words, wanted)
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+
+
+def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence, a row of its table in one number (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for at, word in enumerate(first):
+        places[word] = places.get(word, 0) | 1 << at
+    whole = row = (1 << len(first)) - 1
+    for word in second:
+        matching = row & places.get(word, 0)
+        row = (row + matching | row - matching) & whole
+    return len(first) - row.bit_count()
+
+
+def _rouge_words(text: str) -> list[str]:
+    return _ROUGE_WORD.findall(text.casefold())

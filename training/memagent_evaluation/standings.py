@@ -1,34 +1,39 @@
-"""Systems compared: accuracy, the difference from the first, costs, and what early stops saved or lost."""
+"""Systems side by side, on the same questions: accuracy, the difference from the first system, costs, early stops.
+
+The comparison is paired by question: a question that was asked at several lengths, or repeatedly, counts once, with its
+mean score, since its answers are not independent trials. Two evaluations are compared in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
-from memagent_evaluation.comparisons import accuracy, paired, rows_by_system, shared_rows
 from memagent_evaluation.markdown_tables import grouped, interval, labelled, markdown
-from memagent_evaluation.paired_tests import MARGIN, Comparison, corrected
-from memagent_evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, corrected
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
+from memagent_evaluation.statistics import Estimate, estimate
+from memagent_graph.errors import EvaluationError
 
 STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
-    "first system, in points, on the questions that both were asked and that fit both; p corrected for all "
-    f"comparisons of the table (Holm). Not worse: the interval's lower end lies above -{100 * MARGIN:g} points. Costs "
-    "are means per question. Turns: replies that had to wait for each other. Stopped early: the share of questions at "
-    "which evidence was left unread; lost by it: the points of accuracy that these cost at most. Over-read: document "
-    "tokens read beyond one reading up to the last evidence. Saving: the share of what a reader could save that stops "
-    "exactly after the last evidence; an early stop saves nothing. –: unknown, for example if the whole document "
-    "counts."
+    "first system, in points, on the questions that both were asked and that fit both, by lenient and by strict "
+    "accuracy; p corrected for all comparisons of the column (Holm). Not worse: the interval's lower end lies above "
+    f"-{100 * MARGIN:g} points. A question that was asked at several lengths counts once in a line over all of them. "
+    "Costs are means per question. Turns: replies that had to wait for each other. Stopped early: the share of "
+    "questions at which evidence was left unread; lost by it: the points of accuracy that these cost at most. "
+    "Over-read: document tokens read beyond one reading up to the last evidence. Saving: the share of what a reader "
+    "could save that stops exactly after the last evidence; an early stop saves nothing. –: unknown, for example if "
+    "the whole document counts."
 )
 SCRIPTED: Final = "scripted"
 """Shown instead of the accuracy of a scripted policy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SystemStanding:
     """One system at one task and length, or over all of them. Means are per question; None if unknown."""
 
     system: str
@@ -37,12 +42,14 @@ class Standing:
     length: str
     """With its unit, or "all"."""
     n: int
+    """How many questions."""
     documents: int
     scripted: bool
     accuracy: Estimate | None
     """Lenient; documents that did not fit count as wrong; None for a script, and if nothing fitted."""
     against_first: Comparison | None
-    """This system, then the first."""
+    """This system, then the first, by lenient accuracy."""
+    against_first_strict: Comparison | None
     prompt_tokens: float | None
     completion_tokens: float | None
     cached_share: float | None
@@ -64,74 +71,126 @@ class Standing:
         """Whether it is not worse than the first system by 3 points."""
         return self.against_first.not_worse() if self.against_first is not None else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, JSON-ready."""
+        return {**asdict(self), "not_worse": self.not_worse}
 
-def standings(results: Results) -> list[Standing]:
-    """All systems at each task and length, then over all, if these are the same for every system."""
+
+def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate:
+    """Return the mean of a score with its interval, clustered by document; a repeated question counts once."""
+    scores = _by_question(rows, score)
+    cluster = {row.sample_id: row.cluster for row in rows}
+    return estimate(list(scores.values()), clusters=[cluster[sample_id] for sample_id in scores])
+
+
+def standings(results: Results) -> list[SystemStanding]:
+    """Return all systems at each task and length, then over all, if these are the same for every system."""
     cells = grouped(results.rows, lambda row: (row.task, labelled(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
-    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _asked_alike(results.rows):
+    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
-    found = [each for part in parts for each in _standings(*part, results.systems[0])]
-    told = [at for at, each in enumerate(found) if each.against_first is not None]
-    for at, one in zip(told, corrected([c for at in told if (c := found[at].against_first)]), strict=True):
-        found[at] = replace(found[at], against_first=one)
-    return found
+    lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
+    lenient = _corrected([line.against_first for line in lines])
+    strict = _corrected([line.against_first_strict for line in lines])
+    return [
+        replace(line, against_first=first, against_first_strict=other)
+        for line, first, other in zip(lines, lenient, strict, strict=True)
+    ]
 
 
-def standings_table(found: Sequence[Standing]) -> str:
-    """Standings in Markdown."""
-    return markdown(standings_cells(found))
+def _corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    correction = iter(corrected([comparison for comparison in comparisons if comparison is not None]))
+    return [None if comparison is None else next(correction) for comparison in comparisons]
 
 
-def standings_cells(found: Sequence[Standing]) -> list[list[str]]:
-    """Standings as rows of cells, the first of them the header; columns without a value for any system are left out."""
-    columns: dict[str, Callable[[Standing], str]] = {
-        "task": lambda each: each.task,
-        "length": lambda each: each.length,
-        "system": lambda each: each.system,
-        "n (documents)": lambda each: f"{each.n}" + (f" ({each.documents})" if each.documents < each.n else ""),
-        "accuracy": lambda each: SCRIPTED if each.scripted else interval(each.accuracy) if each.accuracy else "–",
-        "difference": lambda each: each.against_first.points if each.against_first else "",
-        "p": lambda each: each.against_first.p if each.against_first else "",
-        "not worse": lambda each: {None: "", True: "yes", False: "not shown"}[each.not_worse],
-        "tokens in": lambda each: _number(each.prompt_tokens),
-        "cached": lambda each: _percent(each.cached_share),
-        "tokens out": lambda each: _number(each.completion_tokens),
-        "turns": lambda each: _number(each.turns, 1),
-        "seconds": lambda each: _number(each.seconds, 2),
-        "stopped early": lambda each: _percent(each.premature),
-        "lost by it": lambda each: _number(None if each.lost_early is None else 100 * each.lost_early, 1),
-        "over-read": lambda each: _number(each.over_read),
-        "saving": lambda each: _percent(each.saving),
+def evaluations_compared(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
+    """Return the standings of two evaluations, for each system that both have, on the questions that both asked.
+
+    Args:
+        first: the one that the other is compared with.
+        second: the other one.
+        names: of the evaluations; in the standings they are the names of the systems.
+
+    Raises:
+        EvaluationError: they have no questions in common, or different questions under the same names.
+    """
+    others = {(row.system, row.attempt): row for row in second.rows}
+    pairs = [(row, other) for row in first.rows if (other := others.get((row.system, row.attempt)))]
+    if not pairs:
+        raise EvaluationError(
+            f"{names[0]} and {names[1]} have no question of the same system in common",
+            hint="Compare evaluations of the same systems, tasks and lengths.",
+        )
+    for row, other in pairs:
+        if (row.question, row.gold, row.document_bytes) != (other.question, other.gold, other.document_bytes):
+            raise EvaluationError(
+                f"{row.sample_id} is not the same question in {names[0]} and {names[1]}",
+                hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
+            )
+    compared = {}
+    for system, own in grouped(pairs, lambda pair: pair[0].system):
+        rows = [replace(row, system=name) for pair in own for row, name in zip(pair, names, strict=True)]
+        compared[system] = standings(replace(first, rows=tuple(rows)))
+    return compared
+
+
+def standings_table(lines: Sequence[SystemStanding]) -> str:
+    """Return standings in Markdown."""
+    return markdown(standings_cells(lines))
+
+
+def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
+    """Return standings as rows of cells, the header first; columns without a value for any system are left out."""
+    columns: dict[str, Callable[[SystemStanding], str]] = {
+        "task": lambda line: line.task,
+        "length": lambda line: line.length,
+        "system": lambda line: line.system,
+        "n (documents)": lambda line: f"{line.n}" + (f" ({line.documents})" if line.documents < line.n else ""),
+        "accuracy": lambda line: SCRIPTED if line.scripted else interval(line.accuracy) if line.accuracy else "–",
+        "difference": lambda line: line.against_first.points if line.against_first else "",
+        "p": lambda line: line.against_first.p if line.against_first else "",
+        "not worse": lambda line: {None: "", True: "yes", False: "not shown"}[line.not_worse],
+        "strict difference": lambda line: line.against_first_strict.points if line.against_first_strict else "",
+        "strict p": lambda line: line.against_first_strict.p if line.against_first_strict else "",
+        "tokens in": lambda line: _number(line.prompt_tokens),
+        "cached": lambda line: _percent(line.cached_share),
+        "tokens out": lambda line: _number(line.completion_tokens),
+        "turns": lambda line: _number(line.turns, 1),
+        "seconds": lambda line: _number(line.seconds, 2),
+        "stopped early": lambda line: _percent(line.premature),
+        "lost by it": lambda line: _number(None if line.lost_early is None else 100 * line.lost_early, 1),
+        "over-read": lambda line: _number(line.over_read),
+        "saving": lambda line: _percent(line.saving),
     }
-    cells = {name: [told(each) for each in found] for name, told in columns.items()}
-    shown = [name for name, column in cells.items() if any(each not in {"", "–"} for each in column)]
-    return [shown, *([cells[name][at] for name in shown] for at in range(len(found)))]
+    cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
+    shown = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
+    return [shown, *([cells[name][place] for name in shown] for place in range(len(lines)))]
 
 
-def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Iterable[Standing]:
-    of = rows_by_system(row for row in rows if not row.scripted)
+def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
+    fitting = _fitting_by_system(row for row in rows if not row.scripted)
     for system, own in grouped(rows, lambda row: row.system):
-        asked = [row for row in own if row.has_costs]
-        fits = any(row.outcome is not Outcome.DOES_NOT_FIT for row in own)
-        mine, theirs = shared_rows(of.get(system, {}), of.get(first, {}))
-        stops = [row for row in asked if row.premature is not None]
-        prompt = _mean(row.prompt_tokens for row in asked)
+        answered = [row for row in own if row.has_costs]
+        fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in own)
+        stops = [row for row in answered if row.premature is not None]
+        prompt = _mean(row.prompt_tokens for row in answered)
         scripted = any(row.scripted for row in own)
-        yield Standing(
+        comparisons = [_paired(fitting, (system, first), score) for score in ("lenient", "strict")]
+        yield SystemStanding(
             system=system,
             task=task,
             length=length,
-            n=len({row.sample_id for row in own}),
+            n=len({_question(row) for row in own}),
             documents=len({row.cluster for row in own}),
             scripted=scripted,
             accuracy=accuracy(own, "lenient") if fits and not scripted else None,
-            against_first=paired(mine, theirs, (system, first), "lenient") if mine and system != first else None,
+            against_first=comparisons[0],
+            against_first_strict=comparisons[1],
             prompt_tokens=prompt,
-            completion_tokens=_mean(row.completion_tokens for row in asked),
-            cached_share=(_mean(row.cached_tokens for row in asked) or 0.0) / prompt if prompt else None,
-            turns=_mean(row.turns for row in asked),
-            seconds=_mean(row.seconds for row in asked),
+            completion_tokens=_mean(row.completion_tokens for row in answered),
+            cached_share=(_mean(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
+            turns=_mean(row.turns for row in answered),
+            seconds=_mean(row.seconds for row in answered),
             premature=_mean(row.premature for row in stops),
             lost_early=None if scripted else _mean((1 - row.lenient) * bool(row.premature) for row in stops),
             over_read=_mean(row.over_read_tokens for row in stops),
@@ -139,23 +198,50 @@ def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Itera
         )
 
 
-def _asked_alike(rows: Sequence[Row]) -> bool:
-    """Whether every system was asked the same tasks at the same lengths: otherwise means over all are not
-    comparable.
-    """
+def _fitting_by_system(rows: Iterable[ResultRow]) -> dict[str, dict[tuple[str, int], ResultRow]]:
+    """Return the rows without those that fitted in no call, by system, then by sample and repeat."""
+    fitting = (row for row in rows if row.outcome is not QuestionOutcome.DOES_NOT_FIT)
+    return {system: {row.attempt: row for row in group} for system, group in grouped(fitting, lambda row: row.system)}
+
+
+def _paired(
+    rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], names: tuple[str, str], score: str
+) -> Comparison | None:
+    """Return the comparison of two different systems on the questions of both; None if there are none."""
+    first, second = (rows.get(name, {}) for name in names)
+    shared = [attempt for attempt in first if attempt in second]
+    if names[0] == names[1] or not shared:
+        return None
+    mine, theirs = ([own[attempt] for attempt in shared] for own in (first, second))
+    clusters = {same[0].sample_id: same[0].cluster for _, same in grouped(mine, _question)}
+    return compare(_by_question(mine, score), _by_question(theirs, score), names=names, clusters=clusters)
+
+
+def _by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:
+    """Return the mean of a score by question, under the id of its first sample."""
+    return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
+
+
+def _question(row: ResultRow) -> Hashable:
+    """Return the key that rows of the same question, on documents of different lengths, have in common."""
+    return row.task, row.index, row.question, row.gold
+
+
+def _same_cells(rows: Sequence[ResultRow]) -> bool:
+    """Return whether every system was asked the same tasks at the same lengths; else no mean over all is fair."""
     cells = [{(row.task, row.length) for row in own} for _, own in grouped(rows, lambda row: row.system)]
-    return can_be_pooled(rows) and all(each == cells[0] for each in cells)
+    return can_be_pooled(rows) and all(own == cells[0] for own in cells)
 
 
-def _captured(rows: Sequence[Row]) -> float | None:
-    """The achieved share of the possible saving."""
-    possible = [row.could_save or 0.0 for row in rows]
-    got = (0.0 if row.premature else min(row.saved or 0.0, row.could_save or 0.0) for row in rows)
-    return sum(got) / sum(possible) if sum(possible) else None
+def _captured(rows: Sequence[ResultRow]) -> float | None:
+    """Return the achieved share of the possible saving."""
+    possible = sum(row.could_save or 0.0 for row in rows)
+    achieved = sum(0.0 if row.premature else min(row.saved or 0.0, row.could_save or 0.0) for row in rows)
+    return achieved / possible if possible else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [each for each in values if each is not None]
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 

@@ -1,10 +1,11 @@
-"""Uncertainty of measured scores: a mean with its interval, and how many questions a difference needs.
+"""Uncertainty of measured scores: a mean with its interval, counted or resampled.
 
 Scores are between 0 and 1. Scores that are only 0 or 1 are counted (Wilson's interval); others are resampled (bootstrap
 intervals). If several questions share a document, their scores may be correlated: then documents are resampled, not
 questions.
 
-Counted intervals need only Python; resampling needs the extra "eval" (SciPy).
+Counted intervals need only Python; resampling needs the extra "eval" (SciPy). Equal seeds give equal
+results.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from statistics import NormalDist
+from typing import Any, Final
 
-from memagent_evaluation.resampling import RESAMPLES, bootstrapped_mean
-from memagent_evaluation.sample_size import two_sided_quantile
+from memagent_evaluation.extra_modules import extra_module
 from memagent_graph.errors import EvaluationError
 
 _FEWEST_TO_RESAMPLE: Final = 10
 """Resampling fewer values gives intervals that are far too narrow."""
+RESAMPLES: Final = 9_999
+"""Up to 13 differences have fewer sign patterns than that, and all of them are tried."""
+_BATCH_NUMBERS: Final = 2_000_000
+"""How many numbers are in a batch of resamples."""
+_NEEDED_FOR: Final = "the statistics of an evaluation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Estimate:
 def estimate(
     values: Sequence[float], *, clusters: Sequence[str] | None = None, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """The mean of 0..1 scores with its interval: Wilson's if all are 0 or 1, otherwise `mean_interval`'s.
+    """Return the mean of 0..1 scores with its interval: Wilson's if all are 0 or 1, otherwise `mean_interval`'s.
 
     Args:
         values: the scores.
@@ -66,7 +72,7 @@ def estimate(
 
 
 def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
-    """A share with Wilson's score interval, without continuity correction.
+    """Return a share with Wilson's score interval, without continuity correction.
 
     `successes` may be a sum of fractional scores: these vary at most as much as 0 and 1 with the same mean, so the
     interval is then wider than necessary.
@@ -88,7 +94,7 @@ def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
 def mean_interval(
     values: Sequence[float], *, confidence: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
 ) -> Estimate:
-    """The mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
+    """Return the mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
 
     Fewer than 10 values say too little about their variance: they get `wilson`'s interval, which is safe. If all values
     are equal, the share of other values is bounded. Equal seeds give equal intervals.
@@ -103,12 +109,25 @@ def mean_interval(
     return Estimate(mean, low, high, len(values), confidence)
 
 
+def pass_at_k(right: int, samples: int, k: int) -> float:
+    """Return the chance that at least one of k samples is right, given how many of all samples are right.
+
+    Raises:
+        EvaluationError: k is not 1 to the number of samples, or more are right than there are.
+    """
+    if not (1 <= k <= samples and 0 <= right <= samples):
+        raise EvaluationError(
+            f"there is no pass@{k} of {right} right samples of {samples}", hint="Give a k from 1 to the samples."
+        )
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
 def by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[float], list[int]]:
-    """The sum of the values of each cluster, and how many they are."""
-    found: dict[str, list[float]] = {}
+    """Return the sum of the values of each cluster, and how many they are."""
+    groups: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
-        found.setdefault(cluster, []).append(value)
-    return [math.fsum(each) for each in found.values()], [len(each) for each in found.values()]
+        groups.setdefault(cluster, []).append(value)
+    return [math.fsum(group) for group in groups.values()], [len(group) for group in groups.values()]
 
 
 def bootstrapped(
@@ -119,7 +138,7 @@ def bootstrapped(
     resamples: int,
     counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
-    """The interval of a mean of values between bounds, from the sums and sizes of clusters."""
+    """Return the interval of a mean of values between bounds, from the sums and sizes of clusters."""
     lower, upper = bounds
     span, number = upper - lower, len(sums)
     means = [total / count for total, count in zip(sums, counts or [1] * number, strict=True)]
@@ -138,8 +157,106 @@ def check_scores(values: Sequence[float], confidence: float, name: str = "the ev
     """Raise `EvaluationError` for no scores, for some that are not 0 to 1, and for a confidence that is not a share."""
     if not values:
         raise EvaluationError(f"{name} has no scores", hint="Measure at least one question.")
-    for each in values:
-        if not 0 <= each <= 1:
-            raise EvaluationError(f"{name} has the score {each}", hint="Scores lie between 0 and 1.")
+    for value in values:
+        if not 0 <= value <= 1:
+            raise EvaluationError(f"{name} has the score {value}", hint="Scores lie between 0 and 1.")
     if not 0 < confidence < 1:
         raise EvaluationError(f"the confidence is {confidence}", hint="Give a share such as 0.95.")
+
+
+def bootstrapped_mean(
+    values: Sequence[float],
+    bounds: tuple[float, float],
+    *,
+    confidence: float,
+    seed: int,
+    resamples: int = RESAMPLES,
+    counts: Sequence[int] | None = None,
+) -> tuple[float, float]:
+    """Return the bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
+
+    Resampling few values gives too narrow an interval; it is widened by the ratio of Student's to the normal one.
+
+    Args:
+        values: the values to draw from: single values, or the sums of clusters that are drawn as a whole.
+        bounds: the range of the mean.
+        confidence: of the interval.
+        seed: of the draws.
+        resamples: how many.
+        counts: how many values are in each sum; 1 if left out.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+    lower, upper = bounds
+    stats, numpy = scipy_stats(), extra_module("numpy", _NEEDED_FOR)
+    sizes = numpy.ones(len(values)) if counts is None else numpy.asarray(counts)
+    mean = math.fsum(values) / float(sizes.sum())
+
+    def mean_of(sums: Any, counts: Any, axis: int = -1) -> Any:
+        return sums.sum(axis=axis) / counts.sum(axis=axis)
+
+    for method in ("BCa", "percentile"):
+        with numpy.errstate(all="ignore"):
+            interval = stats.bootstrap(
+                (numpy.asarray(values), sizes),
+                mean_of,
+                paired=True,
+                vectorized=True,
+                n_resamples=resamples,
+                batch=max(1, _BATCH_NUMBERS // len(values)),
+                confidence_level=_expanded(confidence, len(values)),
+                method=method,
+                rng=numpy.random.default_rng(seed),
+            ).confidence_interval
+        if math.isfinite(interval.low) and math.isfinite(interval.high):
+            break
+    return max(lower, min(float(interval.low), mean)), min(upper, max(float(interval.high), mean))
+
+
+def _expanded(confidence: float, number: int) -> float:
+    """Return the nominal confidence for resampling this many values, to get that confidence: Hesterberg's expanded
+    percentiles.
+
+    The American Statistician 69 (2015), arXiv 1411.5279.
+    """
+    distribution = scipy_stats()
+    reach = math.sqrt(number / (number - 1)) * distribution.t.ppf((1 + confidence) / 2, number - 1)
+    return float(1 - 2 * distribution.norm.cdf(-reach))
+
+
+def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int = RESAMPLES) -> float:
+    """Return the probability of such a large mean difference if every difference could have either sign.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+    nonzero = [difference for difference in differences if difference]
+    if len(nonzero) < 2:  # with either sign it is as large
+        return 1.0
+    numpy = extra_module("numpy", _NEEDED_FOR)
+    result = scipy_stats().permutation_test(
+        (nonzero,),
+        numpy.mean,
+        permutation_type="samples",
+        n_resamples=resamples,
+        batch=max(1, _BATCH_NUMBERS // len(nonzero)),
+        rng=numpy.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def scipy_stats() -> Any:
+    """Return the module scipy.stats.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    return extra_module("scipy.stats", _NEEDED_FOR)
+
+
+def two_sided_quantile(confidence: float) -> float:
+    """Return how many standard deviations on each side contain that share of a normal distribution."""
+    if not 0 < confidence < 1:
+        raise EvaluationError(f"the confidence is {confidence}", hint="Give a share such as 0.95.")
+    return NormalDist().inv_cdf((1 + confidence) / 2)

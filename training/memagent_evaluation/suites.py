@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from memagent_evaluation.comparisons import accuracy
 from memagent_evaluation.markdown_tables import grouped, interval, length_label, markdown
-from memagent_evaluation.result_table import Outcome, Row
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow
 from memagent_evaluation.samples import LengthUnit
+from memagent_evaluation.standings import accuracy
 from memagent_evaluation.statistics import Estimate
 from memagent_evaluation.tasks.needles import SHAPES
 
@@ -54,58 +54,60 @@ def with_suites(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 
-def suite_scores(rows: Sequence[Row]) -> list[SuiteScore]:
-    """All aggregates whose tasks were all measured, by system and length in tokens."""
-    found = []
-    for each in AGGREGATES:
-        own = [row for row in rows if row.task in each.tasks and row.unit == LengthUnit.TOKENS and not row.scripted]
-        if {row.task for row in own} == {*each.tasks}:
+def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
+    """Return all aggregates whose tasks were all measured, by system and length in tokens."""
+    scores = []
+    for aggregate in AGGREGATES:
+        own = [
+            row for row in rows if row.task in aggregate.tasks and row.unit == LengthUnit.TOKENS and not row.scripted
+        ]
+        if {row.task for row in own} == {*aggregate.tasks}:
             for (system, length), group in grouped(own, lambda row: (row.system, row.length)):
-                found.append(SuiteScore(each.title, system, length, _mean(group, each.tasks)))
-    return found
+                scores.append(SuiteScore(aggregate.title, system, length, _mean(group, aggregate.tasks)))
+    return scores
 
 
-def suite_parts(rows: Sequence[Row]) -> list[str]:
-    """The aggregates as tables: systems by length, and means over lengths with RULER's weights."""
+def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
+    """Return the aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
     for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
-        lengths = sorted({each.length for each in scores})
+        lengths = sorted({score.length for score in scores})
         over = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
         table = [["system", *(length_label(length) for length in lengths), *over]]
         for system, own in grouped(scores, lambda each: each.system):
-            at = {each.length: each.score for each in own}
-            cells = [interval(one) if (one := at.get(length)) else "–" for length in lengths]
+            at = {score.length: score.score for score in own}
+            cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]
             table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
         parts += [f"**{title}**, string match in percent", markdown(table)]
     return parts
 
 
-def suites_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The aggregates, JSON-ready."""
+def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """Return the aggregates, JSON-ready."""
     return [
         {
-            "aggregate": each.aggregate,
-            "system": each.system,
-            "length": each.length,
-            "score": None if each.score is None else {"mean": each.score.mean, "low": each.score.low,
-                                                      "high": each.score.high},
+            "aggregate": score.aggregate,
+            "system": score.system,
+            "length": score.length,
+            "score": None if score.score is None else {"mean": score.score.mean, "low": score.score.low,
+                                                      "high": score.score.high},
         }
-        for each in suite_scores(rows)
+        for score in suite_scores(rows)
     ]  # fmt: skip
 
 
-def _mean(rows: Sequence[Row], tasks: Sequence[str]) -> Estimate | None:
-    """The mean over tasks, which is that over questions if each task has the same number."""
+def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
+    """Return the mean over tasks, which is that over questions if each task has the same number."""
     counts = {task: len(own) for task, own in grouped(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
-    return None if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
+    return None if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
 
 
 def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:
-    known = [each.mean for each in scores if each is not None]
+    known = [score.mean for score in scores if score is not None]
     if len(known) < len(scores):
         return ["–"] * 3
     ranks = range(1, len(known) + 1)
     weights = ([1] * len(known), ranks, ranks[::-1])
-    return [f"{100 * sum(w * x for w, x in zip(each, known, strict=True)) / sum(each):.1f}" for each in weights]
+    return [f"{100 * sum(w * x for w, x in zip(weight, known, strict=True)) / sum(weight):.1f}" for weight in weights]

@@ -4,8 +4,8 @@
     full_context        one call with the whole document
     overwrite, refine, retrieval:chunks=4, "file.py:Name", ...: any strategy that `load_strategy` knows
 
-All but the first are that reader with another strategy: the same policy, tokenizer, prompts, sampling and rules, the
-same run log and checkpoints.
+All but the first are that reader with another strategy, but the same policy, tokenizer, prompts, sampling, rules, run
+log and checkpoints.
 
 >>> system = load_system("retrieval", reader)  # doctest: +SKIP
 >>> attempt = await system.attempt(document, question, answer_tokens=128, run_id=new_run_id())  # doctest: +SKIP
@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import count_events
@@ -36,26 +36,26 @@ _SEEDS_APART: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a system made of one question on one document."""
+    """The result of one question on one document."""
 
-    outcome: Outcome
+    outcome: QuestionOutcome
     """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
     answer: str | None
-    """The answer in the form asked for, or the whole completion where it has not that form; None without an answer."""
+    """The answer in the requested form, or the whole completion if it lacks that form; None without an answer."""
     raw_answer: str | None
     """The whole completion that holds the answer."""
     usage: Usage
-    """Tokens, calls (`turns`), wall seconds, and estimated operations where the model's size is known."""
+    """Tokens, calls (`turns`), wall seconds, and estimated operations if the model's size is known."""
     run_id: str | None = None
-    """The run in the log; None where there is none."""
+    """The run in the log; None if the run is not logged."""
     chunks: int = 0
-    """How many chunks of the document the policy went through; 0 for systems that ask about an excerpt."""
+    """How many chunks of the document the policy read; 0 for systems that ask about an excerpt."""
     memory: str | None = None
-    """The memory that the answer came from; None or empty where it came from none."""
+    """The memory that the answer is based on; None or empty if there is none."""
     trace: Trace = field(default=Trace(), repr=False)
-    """All that the policy was asked, as a graph; empty where the system cannot say."""
+    """The graph of policy calls; empty if unknown."""
     detail: str = ""
-    """What else a reader of the results should know, such as "4,096 of 131,072 tokens shown"."""
+    """A note for readers of the results, such as "4,096 of 131,072 tokens shown"."""
 
 
 class System(Protocol):
@@ -63,7 +63,7 @@ class System(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and in results."""
+        """Its name on the command line and in results."""
         ...
 
     async def attempt(
@@ -82,11 +82,11 @@ class System(Protocol):
             document: a document in the reader's store.
             question: the question.
             answer_tokens: how many tokens a completion with an answer may have; the same for every system.
-            least_answer_tokens: what the task sets aside for it: a system that shows all of the document may bound its
-                answer by what the window leaves, down to this. 0 leaves `answer_tokens` as it is.
-            repeat: which of several samples of the same question this is, from 0; each is drawn with a seed of its own.
-            run_id: the caller's name for this attempt, unique to sample and system. A system that saves its progress
-                continues from there when it is called with the same name again.
+            least_answer_tokens: the task's number: a system that shows the whole document may limit its answer to the
+                rest of the window, down to this. 0 leaves `answer_tokens` as it is.
+            repeat: which of several samples of the same question this is, from 0; each has its own seed.
+            run_id: the attempt's id, unique to sample and system. A system that saves its progress continues from there
+                when it is called with the same id again.
 
         Raises:
             MemAgentError: the attempt failed: the policy, the document, or a budget that leaves no room.
@@ -96,7 +96,7 @@ class System(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """What one attempt's reader is made for."""
+    """The settings of one attempt's reader."""
 
     answer_tokens: int
     least_answer_tokens: int
@@ -107,8 +107,8 @@ class ReaderSystem:
     """A reader with a strategy. With checkpoints, an attempt that was killed continues where it was.
 
     Args:
-        name: what it is called.
-        reader: the reader. Its policy, log and checkpoints are the caller's to close.
+        name: its name.
+        reader: the reader. The caller closes its policy, log and checkpoints.
         strategy: the way of reading; the reader's own if left out.
     """
 
@@ -119,10 +119,10 @@ class ReaderSystem:
         self._readers: dict[_Asking, MemAgent] = {}
 
     async def identity(self) -> str:
-        """Its strategy's name, and hashes of what the strategy is and of the words that it asks in.
+        """Return the strategy's name, and hashes of the strategy and of its prompts.
 
         Raises:
-            StrategyError, PromptError, BudgetError: as its first read would.
+            StrategyError, PromptError, BudgetError: like its first read.
         """
         context = (await self._reader.copy(strategy=self.strategy).agraph()).reader_context
         return f"{context.strategy.name} {context.strategy.fingerprint} {context.prompts.fingerprint}"
@@ -137,18 +137,18 @@ class ReaderSystem:
         least_answer_tokens: int = 0,
         repeat: int = 0,
     ) -> Attempt:
-        """Read the document, or continue where an earlier attempt of that name has checkpoints.
+        """Read the document, or continue at the checkpoints of an earlier attempt with this id.
 
         Raises:
-            MemAgentError: as `MemAgent.aread` and `MemAgent.aresume`; also where `run_id` is the name of a run with
-                another document or question.
+            MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
+                question.
         """
         reader = await self._reader_for(_Asking(answer_tokens, least_answer_tokens, repeat))
         began = time.monotonic()
         try:
             if (result := await self._resumed(reader, document, question, run_id)) is None:
                 result = await reader.aread(document, question, run_id=run_id)
-                # Branches side by side take together more seconds than pass.
+                # Branches run in parallel, so their sum can exceed the wall time.
                 seconds = min(result.usage.seconds, time.monotonic() - began)
                 result = replace(result, usage=replace(result.usage, seconds=seconds))
         except DoesNotFitError as error:
@@ -176,7 +176,7 @@ class ReaderSystem:
         return self.name
 
     async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
-        """The result of an earlier attempt, continued; None where there was none."""
+        """Return the result of an earlier attempt, continued; None if there was none."""
         if not reader.keeps_checkpoints:
             return None
         try:
@@ -185,8 +185,8 @@ class ReaderSystem:
             return None
         if result.question != question or result.document["key"] != document["key"]:
             raise RunMismatchError(
-                "the checkpoints hold another question or document under this name",
-                hint="Give every attempt a name of its own, or name another file for checkpoints.",
+                "the checkpoints with this run id belong to another question or document",
+                hint="Give every attempt its own run id, or name another file for checkpoints.",
                 run_id=run_id,
             )
         return result
@@ -199,19 +199,19 @@ class ReaderSystem:
             full_context = context.shape.forward_flops(tokens, context.budget.answer_tokens)
             usage = replace(usage, flops=0.0, full_context_flops=full_context)
         detail = f"does not fit: {error.needed:,} of {error.window:,} tokens"
-        return Attempt(Outcome.DOES_NOT_FIT, None, None, usage, detail=detail)
+        return Attempt(QuestionOutcome.DOES_NOT_FIT, None, None, usage, detail=detail)
 
 
 def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
-    outcome = Outcome.of(result.stop_reason)
+    outcome = QuestionOutcome.of(result.stop_reason)
     details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
-    if outcome is Outcome.UNFINISHED:
+    if outcome is QuestionOutcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
     if not result.chunks_read and (shown := result.trace.tokens_shown):
         details.insert(0, f"{shown:,} of {result.usage.document_tokens:,} tokens shown")
     return Attempt(
         outcome=outcome,
-        answer=result.answer if outcome is Outcome.ANSWERED else None,
+        answer=result.answer if outcome is QuestionOutcome.ANSWERED else None,
         raw_answer=result.raw_answer,
         usage=result.usage,
         run_id=result.run_id if logged else None,
@@ -223,20 +223,20 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
 
 
 def system_names() -> tuple[str, ...]:
-    """The names that `load_system` takes."""
+    """Return the names that `load_system` takes."""
     return (READER, *strategy_names())
 
 
 def load_system(name: str, reader: MemAgent) -> ReaderSystem:
-    """The system of that name.
+    """Return the system of that name.
 
     Args:
-        name: one of `system_names`, or "file.py:Name" or "module:Name" for a strategy of one's own.
+        name: one of `system_names`, or "file.py:Name" or "module:Name" for a strategy of your own.
         reader: what it reads with.
 
     Raises:
         EvaluationError: there is none.
-        StrategyError: a strategy of that name cannot be loaded, or is none.
+        StrategyError: a strategy of that name cannot be loaded, or is not a strategy.
         MissingExtraError: it needs the extra "eval".
     """
     if name == READER:
@@ -244,5 +244,5 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = system_names()
-    there = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
-    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, there))
+    choices = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
+    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, choices))

@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import shutil
+import sys
 import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_corpus import CorpusReader
+from memagent_corpus.on_ray.ray_cluster import ray_module
 from memagent_corpus.source_access import SourceAccess, scheme_of
 from memagent_graph.errors import CheckpointError, CorpusError, RunHeldError
 from memagent_graph.reader import MemAgent
@@ -22,6 +24,8 @@ from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import is_server
 from memagent_graph.storage.leases import lease
 
+CPUS: Final = 0.5
+"""CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 _MARKER: Final = "seen-by-every-machine"
 
 
@@ -53,7 +57,7 @@ class ActorPlan:
     def shared_folders(self) -> list[Path]:
         """Return the folders that all machines must share with the driver."""
         files = [] if self.checkpoints is None or is_server(self.checkpoints) else [Path(self.checkpoints).parent]
-        return list(dict.fromkeys([*files, *(Path(each) for each in (self.texts, self.logs) if each)]))
+        return list(dict.fromkeys([*files, *(Path(folder) for folder in (self.texts, self.logs) if folder)]))
 
     def write_markers(self) -> None:
         """Write a marker file to each shared folder, so that other machines can recognize the folder.
@@ -113,6 +117,22 @@ class ActorPlan:
         )
         return replace(self, settings=settings)
 
+    def pickled(self, actors: int) -> bytes:
+        """Pickle the plan for each of several actors.
+
+        The user's answer model is pickled by value, because other machines may not be able to import its module.
+        """
+        pickler, share = ray_module("ray.cloudpickle"), self.with_divided_limits(actors)
+        model = self.response_format.model if self.response_format else None
+        module = sys.modules.get(model.__module__) if model is not None else None
+        if module is None:
+            return bytes(pickler.dumps(share))
+        pickler.register_pickle_by_value(module)
+        try:
+            return bytes(pickler.dumps(share))
+        finally:
+            pickler.unregister_pickle_by_value(module)
+
 
 class ActorReader:
     """An actor's reader, with a temporary folder on the actor's machine.
@@ -152,8 +172,11 @@ class ActorReader:
 
 def _temporary_folder(stack: ExitStack) -> Path:
     """Create and lock a folder for this process. Folders of killed processes have no lock and are removed."""
-    parent = Path(tempfile.gettempdir()) / f"memagent-ray-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    parent = Path(tempfile.gettempdir()) / f"memagent-ray-{user}"
     parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.is_symlink() or (hasattr(os, "getuid") and parent.stat().st_uid != user):
+        raise CorpusError(f"the folder {parent} belongs to another user", hint="Set TMPDIR to a folder of your own.")
     for other in parent.iterdir():
         if other.suffix == ".folder":
             with suppress(RunHeldError, CheckpointError), lease(parent / "locks", other.stem):

@@ -35,7 +35,7 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
 
     Args:
         address: "auto" for the cluster on this machine or the one in RAY_ADDRESS, "local" for a new cluster that stops
-            at the end, HOST:PORT of a head node, or ray://HOST:PORT of a Ray Client server.
+            at the end, or HOST:PORT of a head node.
         options: additional arguments of `ray.init`.
 
     Raises:
@@ -51,13 +51,9 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
         return
     require_reachable(address)
     for handler in logging.getLogger("ray.data").handlers:
-        if (
-            type(handler).__name__ != "SessionFileHandler"
-        ):  # we raise errors for failures; Ray's log files have them too
+        if type(handler).__name__ != "SessionFileHandler":  # failures are raised, and are in Ray's log files
             handler.setLevel(logging.CRITICAL)
-    quiet: dict[str, Any] = {"log_to_driver": False}
-    if not address.startswith("ray://"):  # Ray Client does not accept this argument
-        quiet["logging_level"] = logging.ERROR
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         quiet["include_dashboard"] = False
     try:
@@ -78,11 +74,16 @@ def require_reachable(address: str) -> None:
     """
     if address in {"local", "auto"}:
         return
-    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise CorpusError(
+            f"{address} is the address of Ray Client, which is not supported",
+            hint="Run the command on a node of the cluster, or submit it: "
+            "ray job submit --address http://HOST:8265 -- memagent corpus ... --ray auto",
+        )
+    host, separator, port = address.rpartition(":")
     if not (separator and host and port.isdigit()):
         raise CorpusError(
-            f"{address!r} is not the address of a Ray cluster",
-            hint="Use auto, local, HOST:PORT of the head node, or ray://HOST:PORT.",
+            f"{address!r} is not the address of a Ray cluster", hint="Use auto, local, or HOST:PORT of the head node."
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()

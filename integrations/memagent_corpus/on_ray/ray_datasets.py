@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import bisect
+import pickle
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from memagent_corpus import CorpusReader, TableFolder
+from memagent_corpus.corpus_rows import CorpusRow, arrow_table, decode_row, encode_row, row_from
 from memagent_corpus.corpus_run import exclusive
-from memagent_corpus.on_ray.actor_plan import ActorPlan
-from memagent_corpus.on_ray.document_actors import ReadRows
-from memagent_corpus.on_ray.known_rows import KnownRows
+from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, ActorReader
 from memagent_corpus.on_ray.ray_cluster import ray_module
-from memagent_corpus.table_folder import row_from
-from memagent_corpus.table_inputs import Columns
+from memagent_corpus.table_inputs import InputColumns, document_of
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError
 from memagent_graph.reader import MemAgent
-
-CPUS: Final = 0.5
-"""CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +40,13 @@ class ActorPool:
                 hint="All numbers must be positive, and min_actors must not be larger than max_actors.",
             )
 
-    def pickled(self, plan: ActorPlan) -> bytes:
-        """Pickle the plan for each actor of this pool.
-
-        The user's answer model is pickled by value, because other machines may not be able to import its module.
-        """
-        pickler, share = ray_module("ray.cloudpickle"), plan.with_divided_limits(self.max_actors)
-        model = plan.response_format.model if plan.response_format else None
-        module = sys.modules.get(model.__module__) if model is not None else None
-        if module is None:
-            return bytes(pickler.dumps(share))
-        pickler.register_pickle_by_value(module)
-        try:
-            return bytes(pickler.dumps(share))
-        finally:
-            pickler.unregister_pickle_by_value(module)
-
-    def map_blocks(self, dataset: Any, actor: type, plan: bytes, *arguments: Any) -> Any:
+    def map_blocks(self, dataset: Any, actor: type, *arguments: Any) -> Any:
         """Map a dataset with blocks of one row through the actors of this pool.
 
         Args:
             dataset: a `ray.data.Dataset`.
             actor: the class of the actors.
-            plan: their pickled plan.
-            arguments: the other arguments of the class.
+            arguments: the arguments of the class.
         """
         data = ray_module("ray.data")
         return dataset.map_batches(
@@ -75,7 +54,7 @@ class ActorPool:
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
-            fn_constructor_args=(plan, *arguments),
+            fn_constructor_args=arguments,
             compute=data.ActorPoolStrategy(
                 min_size=self.min_actors,
                 max_size=self.max_actors,
@@ -85,11 +64,83 @@ class ActorPool:
         )
 
 
+class AnsweredRows:
+    """The ids of answered rows as a sorted sequence of 16 bytes each, which is small enough for every actor.
+
+    Args:
+        ids: the ids, as hexadecimal digits.
+    """
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        self._ids = b"".join(sorted(map(bytes.fromhex, ids)))
+
+    @classmethod
+    def of(cls, table: TableFolder | None) -> AnsweredRows:
+        """Load the ids of a table's rows that have an answer; none if there is no table yet.
+
+        Raises:
+            CorpusError: the table cannot be read.
+        """
+        if table is None or table.manifest() is None:
+            return cls(())
+        return cls(row["id"] for row in table.rows(["id", "error"]) if row["error"] is None)
+
+    def __len__(self) -> int:
+        return len(self._ids) // 16
+
+    def __contains__(self, identity: object) -> bool:
+        if not isinstance(identity, str):
+            return False
+        key = bytes.fromhex(identity)
+        place = bisect.bisect_left(range(len(self)), key, key=self._at)
+        return place < len(self) and self._at(place) == key
+
+    def _at(self, place: int) -> bytes:
+        return self._ids[16 * place : 16 * (place + 1)]
+
+
+class BlockReader:
+    """The actor of `read_corpus`. It turns blocks of documents into blocks of table rows.
+
+    Its reader is created at the first document, in the event loop in which it reads.
+
+    Args:
+        plan: a pickled `ActorPlan`.
+        columns: the columns of the blocks to use.
+        answered_ids: ids of the rows that already have an answer.
+    """
+
+    def __init__(self, plan: bytes, columns: InputColumns, answered_ids: Container[str]) -> None:
+        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
+        self._columns, self._answered_ids = columns, answered_ids
+        self._actor: ActorReader | None = None
+
+    async def __call__(self, block: Any) -> Any:
+        """Read the documents of a block, which usually has one, one after another.
+
+        Raises:
+            MemAgentError: an error that every other document would cause too.
+        """
+        self._actor = self._actor or ActorReader(self._plan)
+        reader, rows = self._actor.reader, list[CorpusRow]()
+        for values in block.to_pylist():
+            path = values.get(self._columns.path or "")  # row numbers are no names, because blocks arrive in any order
+            name = path if isinstance(path, str) and path else "a document without an id"
+            document = document_of(values, name, self._columns, self._plan.access)
+            new_rows = await reader.read_one(document, answered_ids=self._answered_ids)
+            rows += [decode_row(encode_row(row)) for row in new_rows]  # the same values as after the ledger
+        return arrow_table(rows, reader.columns)
+
+    def __del__(self) -> None:
+        if self._actor is not None:
+            self._actor.close()
+
+
 def read_corpus(
     dataset: Any,
     plan: ActorPlan,
     *,
-    columns: Columns | None = None,
+    columns: InputColumns | None = None,
     pool: ActorPool | None = None,
     table: TableFolder | str | Path | None = None,
 ) -> Any:
@@ -115,15 +166,15 @@ def read_corpus(
         DocumentError: a column is missing.
     """
     pool = pool or ActorPool()
-    chosen = (columns or Columns()).resolve(dataset.columns(), "the dataset")
+    chosen = (columns or InputColumns()).resolve(dataset.columns(), "the dataset")
     if chosen.id is None and chosen.path is None:
         raise CorpusError(
             "the documents of the dataset have no names, and its blocks are in any order, so there are no row numbers",
-            hint="Choose a column of ids: Columns(id=...).",
+            hint="Choose a column of ids: InputColumns(id=...).",
         )
-    known = KnownRows.of(None if table is None else as_table_folder(table))
+    answered = AnsweredRows.of(None if table is None else as_table_folder(table))
     blocks = dataset.select_columns(chosen.needed).repartition(target_num_rows_per_block=1)
-    return pool.map_blocks(blocks, ReadRows, pool.pickled(plan), chosen, known)
+    return pool.map_blocks(blocks, BlockReader, plan.pickled(pool.max_actors), chosen, answered)
 
 
 def write_table(
@@ -150,8 +201,7 @@ def write_table(
     """
     folder = as_table_folder(table)
     with exclusive(folder):
-        folder.take_over(row_settings(plan), description)
-        writer = TableWriter(folder, rows_per_part)
+        writer = TableWriter(folder, row_settings(plan), description, rows_per_part=rows_per_part)
         try:
             writer.recover()
             count = 0

@@ -1,7 +1,8 @@
 """The engine of `memagent corpus --ray`: the actors of a cluster read the documents, and this process stores the rows.
 
-Documents are sent in windows of up to 4,096. The largest come first, so that no actor starts a large document at the
-end of a window. Only this process writes to the ledger, so each row is written once, even if Ray repeats a block.
+Each actor reads many documents concurrently in one event loop. If an actor dies, Ray starts it again, perhaps on
+another machine, and gives it the same documents, which it continues from their checkpoints. Only this process writes to
+the ledger, so each row is written once.
 """
 
 from __future__ import annotations
@@ -9,34 +10,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from memagent_corpus.engines import Keep, NextWork, Work
-from memagent_corpus.on_ray.actor_plan import ActorPlan
-from memagent_corpus.on_ray.document_actors import Outcome
-from memagent_corpus.on_ray.ray_cluster import connected
-from memagent_corpus.on_ray.ray_datasets import ActorPool
-from memagent_corpus.on_ray.window_pipelines import read_window
-from memagent_corpus.source_access import scheme_of
+from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
+from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
+from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, ActorReader
+from memagent_corpus.on_ray.ray_cluster import connected, ray_module
 from memagent_graph.errors import CorpusError, MemAgentError
 
-WINDOW: Final = 4096
-"""Maximum number of documents in a window."""
-_WINDOW_BYTES: Final = 64 * 2**20
-"""Maximum size of the texts in a window, if the documents come from a text column."""
-_STORED_AT_ONCE: Final = 16
-"""Documents whose rows are stored at the same time."""
-_MAX_ATTEMPTS: Final = 3
-"""Attempts in a row without any outcome, after which the run fails."""
+_MAX_RETRIES: Final = 10
+"""How often a document is given to an actor again that died while it read the document."""
 
 
-class _LimitReachedError(Exception):
-    """A limit is reached. Reads in progress are stopped, and continue in the next run."""
+class DocumentActor:
+    """Reads documents. Its reader is created at the first one, in the event loop in which it reads.
+
+    Args:
+        plan: a pickled `ActorPlan`.
+    """
+
+    def __init__(self, plan: bytes) -> None:
+        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
+        self._actor: ActorReader | None = None
+
+    async def start(self) -> None:
+        """Return when the actor runs."""
+
+    async def read(self, task: DocumentTask) -> list[bytes] | MemAgentError:
+        """Read a document.
+
+        Returns:
+            Its rows, encoded as in the ledger, or an error that every other document would cause too.
+        """
+        try:
+            self._actor = self._actor or ActorReader(self._plan)
+            return [encode_row(row) for row in await task.read(self._actor.reader)]
+        except MemAgentError as error:
+            return error
+
+    async def close(self) -> None:
+        """Close the reader and remove its temporary folder."""
+        if self._actor is not None:
+            await self._actor.reader.aclose()
+            self._actor.close()
 
 
 @dataclass(frozen=True)
@@ -45,89 +63,93 @@ class RayEngine:
 
     Args:
         plan: how documents are read.
-        pool: the number of actors, and the load of each.
-        window: maximum number of documents in a window.
+        actors: maximum number of actors. They start as the cluster has free CPUs.
+        documents_in_flight: documents that each actor reads at the same time.
     """
 
     plan: ActorPlan
-    pool: ActorPool
-    window: int = WINDOW
+    actors: int = 1
+    documents_in_flight: int = 64
 
-    async def read(self, next_work: NextWork, keep: Keep) -> None:
-        """Implement `Engine.read`.
+    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Implement `CorpusEngine.read`.
 
         Raises:
-            CorpusError: a machine has no access to a shared folder, or the cluster failed repeatedly.
+            CorpusError: a machine has no access to a shared folder, or the cluster failed.
             MemAgentError: an error that every document would cause.
         """
+        first = await next_task()
+        if first is None:  # no actor is needed
+            return
+        waiting = [first]
+
+        async def take() -> DocumentTask | None:
+            return waiting.pop() if waiting else await next_task()
+
         self.plan.write_markers()
         try:
-            while window := await self._next_window(next_work):
-                attempt = 1
-                while window:
-                    left = await self._read_window(window, keep, is_last_attempt=attempt >= _MAX_ATTEMPTS)
-                    attempt = attempt + 1 if len(left) == len(window) else 1
-                    window = left
-        except _LimitReachedError:
-            return
+            await self._read_on_actors(take, store_rows)
+        except ray_module().exceptions.RayError as error:
+            raise _cluster_error(error) from error
         finally:
             self.plan.remove_markers()
 
-    async def _next_window(self, next_work: NextWork) -> list[Work]:
-        """Collect the documents of the next window, the largest first."""
-        window: list[Work] = []
-        size = 0
-        while len(window) < self.window and size < _WINDOW_BYTES and (work := await next_work()) is not None:
-            window.append(_for_any_actor(work))
-            size += len(work.document.text or "")
-        return sorted(window, key=lambda work: work.document.size or 0, reverse=True)
+    async def _read_on_actors(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Read until there are no more documents. Actors that have not started by then are not waited for."""
+        ray = ray_module()
+        remote = ray.remote(
+            num_cpus=CPUS,
+            scheduling_strategy="SPREAD",  # over the machines
+            max_restarts=-1,
+            max_task_retries=_MAX_RETRIES,
+            max_concurrency=self.documents_in_flight + 1,
+        )(DocumentActor)
+        plan = self.plan.pickled(self.actors)
+        actors = [remote.remote(plan) for _ in range(self.actors)]
+        started: set[int] = set()
 
-    async def _read_window(self, window: list[Work], keep: Keep, *, is_last_attempt: bool) -> list[Work]:
-        """Read a window. Return the documents without an outcome, if the cluster failed."""
-        left = dict(enumerate(window))
-        pickled = [pickle.dumps(each) for each in left.items()]
-        stream = _OutcomeStream(partial(read_window, self.pool, self.plan, pickled))
+        async def work(number: int) -> None:
+            actor = actors[number]
+            await actor.start.remote()
+            started.add(number)
+            await read_concurrently(self.documents_in_flight, lambda task: _read(actor, task), next_task, store_rows)
 
-        async def store() -> None:
-            while (outcome := await stream.next()) is not None:
-                if outcome.failure is not None:
-                    raise outcome.failure
-                if outcome.number not in left:  # Ray may repeat a block
-                    continue
-                if not await keep(left.pop(outcome.number), outcome.decoded()):
-                    raise _LimitReachedError
-
-        tasks = [asyncio.create_task(store()) for _ in range(_STORED_AT_ONCE)]
+        workers = {asyncio.create_task(work(number)): number for number in range(self.actors)}
+        unfinished = set(workers)
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for each in done:
-                each.result()
-        except (MemAgentError, _LimitReachedError):
-            raise
-        except Exception as error:  # Ray has its own exceptions
-            cause = _memagent_cause(error)
-            if cause is not None:
-                raise cause from error
-            if is_last_attempt:
-                raise _cluster_error(error) from error
+            while unfinished:
+                done, unfinished = await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+                for worker in done:
+                    worker.result()
+                unfinished = {worker for worker in unfinished if workers[worker] in started}
+            with contextlib.suppress(ray.exceptions.RayError):  # a lost machine has nothing to close
+                await asyncio.gather(*(actors[number].close.remote() for number in started))
         finally:
-            stream.stop()
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return list(left.values())
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for actor in actors:
+                ray.kill(actor)
+
+
+async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
+    """Read a document on an actor. After a loss, Ray calls another one, so there may always be checkpoints."""
+    rows = await actor.read.remote(replace(task, begun=True))
+    if isinstance(rows, MemAgentError):
+        raise rows
+    return [decode_row(row) for row in rows]
 
 
 @contextlib.contextmanager
 def connected_engine(
-    address: str, plan: ActorPlan, *, actors: tuple[int, int] | None = None, documents_in_flight: int = 64
+    address: str, plan: ActorPlan, *, actors: int | None = None, documents_in_flight: int = 64
 ) -> Iterator[RayEngine]:
     """Connect to a cluster and yield an engine.
 
     Args:
         address: the address for `connected`.
         plan: how documents are read.
-        actors: minimum and maximum number of actors; one for each machine by default.
+        actors: maximum number of actors; one for each machine by default.
         documents_in_flight: documents that each actor reads at the same time.
 
     Raises:
@@ -136,82 +158,11 @@ def connected_engine(
     """
     with connected(address) as ray:
         machines = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
-        min_actors, max_actors = actors or (machines, machines)
-        yield RayEngine(plan, ActorPool(min_actors, max_actors, documents_in_flight))
-
-
-class _OutcomeStream:
-    """Runs a blocking iterator of pickled outcomes in a daemon thread, for use in an event loop.
-
-    A blocked iterator cannot be interrupted. After `stop`, it ends at its next item, or when the connection closes.
-    """
-
-    def __init__(self, start: Callable[[], Iterator[bytes]]) -> None:
-        self._start = start
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Outcome | BaseException | None] = asyncio.Queue()
-        self._is_stopped = threading.Event()
-        threading.Thread(target=self._run, name="memagent-ray", daemon=True).start()
-
-    async def next(self) -> Outcome | None:
-        """Return the next outcome; None at the end.
-
-        Raises:
-            Exception: the iterator raised an error.
-        """
-        item = await self._queue.get()
-        if item is None or isinstance(item, BaseException):
-            self._queue.put_nowait(item)  # for the other tasks that wait
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def stop(self) -> None:
-        """Stop the iterator at its next item."""
-        self._is_stopped.set()
-
-    def _run(self) -> None:
-        end: BaseException | None = None
-        try:
-            with contextlib.closing(self._start()) as items:  # type: ignore[type-var]
-                for each in items:
-                    if self._is_stopped.is_set():
-                        return
-                    self._put(pickle.loads(each))  # noqa: S301  from our own actors
-        except BaseException as error:  # noqa: BLE001  `next` raises it
-            end = error
-        self._put(end)
-
-    def _put(self, item: Outcome | BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-
-
-def _for_any_actor(work: Work) -> Work:
-    """Make the document's path absolute, because actors have another working directory, and say that it may be begun.
-
-    When an actor dies, Ray hands the same block to another one, which has to look for the lost actor's checkpoints.
-    """
-    work, location = replace(work, begun=True), work.document.location
-    if location is None or scheme_of(location):
-        return work
-    return replace(work, document=replace(work.document, location=str(Path(location).absolute())))
-
-
-def _memagent_cause(error: BaseException) -> MemAgentError | None:
-    """Return the error of this package that caused one of Ray's errors, if there is one."""
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        if isinstance(each, MemAgentError):
-            return each
-        seen.add(id(each))
-        each = getattr(each, "cause", None) or each.__cause__ or each.__context__
-    return None
+        yield RayEngine(plan, actors or machines, documents_in_flight)
 
 
 def _cluster_error(error: BaseException) -> CorpusError:
-    """Return the error for a cluster that failed repeatedly."""
+    """Return the error for a cluster that failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     hint = "Check the cluster (`ray status`), then run the same command again. Finished rows are not lost."
     if "ModuleNotFoundError" in str(error) or "No module named" in str(error):

@@ -224,7 +224,7 @@ function changedRead(read) {
 // ---- one read
 
 function openRead(id) {
-  state.read = { id, branches: new Map(), before: new Map(), steps: [], pins: {}, value: null };
+  state.read = { id, branches: new Map(), before: new Map(), steps: [], value: null };
   state.editing = null;
   for (const name of ["read-question", "read-state", "read-run", "read-answer", "earlier", "memory-hint"]) $(name).textContent = "";
   for (const name of ["steps", "branches", "answers", "source-lines"]) $(name).replaceChildren();
@@ -267,7 +267,6 @@ function addStep(update) {
 function takeState(value) {
   const read = state.read;
   read.value = value;
-  read.pins = value.pins || {};
   $("read-question").textContent = value.question;
   document.title = shortened(value.question, 60);
   const about = [value.document, value.model, value.strategy, value.edited ? "edited by a person" : ""];
@@ -320,15 +319,11 @@ function branchNode(branch, several) {
     items.some((item) => item) ? el("ol", { class: "lines" }, ...items) : el("p", { class: "hint" }, "empty"));
 }
 function lineNode(update, lines, line, index, isNew) {
-  const pinned = (state.read.pins[update.branch] || []).includes(line);
   const short = shortened(line, 60), key = (what) => `${what}/${update.branch}/${index}`;
   const editable = update.chunk !== null && !atWork();
   const why = editable ? null : update.chunk === null ? "A merge cannot be edited" : "Pause to edit";
-  const ended = state.read.value?.state === "finished";
-  const item = el("li", { class: `line${pinned ? " pinned" : ""}${isNew ? " new" : ""}` }, el("p", {}, line),
+  const item = el("li", { class: `line${isNew ? " new" : ""}` }, el("p", {}, line),
     el("div", { class: "tools" },
-      el("button", { type: "button", "data-key": key("pin"), "aria-pressed": String(pinned), "aria-label": `Pin: ${short}`, disabled: ended,
-        onclick: () => doing(() => pin(update.branch, line, !pinned)) }, pinned ? "Pinned" : "Pin"),
       el("button", { type: "button", "data-key": key("edit"), "aria-label": `Edit: ${short}`, title: why, disabled: !editable,
         onclick: () => editLine(item, update, lines, index) }, "Edit"),
       el("button", { type: "button", "data-key": key("delete"), "aria-label": `Delete: ${short}`, title: why, disabled: !editable,
@@ -357,9 +352,6 @@ async function replaceMemory(update, lines) {
   await ask("POST", `${place(state.read.id)}/memory`, { chunk: update.chunk, branch: update.branch, before: update.memory, text });
   state.editing = null;
   $("continue").focus();
-}
-async function pin(branch, line, pinned) {
-  await ask("POST", `${place(state.read.id)}/pins`, { branch, line, pinned });
 }
 async function loadSources() {
   const read = state.read;

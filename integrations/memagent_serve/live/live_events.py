@@ -17,7 +17,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.live.page_values import read_value, update_value
-from memagent_serve.reads import Read, ReadManager
+from memagent_serve.reads import ReadManager, ServedRead
 
 _SECONDS_BETWEEN_CHECKS: Final = 0.2
 _NEWEST_UPDATES: Final = 40
@@ -30,7 +30,7 @@ class Watch:
     def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
         self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
         self._edits: int | None = None
-        self._read: Read | None = None
+        self._read: ServedRead | None = None
         self._sent = 0
         self._memories: dict[str, str] = {}
         self._by_step: dict[str, str] = {}
@@ -56,10 +56,10 @@ class Watch:
                 self._sent += 1
                 if update.step not in self._by_step:
                     yield _event("update", self._shown(update))
-        state = json.dumps([entry.edited, entry.pins, read_value(entry, read)["state"]])
+        state = json.dumps([entry.edited, read_value(entry, read)["state"]])
         if state != self._state:
             self._state = state
-            value = {**read_value(entry, read), "pins": entry.pins, **await self._end()}
+            value = {**read_value(entry, read), **await self._end()}
             yield _event("state", value)
 
     async def _snapshot(self) -> dict[str, Any]:
@@ -114,21 +114,21 @@ async def events(
     Events: "reads" has a list of the reads that changed. The read with `run_id` has "snapshot", "update" and "state",
     or "gone" if it does not exist.
     """
-    known: dict[str, Any] = {}
+    heads: dict[str, Any] = {}  # by run id: the state and the progress that the page knows
     watch = Watch(reads, manager, owner, run_id) if run_id else None
     while True:
         now = {read.run_id: read for read in manager.running(owner)}
         changed = []
-        for each in {**dict.fromkeys(known), **now}:
-            read = now.get(each)
+        for run in {**dict.fromkeys(heads), **now}:
+            read = now.get(run)
             head = (read.state, read.chunks) if read else None
-            if each in known and known[each] == head:
+            if run in heads and heads[run] == head:
                 continue
-            entry = await asyncio.to_thread(ledger.get, owner.name, each)
+            entry = await asyncio.to_thread(ledger.get, owner.name, run)
             if entry is not None:
                 changed.append(read_value(entry, read))
-            known[each] = head
-        known = {each: head for each, head in known.items() if head is not None}
+            heads[run] = head
+        heads = {run: head for run, head in heads.items() if head is not None}
         if changed:
             yield _event("reads", changed)
         if watch is not None:

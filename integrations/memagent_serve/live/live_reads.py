@@ -1,4 +1,4 @@
-"""The actions of a person on reads: ask, pause, edit a memory, pin a line, ask before the end, judge an answer.
+"""The actions of a person on reads: ask, pause, edit a memory, ask before the end, judge an answer.
 
 A read that a person changed is marked as edited. It no longer answers the request that started it.
 """
@@ -15,22 +15,21 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunNotFoundError
 from memagent_graph.reader import AnswerSoFar
 from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.state import ReaderContext
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, bad_request, not_found
-from memagent_serve.app import Serving
+from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
-from memagent_serve.reads import Ask, Read
+from memagent_serve.reads import ReadRequest, ServedRead
 from memagent_serve.request_texts import Source, document_of, stored_pieces
 from memagent_serve.uploads import UploadedFile, stored
 
 _ASKS_KEPT: Final = 1024
 _FILES_KEPT: Final = 1024
-_PINNED_SHARE: Final = 2
-"""The divisor of the memory budget: pinned lines may take one half."""
 
 
 class LiveReads:
@@ -40,10 +39,10 @@ class LiveReads:
         serving: the reader, the manager and the ledger, shared with the API.
     """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServerResources) -> None:
         self._serving = serving
         self._reader, self._manager, self._ledger = serving.reader, serving.manager, serving.ledger
-        self._asks: OrderedDict[str, Ask] = OrderedDict()
+        self._asks: OrderedDict[str, ReadRequest] = OrderedDict()
         self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
@@ -60,7 +59,8 @@ class LiveReads:
         place = owner.name, file.id
         if place not in self._documents:
             path = self._serving.uploads.content(owner, file.id)
-            self._documents[place] = await stored(self._reader.store, path, file.filename)
+            with path.open("rb") as content:
+                self._documents[place] = await stored(self._reader.store, content, file.filename)
             _shorten(self._documents, _FILES_KEPT)
         return self._documents[place]
 
@@ -74,27 +74,24 @@ class LiveReads:
 
     async def ask(
         self, owner: Owner, files: Sequence[str], questions: Sequence[str], *, read_again: bool
-    ) -> list[Read]:
+    ) -> list[ServedRead]:
         """Read files, in order and as one document, for each of several questions.
 
         Raises:
             ApiError: a file is missing, a question is empty or too long, or too many reads are running.
         """
         context = await self._reader.aprepare()
-        asked = list(dict.fromkeys(question.strip() for question in questions))
-        if not files or not asked:
+        questions = list(dict.fromkeys(question.strip() for question in questions))
+        if not files or not questions:
             raise bad_request("choose a document and ask a question", "questions" if files else "files")
-        try:
-            for question in asked:
-                check_question(question, context)
-        except MemAgentError as error:
-            raise bad_request(str(error), "questions") from error
-        known = [self._serving.uploads.get(owner, each) for each in files]
-        references = [await self.document(owner, each) for each in known]
+        for question in questions:
+            _require_answerable(question, context, "questions")
+        uploads = [self._serving.uploads.get(owner, file_id) for file_id in files]
+        references = [await self.document(owner, upload) for upload in uploads]
         document = references[0] if len(references) == 1 else await self._joined(references)
         reads = []
-        for question in asked:
-            wanted = Ask(owner=owner, document=document, question=question, sampling=context.sampling)
+        for question in questions:
+            wanted = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
             read, _ = await self._manager.start(wanted, read_again=read_again)
             self._remember(read)
             reads.append(read)
@@ -102,7 +99,7 @@ class LiveReads:
 
     async def _joined(self, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
-        sources = [Source(each["name"], partial(stored_pieces, store, each), each) for each in references]
+        sources = [Source(ref["name"], partial(stored_pieces, store, ref), ref) for ref in references]
         return await asyncio.to_thread(store.add, document_of(sources))
 
     # Queries
@@ -137,12 +134,12 @@ class LiveReads:
         if view.stop_reason is not None or self._manager.find(owner, run_id) is not None:
             return updates
         try:
-            kept = {update.step for update in await self._reader.ahistory(run_id)}
+            steps = {update.step for update in await self._reader.ahistory(run_id)}
         except RunNotFoundError:  # it was killed before its first checkpoint
             return []
         except MemAgentError:  # it cannot be continued, so there is only the log
             return updates
-        return [update for update in updates if update.step in kept]
+        return [update for update in updates if update.step in steps]
 
     @property
     def _log(self) -> RunLog:
@@ -175,7 +172,7 @@ class LiveReads:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
             self._remember(await self._manager.resume(await self._ask_of(owner, entry), entry))
 
-    async def _ask_of(self, owner: Owner, entry: Entry) -> Ask:
+    async def _ask_of(self, owner: Owner, entry: Entry) -> ReadRequest:
         """The request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
             return read.ask
@@ -186,7 +183,7 @@ class LiveReads:
         except RunNotFoundError as error:
             raise not_found("the read had not begun when the server stopped; ask again") from error
         sampling = (await self._reader.aprepare()).sampling
-        return Ask(owner=owner, document=record.document, question=entry.question, sampling=sampling)
+        return ReadRequest(owner=owner, document=record.document, question=entry.question, sampling=sampling)
 
     # Changes by a person
 
@@ -209,44 +206,30 @@ class LiveReads:
             if self._manager.find(owner, run_id) is not None:
                 raise ApiError(409, "the read is running; pause it first", code="read_running")
             updates = await self.updates(owner, run_id)
-            newest = next((each for each in reversed(updates) if each.branch == branch), None)
+            newest = next((update for update in reversed(updates) if update.branch == branch), None)
             if newest is None or newest.chunk_index != chunk or newest.memory != before:
                 self.edits[run_id] += 1
                 raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
-            lines = text.splitlines()
-            pins = {name: [pin for pin in held if name != branch or pin in lines] for name, held in entry.pins.items()}
-            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
+            # Before the edit: if the process is killed in between, the original request must not get the edited read.
+            await asyncio.to_thread(self._ledger.mark_edited, run_id)
             try:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
+                await asyncio.to_thread(self._ledger.mark_edited, run_id, edited=entry.edited)
                 raise bad_request(str(error), "text") from error
             await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1
 
-    async def pin(self, owner: Owner, run_id: str, branch: str, line: str, *, pinned: bool) -> None:
-        """Pin or unpin a line of a branch's memory. This takes effect at the next memory update.
+    async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
+        """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
-            ApiError: 400; pinned lines would take more than half of a memory.
+            ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
-        context = await self._reader.aprepare()
-        async with self._changing:
-            entry = await self.entry(owner, run_id)
-            held = [each for each in entry.pins.get(branch, ()) if each != line]
-            pins = {**entry.pins, branch: [*held, line] if pinned else held}
-            everything = "\n".join(each for lines in pins.values() for each in lines)
-            if not line.strip() or len(line.splitlines()) != 1:
-                raise bad_request("only a line of memory can be pinned", "line")
-            if pinned and context.tokenizer.count(everything) > context.budget.memory_tokens // _PINNED_SHARE:
-                raise bad_request("pinned lines may take at most half of a memory", "line")
-            if (read := self._manager.find(owner, run_id)) is not None:
-                read.pins, read.request = pins, ""
-            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
-
-    async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
-        """Answer a question from the current memory; the read itself is not affected."""
         entry = await self.entry(owner, run_id)
         reader = await self._manager.reader_for(await self._ask_of(owner, entry))
+        if question is not None:
+            _require_answerable(question, await reader.aprepare(), "question")
         try:
             answer = await reader.aanswer_so_far(run_id, question)
         except RunNotFoundError as error:
@@ -265,12 +248,19 @@ class LiveReads:
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
 
-    def _remember(self, read: Read) -> None:
+    def _remember(self, read: ServedRead) -> None:
         self._asks[read.run_id] = read.ask
         self._asks.move_to_end(read.run_id)
         _shorten(self._asks, _ASKS_KEPT)
 
 
-def _shorten(kept: OrderedDict[Any, Any], most: int) -> None:
-    while len(kept) > most:
-        kept.popitem(last=False)
+def _require_answerable(question: str, context: ReaderContext, param: str) -> None:
+    try:
+        check_question(question, context)
+    except MemAgentError as error:
+        raise bad_request(str(error), param) from error
+
+
+def _shorten(entries: OrderedDict[Any, Any], most: int) -> None:
+    while len(entries) > most:
+        entries.popitem(last=False)

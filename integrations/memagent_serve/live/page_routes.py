@@ -7,9 +7,10 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,20 +19,22 @@ from starlette.types import Receive, Scope, Send
 
 from memagent_graph.timeline import build_timeline, compare_runs, render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
-from memagent_serve.app import Serving, bounded, owner_of, uploaded
+from memagent_serve.app import ServerResources, owner_of, uploaded
+from memagent_serve.bodies import bounded, require_plain
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.live.page_values import comparison_value, passage_value, read_value, sources_value
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
-from memagent_serve.spool import require_plain
 
 _BODY_BYTES: Final = 1 << 20
 _PAGE_ENTRIES: Final = 200
 _MOST_QUESTIONS: Final = 32
 _MOST_FILES: Final = 64
 _STREAMS_PER_OWNER: Final = 32
+_LONGEST_NOTE: Final = 4000
+"""In characters: a note on an answer."""
 _SEND_SECONDS: Final = 30.0
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -67,14 +70,6 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
     branch: str = ""
 
 
-class Pin(msgspec.Struct, forbid_unknown_fields=True):
-    """Pin or unpin a line."""
-
-    line: str
-    pinned: bool
-    branch: str = ""
-
-
 class AskNow(msgspec.Struct, forbid_unknown_fields=True):
     """Ask from the current memory; by default, the read's own question."""
 
@@ -85,7 +80,7 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     """Judge an answer."""
 
     up: bool
-    note: str | None = None
+    note: Annotated[str, Meta(max_length=_LONGEST_NOTE)] | None = None
 
 
 class LivePage:
@@ -96,7 +91,7 @@ class LivePage:
         sessions: who may use the page.
     """
 
-    def __init__(self, serving: Serving, sessions: PageSessions) -> None:
+    def __init__(self, serving: ServerResources, sessions: PageSessions) -> None:
         self._serving = serving
         self._sessions = sessions
         self._live = LiveReads(serving)
@@ -118,7 +113,6 @@ class LivePage:
             Route(f"{one}/stop", self._stop, methods=["POST"]),
             Route(f"{one}/continue", self._resume, methods=["POST"]),
             Route(f"{one}/memory", self._edit, methods=["POST"]),
-            Route(f"{one}/pins", self._pin, methods=["POST"]),
             Route(f"{one}/answer", self._answer, methods=["POST"]),
             Route(f"{one}/thumbs", self._thumbs, methods=["POST"]),
             Route(f"{one}/sources", self._sources),
@@ -154,16 +148,16 @@ class LivePage:
         return Response(status_code=204)
 
     async def _add_file(self, request: Request) -> Response:
-        kept = await uploaded(self._serving, request)
-        document = await self._live.take(owner_of(request), kept)
-        return _json({"id": kept.id, "name": kept.filename, "bytes": kept.bytes, "text_bytes": document["size"]})
+        file = await uploaded(self._serving, request)
+        document = await self._live.take(owner_of(request), file)
+        return _json({"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]})
 
     async def _begin(self, request: Request) -> Response:
-        asked = await _body(self._serving, request, NewReads)
-        if len(asked.questions) > _MOST_QUESTIONS or len(asked.files) > _MOST_FILES:
+        body = await _body(self._serving, request, NewReads)
+        if len(body.questions) > _MOST_QUESTIONS or len(body.files) > _MOST_FILES:
             raise bad_request(f"at most {_MOST_QUESTIONS} questions and {_MOST_FILES} files at once", "questions")
-        begun = await self._live.ask(owner_of(request), asked.files, asked.questions, read_again=asked.read_again)
-        return _json({"reads": [read.run_id for read in begun]})
+        reads = await self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
+        return _json({"reads": [read.run_id for read in reads]})
 
     async def _listed(self, request: Request) -> Response:
         owner, query = owner_of(request), request.query_params
@@ -191,13 +185,8 @@ class LivePage:
         return _done()
 
     async def _edit(self, request: Request) -> Response:
-        asked = await _body(self._serving, request, Edit)
-        await self._live.edit(*_place(request), asked.chunk, asked.branch, asked.before, asked.text)
-        return _done()
-
-    async def _pin(self, request: Request) -> Response:
-        asked = await _body(self._serving, request, Pin)
-        await self._live.pin(*_place(request), asked.branch, asked.line, pinned=asked.pinned)
+        body = await _body(self._serving, request, Edit)
+        await self._live.edit(*_place(request), body.chunk, body.branch, body.before, body.text)
         return _done()
 
     async def _answer(self, request: Request) -> Response:
@@ -205,8 +194,8 @@ class LivePage:
         return _json({"answer": answer.answer, "memory": answer.memory})
 
     async def _thumbs(self, request: Request) -> Response:
-        asked = await _body(self._serving, request, Thumb)
-        await self._live.judge(*_place(request), up=asked.up, note=asked.note)
+        body = await _body(self._serving, request, Thumb)
+        await self._live.judge(*_place(request), up=body.up, note=body.note)
         return _done()
 
     async def _sources(self, request: Request) -> Response:
@@ -264,7 +253,7 @@ def _place(request: Request) -> tuple[Owner, str]:
     return owner_of(request), request.path_params["id"]
 
 
-async def _body(serving: Serving, request: Request, kind: type[T]) -> T:
+async def _body(serving: ServerResources, request: Request, kind: type[T]) -> T:
     """Parse the body of a small request.
 
     Raises:

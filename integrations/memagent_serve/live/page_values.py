@@ -19,13 +19,13 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import not_found
 from memagent_serve.ledger import Entry
-from memagent_serve.reads import Read
+from memagent_serve.reads import ServedRead
 
 _AROUND_BYTES: Final = 6000
 _MOST_QUOTES: Final = 4
 
 
-def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
+def read_value(entry: Entry, read: ServedRead | None) -> dict[str, Any]:
     """Return a read for the list. A read that has not ended and is not running here was interrupted."""
     state = read.state if read is not None else entry.state
     return {
@@ -86,8 +86,8 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
 
 def _quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
     return [
-        {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.place}
-        for each in evidence[:_MOST_QUOTES]
+        {"text": quote.quote, "start": quote.start_char, "end": quote.end_char, "section": quote.place}
+        for quote in evidence[:_MOST_QUOTES]
     ]
 
 
@@ -120,7 +120,7 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
         DocumentError: the text is no longer stored.
     """
     spans = {span for step in view.trace.steps for span in step.reads}
-    span = next((each for each in spans if each.start_char <= start < each.end_char), None)
+    span = next((span for span in spans if span.start_char <= start < span.end_char), None)
     text = None if span is None else view.span_text(span)
     if span is None or text is None:
         raise not_found("the run has not read this passage, or its text is no longer stored")

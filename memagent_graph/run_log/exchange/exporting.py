@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.exchange.json_lines import JsonLinesWriter
-from memagent_graph.run_log.exchange.logged_run import LoggedRun, stored_run
+from memagent_graph.run_log.exchange.logged_run import stored_run
 from memagent_graph.run_log.exchange.parquet import ParquetWriter
 from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
-from memagent_graph.run_log.records import Conversation
+from memagent_graph.run_log.records import Conversation, LoggedRun
+from memagent_graph.storage.whole_files import whole_file
 
-_SUFFIXES: Final[dict[str, Literal["parquet", "jsonl"]]] = {
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
 _NAMED: Final = 3
 """How many runs an error names."""
 
@@ -45,13 +38,12 @@ def export_runs(
     destination: Path | str,
     *,
     chosen: RunFilter | None = None,
-    format: Literal["parquet", "jsonl"] | None = None,  # noqa: A002  its name for users
     superseded: bool = True,
     for_training: bool = False,
     skip_incomplete: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
-    """Write runs to one file, oldest first. The file appears under its name when it is complete.
+    """Write runs to one Parquet file, oldest first. The file appears under its name when it is complete.
 
     One run at a time is read from the log, which may be written to meanwhile; this needs some megabytes of memory.
 
@@ -59,20 +51,18 @@ def export_runs(
         log: the log.
         destination: the file.
         chosen: which runs; all if left out.
-        format: Parquet or JSON lines; if left out, the suffix decides (.parquet, .jsonl, .ndjson).
         superseded: whether to include conversations that a resume or an edit replaced, with their rewards.
         for_training: refuse runs that have conversations without token ids or log-probs, or none at all.
         skip_incomplete: leave such runs out instead, and name them in the report. Only with `for_training`.
         overwrite: replace an existing file.
 
     Raises:
-        RunLogError: the destination exists, has no folder, an unknown suffix or no space; runs cannot be trained on;
-            or the log cannot be read.
-        MissingExtraError: Parquet without the extra `export`.
+        RunLogError: the destination exists, has no folder or no space; runs cannot be trained on; or the log cannot be
+            read.
+        MissingExtraError: the extra `export` is not installed.
     """
     destination = Path(destination)
-    kind = format_of(destination, format)
-    check_destination(log, destination, overwrite=overwrite)
+    _check_destination(log, destination, overwrite=overwrite)
     run_ids = [record.run_id for record in log.runs(chosen)][::-1]
     incomplete = _incomplete(log, run_ids, superseded=superseded) if for_training else []
     if incomplete and not skip_incomplete:
@@ -82,52 +72,42 @@ def export_runs(
             hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or leave these runs out "
             "with --skip-incomplete.",
         )
-    left_out = set(incomplete)
     tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
-    with published(destination) as file:
-        with closing(ParquetWriter(file) if kind == "parquet" else JsonLinesWriter(file)) as writer:
-            for run_id in run_ids:
-                # It may have been deleted meanwhile.
-                if run_id not in left_out and (run := stored_run(log, run_id, superseded=superseded)) is not None:
-                    writer.write(replace(run, conversations=_counted(run, tally)))
-        size = file.tell()
+    try:
+        with whole_file(destination) as file:
+            with closing(ParquetWriter(file)) as writer:
+                for run_id in run_ids:
+                    # It may have been deleted meanwhile.
+                    if run_id not in incomplete and (run := stored_run(log, run_id, superseded=superseded)) is not None:
+                        writer.write(replace(run, conversations=_counted(run, tally)))
+            size = file.tell()
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise RunLogError(f"{destination} cannot be written: {words}", hint="Name a file elsewhere.") from error
     return ExportReport(**tally, bytes=size, incomplete=tuple(incomplete))
 
 
 def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
-    """The run's conversations; totals are counted while they are iterated."""
-    rewards = run.rewards_by_conversation()
+    """Yield the run's conversations, and count them, its events and its rewards."""
+    rewarded = [reward.conversation for reward in run.rewards]
     tally["runs"] += 1
     tally["events"] += len(run.events)
-    tally["rewards"] += len(rewards.get(None, ()))
+    tally["rewards"] += rewarded.count(None)
     for conversation in run.conversations:
         tally["conversations"] += 1
         tally["events"] += len(conversation.events)
-        tally["rewards"] += len(rewards.get(conversation.id, ()))
+        tally["rewards"] += rewarded.count(conversation.id)
         yield conversation
 
 
-def format_of(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
-    """The format of a file: the given one, or that of its suffix.
-
-    Raises:
-        RunLogError: neither does.
-    """
-    found = given or _SUFFIXES.get(destination.suffix.lower())
-    if found is None:
-        raise RunLogError(
-            f"the suffix of {destination} is not a known format",
-            hint="Name it .parquet or .jsonl, or use --format parquet or --format jsonl.",
-        )
-    return found
-
-
-def check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
+def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
     """Refuse a file that cannot be written, or must not be.
 
     Raises:
         RunLogError: with the remedy.
     """
+    if destination.suffix.lower() in {".jsonl", ".ndjson", ".json", ".csv"}:
+        raise RunLogError(f"runs are exported as Parquet, not as {destination.suffix}", hint="Name it .parquet.")
     if not destination.parent.is_dir():
         raise RunLogError(f"there is no folder {destination.parent}", hint="Make it first.")
     if destination.is_dir():
@@ -146,20 +126,3 @@ def _incomplete(log: RunLog, run_ids: Sequence[str], *, superseded: bool) -> lis
 def _named(run_ids: Sequence[str]) -> str:
     more = len(run_ids) - _NAMED
     return ", ".join(map(repr, run_ids[:_NAMED])) + (f" and {more} more" if more > 0 else "")
-
-
-@contextmanager
-def published(destination: Path) -> Iterator[IO[bytes]]:
-    """A temporary file next to the destination that gets its name on success and is deleted otherwise."""
-    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(destination)
-    except OSError as error:
-        words = error.strerror or str(error)
-        raise RunLogError(f"{destination} cannot be written: {words}", hint="Name a file elsewhere.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

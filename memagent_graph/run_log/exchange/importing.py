@@ -1,18 +1,22 @@
-"""From a file to a log."""
+"""From an exported file, or from other logs, to a log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.exchange import json_lines, parquet
-from memagent_graph.run_log.exchange.logged_run import LoggedRun, same, stored_run
+from memagent_graph.run_log.exchange import parquet
+from memagent_graph.run_log.exchange.logged_run import is_same, stored_run
+from memagent_graph.run_log.exchange.merging import merged
 from memagent_graph.run_log.log import RunLog
+from memagent_graph.run_log.records import LoggedRun
 
-_PARQUET_MAGIC: Final = b"PAR1"
+_SQLITE: Final = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,50 +42,100 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
         replace: replace runs that the log has with the same id and other content.
 
     Raises:
-        RunLogError: the file does not exist, is not an export, is newer or damaged; or the log has a run with
-            the same id and other content. The runs before it are in the log.
-        MissingExtraError: Parquet without the extra `export`.
+        RunLogError: the file does not exist, is not an export, is of another version or damaged; or the log has a run
+            with the same id and other content. The runs before it are in the log.
+        MissingExtraError: the extra `export` is not installed.
     """
     source = Path(source)
-    seen: set[str] = set()
+    run_ids: set[str] = set()
     conversations = rewards = skipped = 0
-    for run in _read(source):
-        run_id = run.record.run_id
-        if run_id in seen:
-            raise RunLogError(
-                f"the rows of run {run_id!r} in {source} are not together",
-                hint="Was it sorted or shuffled? Import the file that was exported.",
-            )
-        seen.add(run_id)
-        held = list(run.conversations)
-        run = LoggedRun(run.record, held, run.events, run.rewards, run.templates)  # noqa: PLW2901  now with a list
-        there = stored_run(log, run_id)
-        if there is not None and same(there, run):
-            skipped += 1
-            continue
-        if there is not None and not replace:
-            raise RunLogError(
-                f"{log.path} has run {run_id!r} with other content than {source}",
-                hint="Use the file's with --replace, or import into another log. The runs before it were imported.",
-            )
-        log.add(
-            run.record,
-            held,
-            events=run.events,
-            rewards=run.rewards,
-            templates=run.templates,
-            replacing=there is not None,
-        )
-        conversations += len(held)
-        rewards += len(run.rewards)
-    return ImportReport(len(seen) - skipped, conversations, rewards, skipped)
-
-
-def _read(source: Path) -> Iterator[LoggedRun]:
     try:
         with source.open("rb") as file:
-            is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC or source.suffix.lower() == ".parquet"
-            file.seek(0)
-            yield from (parquet if is_parquet else json_lines).read(source, file)
+            for run in parquet.read(source, file):
+                run_id = run.record.run_id
+                if run_id in run_ids:
+                    raise RunLogError(
+                        f"the rows of run {run_id!r} in {source} are not together",
+                        hint="Was it sorted or shuffled? Import the file that was exported.",
+                    )
+                run_ids.add(run_id)
+                present = stored_run(log, run_id)
+                if present is not None and is_same(present, run):
+                    skipped += 1
+                    continue
+                if present is not None and not replace:
+                    raise RunLogError(
+                        f"{log.path} has run {run_id!r} with other content than {source}",
+                        hint="Use the file's with --replace, or import into another log. The runs before it were "
+                        "imported.",
+                    )
+                _add(log, run, replacing=present is not None)
+                conversations += len(list(run.conversations))
+                rewards += len(run.rewards)
     except OSError as error:
         raise RunLogError(f"{source} cannot be read: {error.strerror or error}", hint="Check the path.") from error
+    return ImportReport(len(run_ids) - skipped, conversations, rewards, skipped)
+
+
+def is_log(path: Path) -> bool:
+    """Return whether a file is a log itself, not an export of one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
+def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
+    """Add the runs of other logs to a log, each in one transaction.
+
+    What several of them have of one run is put together; see `merging`. What the log has already is skipped, so it can
+    be done again: after a kill, or when one of the others has more, such as a reward.
+
+    Args:
+        log: the log.
+        sources: the other logs' files; nothing writes to them now.
+
+    Returns:
+        What was added. A run to which something was added counts as a run.
+
+    Raises:
+        RunLogError: a file is not a log, or one of them cannot be read or written.
+    """
+    began: dict[str, list[tuple[float, int]]] = {}
+    runs = conversations = rewards = 0
+    with ExitStack() as stack:
+        logs = []
+        for number, source in enumerate(map(Path, sources)):
+            if not is_log(source):
+                raise RunLogError(f"{source} is not a log of runs", hint="Name the files that reads were logged in.")
+            logs.append(stack.enter_context(closing(RunLog(source))))
+            for record in logs[-1].runs():
+                began.setdefault(record.run_id, []).append((record.began, number))
+        for run_id in sorted(began, key=lambda run_id: min(began[run_id])):
+            parts = [_whole(log, run_id), *(_whole(logs[number], run_id) for _, number in sorted(began[run_id]))]
+            present, run = parts[0], merged([part for part in parts if part is not None])
+            if present is not None and is_same(present, run):
+                continue
+            _add(log, run, replacing=present is not None)
+            runs += 1
+            conversations += len(list(run.conversations)) - (len(list(present.conversations)) if present else 0)
+            rewards += max(0, len(run.rewards) - (len(present.rewards) if present else 0))
+    return ImportReport(runs, conversations, rewards, len(began) - runs)
+
+
+def _whole(log: RunLog, run_id: str) -> LoggedRun | None:
+    """Return a run with its conversations as a list; None if the log does not have it."""
+    run = stored_run(log, run_id)
+    return None if run is None else dataclasses.replace(run, conversations=list(run.conversations))
+
+
+def _add(log: RunLog, run: LoggedRun, *, replacing: bool) -> None:
+    log.add(
+        run.record,
+        list(run.conversations),
+        events=run.events,
+        rewards=run.rewards,
+        templates=run.templates,
+        replacing=replacing,
+    )

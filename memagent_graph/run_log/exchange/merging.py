@@ -1,93 +1,136 @@
-"""Logs of several processes or machines become one.
+"""The parts of one run that several logs have, put together as one log would have them.
 
-A run that was begun by one process and continued by another is in both their logs, a part in each. The parts are put
-together in the order in which they were read, so that a chunk that was read twice counts once, as in one log.
+A run that one process began and another continued is in both their logs, a part in each. Every conversation, event,
+edit and reward of the parts is kept. What counts is decided as while reading: a chunk that was read twice counts once,
+the newest time; what depends on a memory that a person replaced later does not count; and a reward of the run that was
+given before it was resumed or edited is withdrawn, which an event says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.exchange.importing import ImportReport
-from memagent_graph.run_log.exchange.logged_run import LoggedRun, stored_run
-from memagent_graph.run_log.log import RunLog
-from memagent_graph.run_log.records import Conversation
+from memagent_graph.events import EventKind
+from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward
+from memagent_graph.run_log.rows import withdrawn
 
-_SQLITE: Final = b"SQLite format 3\0"
-
-
-def is_log(path: Path) -> bool:
-    """Whether a file is a log itself, not an export of one."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        return False
+Item = TypeVar("Item")
+_NEW_ATTEMPT: Final = frozenset({EventKind.MEMORY_EDITED, "reward_withdrawn"})
+"""Kinds of events that are written when another attempt of a run begins."""
 
 
-def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
-    """Add the runs of other logs to a log. What it has already is skipped, so it can be done again after a kill.
+def merged(parts: Sequence[LoggedRun]) -> LoggedRun:
+    """Return the run whose parts these are, in the order in which they began; their conversations are lists.
 
-    Args:
-        log: the log.
-        sources: the other logs' files; nothing writes to them now.
-
-    Raises:
-        RunLogError: a file is not a log, or one of them cannot be read or written.
+    Merging the result with one of the parts again gives the result.
     """
-    logs = []
-    for source in map(Path, sources):
-        if not is_log(source):
-            raise RunLogError(f"{source} is not a log of runs", hint="Name the files that reads were logged in.")
-        logs.append(RunLog(source))
-    places: dict[str, list[tuple[float, int]]] = {}
-    for number, each in enumerate(logs):
-        for record in each.runs():
-            places.setdefault(record.run_id, []).append((record.began, number))
-    runs = conversations = rewards = 0
-    for run_id in sorted(places, key=lambda each: min(places[each])):
-        parts = [stored_run(logs[number], run_id) for _, number in sorted(places[run_id])]
-        added = [_joined(log, part) for part in parts if part is not None]
-        runs += any(found is not None for found in added)
-        conversations += sum(found or 0 for found in added)
-        rewards += sum(len(part.rewards) for part, found in zip(parts, added, strict=True) if part and found)
-    for each in logs:
-        each.close()
-    return ImportReport(runs, conversations, rewards, len(places) - runs)
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    events = _union([part.events for part in parts])
+    conversations, rewards_by_part = _conversations(parts, events)
+    attempts = [_later_attempt(part, parts, events) for part in parts]
+    events = _union(
+        [
+            events,
+            *(
+                [withdrawn(reward, attempt) for reward in rewards if _is_withdrawn(reward, attempt)]
+                for rewards, attempt in zip(rewards_by_part, attempts, strict=True)
+            ),
+        ]
+    )
+    rewards = _union(
+        [reward for reward in rewards if not _is_withdrawn(reward, attempt)]
+        for rewards, attempt in zip(rewards_by_part, attempts, strict=True)
+    )
+    newest = max(parts, key=_last_active).record
+    record = replace(
+        first.record,
+        began=min(part.record.began for part in parts),
+        ended=newest.ended,
+        stop_reason=newest.stop_reason,
+        answer=newest.answer,
+    )
+    templates = {fingerprint: wording for part in parts for fingerprint, wording in part.templates.items()}
+    return LoggedRun(record, conversations, events, sorted(rewards, key=lambda reward: reward.time), templates)
 
 
-def _joined(log: RunLog, part: LoggedRun) -> int | None:
-    """Add a part of a run; how many conversations it brought, or None if all of it was there."""
-    run_id, held = part.record.run_id, list(part.conversations)
-    there = stored_run(log, run_id)
-    if there is None:
-        log.add(part.record, held, events=part.events, rewards=part.rewards, templates=part.templates)
-        return len(held)
-    present = list(there.conversations)
-    known = {(each.step, each.attempt) for each in present}
-    new = [each for each in held if (each.step, each.attempt) not in known]
-    has_end = part.record.ended is not None and there.record.ended is None
-    if not new and not has_end:
-        return None
-    newest: dict[tuple[str, str, int], float] = {}
-    for each in (each for each in present if not each.superseded):
-        newest[_place(each)] = max(each.began, newest.get(_place(each), each.began))
+def _later_attempt(part: LoggedRun, parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]) -> float:
+    """Return when the newest attempt began that a part does not know of: the run was resumed, or edited, elsewhere."""
+    began = (other.record.began for other in parts if other.record.began > part.record.began)
+    edits = (event.time for event in events if event.kind in _NEW_ATTEMPT and event not in part.events)
+    return max([*began, *edits], default=-math.inf)
+
+
+def _is_withdrawn(reward: Reward, attempt: float) -> bool:
+    return reward.conversation is None and reward.time < attempt
+
+
+def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
+    """Return what is in any of the lists, as often as it is in the one that has it most often."""
+    union: list[Item] = []
+    for items in lists:
+        missing = list(items)
+        for item in union:
+            if item in missing:
+                missing.remove(item)
+        union += missing
+    return union
+
+
+def _conversations(
+    parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]
+) -> tuple[list[Conversation], list[list[Reward]]]:
+    """Return all conversations, with ids of their own, and the rewards of each part, by these ids."""
+    ids: dict[tuple[str, int], int] = {}
+    by_id: dict[int, Conversation] = {}
+    rewards_by_part: list[list[Reward]] = []
+    for part in parts:
+        common: dict[int | None, int] = {}
+        for conversation in part.conversations:
+            number = common[conversation.id] = ids.setdefault((conversation.step, conversation.attempt), len(ids))
+            known = by_id.get(number, conversation)
+            by_id[number] = replace(known, id=number, superseded=known.superseded or conversation.superseded)
+        rewards_by_part.append(
+            [replace(reward, id=None, conversation=common.get(reward.conversation)) for reward in part.rewards]
+        )
+    in_order = sorted(by_id.values(), key=lambda conversation: conversation.began)  # at one time: in order of parts
+    if len(list(parts[0].conversations)) != len(ids):  # otherwise it has numbered them all
+        in_order = [replace(conversation, seq=seq) for seq, conversation in enumerate(in_order)]
+    stale = _stale(in_order, events)
+    conversations = [replace(conversation, superseded=conversation.step in stale) for conversation in in_order]
+    return sorted(conversations, key=lambda conversation: (conversation.position, conversation.seq)), rewards_by_part
+
+
+def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
+    """Return the steps that do not count, of conversations in the order in which they began."""
+    edited: dict[str | None, float] = {}
+    for event in events:
+        if event.kind == EventKind.MEMORY_EDITED:
+            edited[event.step] = max(event.time, edited.get(event.step, event.time))
     stale: set[str] = set()
-    for each in sorted(new, key=lambda each: (each.began, each.seq or 0)):  # parents first
-        is_stale = each.superseded or each.began < newest.get(_place(each), each.began)
-        if is_stale or not stale.isdisjoint(each.parents):
-            stale.add(each.step)
-        was_replaced = each.step in stale
-        added = replace(each, id=None, seq=None, superseded=was_replaced)
-        log.wait(log.record(added, supersede=not was_replaced))
-    if part.record.stop_reason is not None and (has_end or new):
-        log.wait(log.end(run_id, part.record.stop_reason, part.record.answer))
-    return len(new)
+    step_at: dict[tuple[str, str, int], str] = {}
+    for number, conversation in enumerate(conversations):  # each after its parents
+        began, place = conversation.began, (conversation.branch, conversation.role, conversation.slot)
+        is_of_old_memory = any(began < edited.get(parent, began) for parent in conversation.parents)
+        if conversation.superseded or is_of_old_memory or not stale.isdisjoint(conversation.parents):
+            stale.add(conversation.step)
+            continue
+        replaced = step_at.get(place, conversation.step)
+        step_at[place] = conversation.step
+        if replaced != conversation.step and replaced not in stale:
+            stale.add(replaced)
+            for earlier in conversations[:number]:
+                if not stale.isdisjoint(earlier.parents):
+                    stale.add(earlier.step)
+    return stale
 
 
-def _place(conversation: Conversation) -> tuple[str, str, int]:
-    return conversation.branch, conversation.role, conversation.slot
+def _last_active(part: LoggedRun) -> float:
+    """Return when a part was last written to by a read or an edit."""
+    times = [part.record.began, part.record.ended or 0.0]
+    times += [conversation.began for conversation in part.conversations]
+    return max(times + [event.time for event in part.events if event.kind == EventKind.MEMORY_EDITED])

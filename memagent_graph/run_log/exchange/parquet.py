@@ -4,30 +4,23 @@
 
 column                  type                what it is
 run_id                  string
-run_began, run_ended    double              seconds since 1970; `run_ended` is null while it runs, or after a crash
-question                string
-document                string (JSON)       the document's reference: key, name, size, media_type, sections
-document_key, _name     string              two of its values; half surrogate pairs of a name as question marks
-settings                string (JSON)       what the run's reader was built from
-stop_reason, answer     string
-run_trace               string (JSON)       ids of the LangSmith run and the OpenTelemetry span it ran under
-run_events              string (JSON)       list of events of no conversation: edited memories
+run_events              string (JSON)       list of events of no conversation: edited memories, withdrawn rewards
 run_rewards             list<struct>        name, value, source, time, note; oldest first
-strategy, _fingerprint  string              the way of reading
+run_began, question ... see `RunRecord`     its attributes under their names, or with `run_` before those that
+                                            conversations have too; `document`, `settings` and `run_trace` are JSON
 conversation            int64               its row in the original log: what `RunLog.reward` takes
-position ... events     see `Conversation`  the attributes of `Conversation` under their names; `sampling`, `trace` and
-                                            `events` are JSON
-reads                   list<struct>        the chunks in its prompt; the first one's values also in columns
+position ... trace      see `Conversation`  its attributes under their names; `sampling`, `trace` and `events` are JSON
+reads                   list<struct>        the chunks in its prompt
 parents                 list<string>        the steps whose output was in its prompt
 prompt_token_ids        list<uint32>        null if the policy did not return them
-completion_token_ids    list<uint32>        likewise
+token_ids               list<uint32>        of the completion; likewise
 logprobs                list<float>         one per completion token; likewise
 rewards                 list<struct>        the conversation's own, as `run_rewards`
 escaped                 list<string>        see below
 
 A run without conversations has one row, in which `conversation` and all columns after it are null. The wording of
 prompts by fingerprint, of which there are few for any number of runs, is JSON in the file's key-value metadata
-(`memagent.templates`), next to `memagent.format` and `memagent.format_version`.
+(`memagent.templates`), next to `memagent.format`, which is a checksum of the columns too.
 
 Half surrogate pairs are not UTF-8. If `text` or `memory` contains one, which happens only in texts that a person or a
 program made, the column's name is in `escaped` and its text is written as in a JSON string.
@@ -37,82 +30,53 @@ from __future__ import annotations
 
 import importlib
 import json
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
 import msgspec
 
 from memagent_graph.errors import MissingExtraError, RunLogError
-from memagent_graph.run_log.exchange.logged_run import (
-    FORMAT_NAME,
-    FORMAT_VERSION,
-    OLDER_VERSION,
-    LoggedRun,
-    check_format,
-    first_span,
-    read_conversation,
-)
-from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+from memagent_graph.run_log.columns import Column, columns_of
+from memagent_graph.run_log.exchange.logged_run import NUMBERS
+from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
+from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.trace import Span
 
-_RUN_COLUMNS: Final = {
-    "run_id": "string",
-    "run_began": "double",
-    "run_ended": "double",
-    "question": "string",
-    "document": "string",
-    "document_key": "string",
-    "document_name": "string",
-    "settings": "string",
-    "stop_reason": "string",
-    "answer": "string",
-    "run_trace": "string",
-    "run_events": "string",
-    "run_rewards": "rewards",
-    "strategy": "string",
-    "strategy_fingerprint": "string",
+_OF_CONVERSATION: Final = {
+    "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
 }
-_TYPES: Final = {"str": "string", "int": "int64", "int | None": "int64", "float": "double", "bool": "bool"}
-_PLAIN_COLUMNS: Final = {
-    each.name: _TYPES[str(each.type)]
-    for each in fields(Conversation)
-    if str(each.type) in _TYPES and each.name not in {"run_id", "id"}
+_OF_RUN: Final = {
+    f"run_{name}" if name != "run_id" and name in _OF_CONVERSATION else name: (name, column)
+    for name, column in columns_of(RunRecord).items()
 }
-"""Columns with an unchanged attribute of `Conversation`."""
-_NUMBER_LISTS: Final = {"prompt_token_ids": "I", "completion_token_ids": "I", "logprobs": "f"}
+"""The attributes of `RunRecord` by their columns."""
+_REWARDS: Final = Column("", "rewards")
 _COLUMNS: Final = {
-    **_RUN_COLUMNS,
-    "conversation": "int64",
-    "kind": "string",
-    "outcome": "string",
-    **_PLAIN_COLUMNS,
-    "writes": "string",
-    "parents": "names",
-    "reads": "spans",
-    **dict.fromkeys(("start_char", "end_char", "start_byte", "end_byte", "chunk_tokens"), "int64"),
-    "sampling": "string",
-    "trace": "string",
-    "events": "string",
-    "text": "string",
-    "memory": "string",
-    "prompt_token_ids": "ids",
-    "completion_token_ids": "ids",
-    "logprobs": "logprobs",
-    "rewards": "rewards",
-    "escaped": "names",
+    **{name: column for name, (_, column) in _OF_RUN.items()},
+    "run_events": columns_of(Conversation)["events"],
+    "run_rewards": _REWARDS,
+    **{name: _OF_CONVERSATION[name] for name in ("conversation", *_OF_CONVERSATION)},
+    "rewards": _REWARDS,
+    "escaped": Column("", "names"),
 }
-_NEW: Final = frozenset(
-    {"strategy", "strategy_fingerprint", "seq", "node", "branch", "role", "slot", "writes", "parents", "reads"}
-)
-"""Columns that format 1 does not have."""
-_REWARD: Final = ("name", "value", "source", "time", "note")
+_LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
+_REWARD: Final = {
+    name: column.arrow for name, column in columns_of(Reward).items() if name not in {"id", "run_id", "conversation"}
+}
 _METADATA: Final = "memagent."
+_FORMAT: Final = "memagent-runs"
+_VERSION: Final = f"{_FORMAT} {zlib.crc32(repr([(name, _COLUMNS[name].arrow) for name in _COLUMNS]).encode()):08x}"
 _ROW_GROUP_ROWS: Final = 4096
 _ROW_GROUP_NUMBERS: Final = 1 << 21
 """About how many ids and log-probs are in a row group: 8 MB before compression."""
+_ROW_GROUP_CHARACTERS: Final = 1 << 26
+"""About how many characters of texts are in a row group."""
+_LARGEST_ROW_GROUP_BYTES: Final = 1 << 30
+"""Before compression; a file with a larger one was not written here."""
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
@@ -136,7 +100,7 @@ class ParquetWriter:
             compression="zstd",
             compression_level=_LEVEL,
             data_page_size=_PAGE_BYTES,
-            use_dictionary=[name for name in _COLUMNS if name not in _NUMBER_LISTS],
+            use_dictionary=[name for name in _COLUMNS if name not in NUMBERS],
             column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
         )
         self._templates: dict[str, Mapping[str, str]] = {}
@@ -144,8 +108,10 @@ class ParquetWriter:
 
     def write(self, run: LoggedRun) -> None:
         """Add a run."""
-        self._templates.update(run.templates or {})
-        rewards = run.rewards_by_conversation()
+        self._templates.update(run.templates)
+        rewards: dict[int | None, list[Reward]] = {}
+        for reward in run.rewards:
+            rewards.setdefault(reward.conversation, []).append(reward)
         run_values = _run_values(run, rewards.get(None, []))
         empty = True
         for conversation in run.conversations:
@@ -156,10 +122,10 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Write the rest and the file's end; the file stays open."""
-        facts = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "templates": json.dumps(self._templates)}
+        metadata = {"format": _VERSION, "templates": json.dumps(self._templates)}
         try:
             self._end_group()
-            self._writer.add_key_value_metadata({_METADATA + name: value for name, value in facts.items()})
+            self._writer.add_key_value_metadata({_METADATA + name: value for name, value in metadata.items()})
         finally:
             self._writer.close()
 
@@ -167,12 +133,14 @@ class ParquetWriter:
         for name, column in self._group.items():
             column.append(values.get(name))
         self._rows += 1
-        if self._rows == _ROW_GROUP_ROWS or sum(map(len, self._numbers.values())) >= _ROW_GROUP_NUMBERS:
+        self._characters += sum(len(values.get(name) or "") for name in _LONG_TEXTS)
+        is_large = self._characters >= _ROW_GROUP_CHARACTERS or self._rows == _ROW_GROUP_ROWS
+        if is_large or sum(map(len, self._numbers.values())) >= _ROW_GROUP_NUMBERS:
             self._end_group()
 
     def _begin_group(self) -> None:
-        self._rows = 0
-        self._numbers = {name: _Numbers(_NUMBER_LISTS[name]) for name in _NUMBER_LISTS}
+        self._rows = self._characters = 0
+        self._numbers = {name: _Numbers(kind) for name, kind in NUMBERS.items()}
         self._group: dict[str, Any] = {name: self._numbers.get(name, []) for name in _COLUMNS}
 
     def _end_group(self) -> None:
@@ -214,16 +182,16 @@ class _Numbers:
 
 
 def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
-    """The runs of a file, in order.
+    """Yield the runs of a file, in order. Their conversations are lists.
 
     Raises:
-        RunLogError: it is not a Parquet file or not an export, is of a newer version, or is damaged.
+        RunLogError: it is not a Parquet file or not an export, is of another version, or is damaged.
         MissingExtraError: pyarrow is not installed.
     """
     pa = pyarrow("Parquet import")
     try:
         yield from _read(pa, source, file)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise RunLogError(
             f"{source} cannot be imported: {error}", hint="It is not a Parquet file, or it is damaged; export it again."
         ) from error
@@ -232,85 +200,80 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
 def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     parquet = pa.parquet.ParquetFile(file)
     metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
-    version = metadata.get(_METADATA + "format_version", b"")
-    check_format(source, metadata.get(_METADATA + "format", b"").decode(), int(version) if version.isdigit() else None)
-    columns = [name for name in _COLUMNS if not (int(version) == OLDER_VERSION and name in _NEW)]
-    if missing := set(columns) - set(parquet.schema_arrow.names):
+    version = metadata.get(_METADATA + "format", b"").decode()
+    if not version.startswith(_FORMAT):
+        raise RunLogError(f"{source} is not an export of runs", hint="`memagent export` writes such files.")
+    if version != _VERSION:
+        raise RunLogError(
+            f"{source} was exported by another version of this package", hint="Export it again with this one."
+        )
+    if missing := _COLUMNS.keys() - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
+    groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+    if any(group.total_byte_size > _LARGEST_ROW_GROUP_BYTES for group in groups):
+        raise RunLogError(f"{source} has a row group that is too large to read", hint="Export it again.")
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
-    held: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
-        for row in batch.select(columns).cast(_schema(pa, columns)).to_pylist():
-            if held and held[-1]["run_id"] != row["run_id"]:
-                yield _run(int(version), held, templates)
-                held = []
-            for name, kind in _NUMBER_LISTS.items():
+        for row in batch.select(list(_COLUMNS)).cast(_schema(pa)).to_pylist():
+            if rows and rows[-1]["run_id"] != row["run_id"]:
+                yield _run(rows, templates)
+                rows = []
+            for name, kind in NUMBERS.items():
                 row[name] = None if row[name] is None else array(kind, row[name])  # a list takes eight times as much
-            held.append(row)
-    if held:
-        yield _run(int(version), held, templates)
+            rows.append(row)
+    if rows:
+        yield _run(rows, templates)
 
 
-def _run(version: int, rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
+def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
     first = rows[0]
-    parsed = {name: json.loads(first[name]) for name in ("document", "settings", "run_trace", "run_events")}
-    values = {**first, **parsed, "trace": parsed["run_trace"], "began": first["run_began"], "ended": first["run_ended"]}
-    given = [(None, first["run_rewards"]), *((row["conversation"], row["rewards"] or ()) for row in rows)]
-    rewards = [Reward(first["run_id"], **each, conversation=number) for number, some in given for each in some]
-    return LoggedRun.read(
-        version,
-        msgspec.convert(values, RunRecord),
-        [_conversation(version, row) for row in rows if row["conversation"] is not None],
-        msgspec.convert(parsed["run_events"], list[LoggedEvent]),
+    record = {name: column.restore(first[stored]) for stored, (name, column) in _OF_RUN.items()}
+    events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
+    conversations = [_conversation(row) for row in rows if row["conversation"] is not None]
+    rewards = [Reward(first["run_id"], **values) for values in first["run_rewards"]]
+    for row in rows:
+        rewards += [
+            Reward(row["run_id"], **values, conversation=row["conversation"]) for values in row["rewards"] or ()
+        ]
+    used = {conversation.template for conversation in conversations}
+    return LoggedRun(
+        msgspec.convert(record, RunRecord),
+        conversations,
+        events,
         sorted(rewards, key=lambda reward: reward.time),
-        templates,
+        {fingerprint: wording for fingerprint, wording in templates.items() if fingerprint in used},
     )
 
 
 def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
-    record = run.record
     return {
-        **{name: getattr(record, name) for name in _RUN_COLUMNS if hasattr(record, name)},
-        "run_began": record.began,
-        "run_ended": record.ended,
-        "document": json.dumps(record.document),
-        "document_key": record.document["key"],
-        "document_name": record.document["name"].encode("utf-8", "replace").decode(),
-        "settings": json.dumps(record.settings),
-        "run_trace": json.dumps(record.trace),
-        "run_events": json.dumps(list(map(asdict, run.events))),
+        **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _OF_RUN.items()},
+        "run_events": _COLUMNS["run_events"].export(tuple(run.events)),
         "run_rewards": list(map(_reward_values, rewards)),
     }
 
 
 def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
-    texts = {"text": conversation.text, "memory": conversation.memory}
-    escaped = [name for name, text in texts.items() if text is not None and not _is_utf8(text)]
-    return {
-        "conversation": conversation.id,
-        **first_span(conversation),
-        "outcome": conversation.outcome.value,
-        "writes": conversation.writes.value,
-        "parents": list(conversation.parents),
-        "reads": list(map(asdict, conversation.reads)),
-        **{name: getattr(conversation, name) for name in _PLAIN_COLUMNS},
-        "sampling": json.dumps(conversation.sampling),
-        "trace": json.dumps(conversation.trace),
-        "events": json.dumps(list(map(asdict, conversation.events))),
-        **{name: json.dumps(text)[1:-1] if name in escaped else text for name, text in texts.items()},
-        "prompt_token_ids": conversation.prompt_token_ids,
-        "completion_token_ids": conversation.token_ids,
-        "logprobs": conversation.logprobs,
-        "rewards": list(map(_reward_values, rewards)),
-        "escaped": escaped,
+    values = {
+        stored: column.export(getattr(conversation, "id" if stored == "conversation" else stored))
+        for stored, column in _OF_CONVERSATION.items()
     }
+    escaped = [name for name in _LONG_TEXTS if values[name] is not None and not _is_utf8(values[name])]
+    values |= {name: json.dumps(values[name])[1:-1] for name in escaped}
+    return {**values, "rewards": list(map(_reward_values, rewards)), "escaped": escaped}
 
 
-def _conversation(version: int, row: Mapping[str, Any]) -> Conversation:
-    parsed = {name: json.loads(row[name]) for name in ("sampling", "trace", "events")}
-    texts = {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
-    numbers = {"id": row["conversation"], "token_ids": row["completion_token_ids"]}
-    return read_conversation(version, {**row, **parsed, **texts, **numbers})
+def _conversation(row: Mapping[str, Any]) -> Conversation:
+    values = {
+        "id" if stored == "conversation" else stored: column.restore(row[stored])
+        for stored, column in _OF_CONVERSATION.items()
+    }
+    values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
+    if any(len(values[name] or "") > LARGEST_TEXT_BYTES for name in _LONG_TEXTS):
+        raise ValueError(f"a text has more than {LARGEST_TEXT_BYTES:,} bytes")
+    numbers = {name: values.pop(name) for name in NUMBERS}
+    return replace(msgspec.convert(values, Conversation), **numbers)
 
 
 def _reward_values(reward: Reward) -> dict[str, Any]:
@@ -325,18 +288,16 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
-    span = [(name, pa.int64()) for name in Span.__dataclass_fields__]
-    reward = [(name, pa.float64() if name in {"value", "time"} else pa.string()) for name in _REWARD]
+def _schema(pa: Any) -> Any:
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
-        "spans": pa.list_(pa.struct(span)),
-        "rewards": pa.list_(pa.struct(reward)),
+        "spans": pa.list_(pa.struct([(field.name, pa.int64()) for field in fields(Span)])),
+        "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
     }
     return pa.schema(
-        [(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items() if name in columns]
+        [(name, lists.get(column.arrow) or pa.type_for_alias(column.arrow)) for name, column in _COLUMNS.items()]
     )
 
 

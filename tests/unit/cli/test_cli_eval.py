@@ -73,9 +73,9 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
         done = memagent("eval", task, *options, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
     report = (out / "report.md").read_text()
     for words in (
-        "| memagent | 100.0 / 100.0 / 100.0 | 100.0 / 100.0 / 100.0 |",
+        "## Systems side by side",
+        "| 200 | memagent | 4 | 100.0 [",
         "## Cost per question",
-        "## Comparison",
         "| 600 | memagent | 4 |",
     ):
         assert words in done.stdout
@@ -208,7 +208,7 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) 
 def test_questions_share_a_document_where_that_is_asked_for(tmp_path) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
-        base = ["eval", "multi_hop_2_backward", "records_count", "--base-url", server.base_url, *SMALL, "--small",
+        base = ["eval", "multi_hop_2_backward", "state_1", "--base-url", server.base_url, *SMALL, "--small",
                 "--out", out, "--lengths", "900"]  # fmt: skip
         memagent(*base, "-n", 3, "--questions-per-document", 3)
         memagent(*base, "-n", 6, "--questions-per-document", 3, "--resume")
@@ -334,15 +334,15 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
     for name in ("report.md", "results.parquet"):
         (tmp_path / "good" / name).unlink()
     anew = memagent("eval-report", tmp_path / "good")
-    assert "| memagent | 100.0 / 100.0 / 100.0 | 100.0 / 100.0 / 100.0 |" in anew.stdout
+    assert "| 400 | memagent | 6 | 100.0 [" in anew.stdout
     assert (tmp_path / "good" / "report.md").read_text().startswith("# Evaluation")
     assert (tmp_path / "good" / "accuracy.svg").exists()
     compared = memagent("eval-report", tmp_path / "good", tmp_path / "bad")
-    assert "12 questions were asked in both." in compared.stdout
+    assert "12 questions in both; 0 rows without a partner." in compared.stdout
     as_json = json.loads(memagent("eval-report", tmp_path / "good", tmp_path / "bad", "--json").stdout)
-    overall = next(each for each in as_json["comparisons"] if each["length"] == "all")
-    assert overall["lenient"]["first_mean"] == 1.0
-    assert overall["lenient"]["n"] == 12
+    good, bad = (each for each in as_json["standings"]["memagent"] if each["length"] == "all")
+    assert (good["accuracy"]["mean"], bad["against_first"]["n"]) == (1.0, 12)
+    assert bad["against_first"]["first_mean"] < 1
     assert memagent("eval-report", tmp_path / "nowhere", code=7).stderr.count("no results") == 1
 
 

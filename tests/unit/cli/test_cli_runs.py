@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,11 +16,9 @@ import pytest
 from support.conversations import conversation
 from typer.testing import CliRunner
 
-from memagent_graph import run_log
 from memagent_graph.cli import app
 from memagent_graph.cli.run_choice import point_in_time
 from memagent_graph.run_log import RunLog, StrategyId
-from memagent_graph.run_log.schema import connect
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.paths import default_checkpoints, default_run_log
 
@@ -195,23 +192,6 @@ def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> 
     }
 
 
-def test_space_that_cannot_be_given_back_is_told_and_no_failure(log, monkeypatch) -> None:
-    write_run(log, "a", text=os.urandom(50_000).hex())
-    log.close()
-
-    def read_only(path: Path) -> sqlite3.Connection:
-        connection = connect(path)
-        connection.execute("PRAGMA query_only = ON")
-        return connection
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_log.log, "connect_to_read", read_only)
-        done = memagent("runs", "--delete", "--yes")
-    assert "1 run deleted, 0 bytes given back" in done.stderr
-    assert "kB could not be given back and will be used for new runs" in done.stderr
-    assert log.counts() == (0, 0)
-
-
 def test_without_a_terminal_nothing_is_deleted_unless_told_twice(log) -> None:
     write_run(log, "a")
     assert "--yes" in memagent("runs", "--delete", code=2).stderr
@@ -279,7 +259,7 @@ def test_an_unknown_run_is_an_error_and_nothing_is_deleted(log) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["runs"], ["runs", "--delete", "--yes"], ["reward", "r", "1"], ["export", "x.jsonl"]]
+    "arguments", [["runs"], ["runs", "--delete", "--yes"], ["reward", "r", "1"], ["export", "x.parquet"]]
 )
 def test_a_log_that_is_not_there_is_an_error_and_is_not_made(tmp_path, arguments) -> None:
     path = tmp_path / "nowhere" / "runs.sqlite"
@@ -331,11 +311,10 @@ def test_rewards_that_cannot_be_are_refused(log, arguments, code, words) -> None
 # memagent export and import
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_an_export_is_imported_into_another_log(tmp_path, log, kind) -> None:
+def test_an_export_is_imported_into_another_log(tmp_path, log) -> None:
     write_run(log, "a")
     write_run(log, "b", stop_reason="max_chunks")
-    file, there = tmp_path / f"runs.{kind}", tmp_path / "other" / "runs.sqlite"
+    file, there = tmp_path / "runs.parquet", tmp_path / "other" / "runs.sqlite"
     done = memagent("export", file, "--stop-reason", "answered")
     assert "1 run with 2 conversations and 0 rewards" in done.stderr
     assert done.stdout == ""
@@ -356,7 +335,7 @@ def test_an_export_says_what_it_wrote_and_left_out(tmp_path, log) -> None:
     write_run(log, "good")
     write_run(log, "bad", logprobs=None)
     file = tmp_path / "runs"
-    options = ["export", file, "--format", "jsonl", "--for-training"]
+    options = ["export", file, "--for-training"]
     assert "'bad'" in memagent(*options, code=6).stderr
     assert "left out 1 that cannot be trained on: bad" in memagent(*options, "--skip-incomplete").stderr
     assert "--overwrite" in memagent(*options, "--skip-incomplete", code=6).stderr
@@ -365,7 +344,7 @@ def test_an_export_says_what_it_wrote_and_left_out(tmp_path, log) -> None:
         "file": str(file), "runs": 1, "conversations": 2, "rewards": 0, "events": 0, "bytes": file.stat().st_size,
         "incomplete": ["bad"],
     }  # fmt: skip
-    memagent("export", tmp_path / "x.jsonl", "--skip-incomplete", code=2)
+    memagent("export", tmp_path / "x.parquet", "--skip-incomplete", code=2)
 
 
 def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Iterator
@@ -17,15 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memagent_corpus import CorpusDocument, Inputs, open_inputs
-from memagent_corpus.corpus_inputs import InputOptions
+from memagent_corpus import CorpusDocument, CorpusInputs, open_inputs
+from memagent_corpus.corpus_inputs import InputOptions, require_unique_ids
 from memagent_corpus.source_access import ArchiveLimits, SourceAccess, require_public_address
-from memagent_corpus.table_inputs import Columns
+from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import DocumentStore
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
 
-def texts(inputs: Inputs, folder: Path) -> dict[str, str]:
+def texts(inputs: CorpusInputs, folder: Path) -> dict[str, str]:
     """Each document's text, or its error."""
     store, found = DocumentStore(folder / "store"), {}
     for listed in inputs.documents():
@@ -73,16 +74,54 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         open_inputs(str(tmp_path / "missing"))
 
 
-def test_a_link_out_of_the_folder_is_a_document_with_an_error(files: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret.txt").write_text("secret")
-    (files / "link.txt").symlink_to(tmp_path / "secret.txt")
+@pytest.mark.parametrize("pattern", ["", "/**", "/*", "/*/*", "/**/*.txt"])
+def test_no_link_leads_out_of_the_folder_or_around_in_it(files: Path, tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "secret.txt").write_text("secret")
+    (files / "link.txt").symlink_to(tmp_path / "private/secret.txt")
     (files / "inside.txt").symlink_to(files / "a.txt")
     (files / "broken.txt").symlink_to(files / "nothing")
-    (files / "outside").symlink_to(tmp_path)
-    found = texts(open_inputs(str(files)), tmp_path)
-    assert found["inside.txt"] == "one"
-    assert "a link to a file outside the input's folder" in found["link.txt"] and "broken link" in found["broken.txt"]
-    assert "secret" not in "".join(text for name, text in found.items() if name != "link.txt")
+    (files / "loop.txt").symlink_to(files / "loop.txt")
+    (files / "outside.txt").symlink_to(tmp_path / "private")
+    (files / "sub/deep.txt").symlink_to("../../private")
+    (files / "self.txt").symlink_to(files)
+    os.mkfifo(files / "pipe.txt")
+    documents = texts(open_inputs(f"{files}{pattern}"), tmp_path)
+    assert "self.txt" not in documents and "pipe.txt" not in documents
+    assert "secret" not in set(documents.values())
+    if pattern != "/*/*":
+        assert documents["inside.txt"] == "one"
+        for name in ("link.txt", "outside.txt"):
+            assert "is outside the input's folder" in documents[name]
+        assert "does not exist" in documents["broken.txt"] and "cannot be resolved" in documents["loop.txt"]
+    if pattern != "/*":
+        assert "is outside the input's folder" in documents["sub/deep.txt"]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_at_any_depth(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(folder: Any) -> Any:
+        if str(folder).endswith("sub"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DocumentError, match="no permission"):
+        list(open_inputs(str(files)).documents())
+
+
+def test_hidden_files_are_read_if_the_pattern_names_them(files: Path, tmp_path: Path) -> None:
+    assert texts(open_inputs(f"{files}/*"), tmp_path) == {"a.txt": "one"}
+    assert texts(open_inputs(f"{files}/.h*"), tmp_path) == {".hidden": "no"}
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DocumentError, match="not a regular file"):
+        list(open_inputs(str(tmp_path / "pipe.txt")).documents())
+    (tmp_path / "t.jsonl").write_text('{"path": "pipe.txt"}')
+    assert "not a regular file" in texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path)["t.jsonl#0"]
 
 
 def test_a_document_that_is_larger_than_allowed_is_one_with_an_error(files: Path, tmp_path: Path) -> None:
@@ -162,7 +201,7 @@ def test_a_table_of_texts(tmp_path: Path, kind: str) -> None:
     inputs = open_inputs(str(path))
     assert texts(inputs, tmp_path) == {f"t.{kind}#0": "one", f"t.{kind}#1": "two, three\nfour"}
     assert inputs.total().documents == 2
-    named = open_inputs(str(path), InputOptions(columns=Columns(id="name")))
+    named = open_inputs(str(path), InputOptions(columns=InputColumns(id="name")))
     assert list(texts(named, tmp_path)) == ["x", "y"] and list(named.ids() or ()) == ["x", "y"]
     before, after = [[each.version for each in open_inputs(str(path)).documents()] for _ in range(2)]
     assert before == after and len(set(before)) == 2
@@ -171,10 +210,12 @@ def test_a_table_of_texts(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
 def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path, kind: str) -> None:
     path = table(tmp_path, kind, [{"body": "one", "n": "1"}])
-    for columns in (Columns(), Columns(text="words"), Columns(text="body", id="key")):
+    for columns in (InputColumns(), InputColumns(text="words"), InputColumns(text="body", id="key")):
         with pytest.raises(DocumentError, match="columns are: body, n"):
             list(open_inputs(str(path), InputOptions(columns=columns)).documents())
-    assert texts(open_inputs(str(path), InputOptions(columns=Columns(text="body"))), tmp_path) == {f"t.{kind}#0": "one"}
+    assert texts(open_inputs(str(path), InputOptions(columns=InputColumns(text="body"))), tmp_path) == {
+        f"t.{kind}#0": "one"
+    }
 
 
 def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path: Path) -> None:
@@ -195,12 +236,41 @@ def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refus
     (tmp_path / "t.jsonl").write_text('{"text": "one"}\n{"text": \n[1]\n\n{"text": "two"}\n{"other": 1}\n')
     found = list(texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
     assert found[0] == "one" and found[3] == "two"
-    assert (
-        "line 2 of t.jsonl is not JSON" in found[1] and "not a JSON object" in found[2] and "has no value" in found[4]
-    )
+    assert "line 2 is not JSON" in found[1] and "not a JSON object" in found[2] and "has no value" in found[4]
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DocumentError, match="cannot be read as a table"):
         list(open_inputs(str(tmp_path / "t.parquet")).documents())
+
+
+def test_columns_come_from_all_rows_of_json_lines(files: Path, tmp_path: Path) -> None:
+    rows = [{"path": "a.txt"}, {"text": "two", "year": 2024}, {"path": "sub/b.md", "text": None}, {"other": 1}]
+    path = files / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    inputs = open_inputs(str(path), InputOptions(columns=InputColumns(copied=("year",))))
+    assert [document.metadata for document in inputs.documents()] == [
+        {"year": year} for year in (None, 2024, None, None)
+    ]
+    assert list(texts(inputs, tmp_path).values())[:3] == ["one", "two", "two"]
+    assert "'text' has no value" in texts(inputs, tmp_path)["t.jsonl#3"]
+
+
+def test_the_name_of_a_row_without_an_id_is_no_other_row_s_id(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"id": "t.jsonl#1", "text": "one"}\n{"id": null, "text": "two"}\n')
+    inputs = open_inputs(str(tmp_path / "t.jsonl"), InputOptions(columns=InputColumns(id="id")))
+    with pytest.raises(DocumentError, match=r"rows 0 and 1 .* have the same id 't\.jsonl#1'"):
+        require_unique_ids(inputs)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_table_in_another_charset(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes("text\nfünf\n".encode("latin-1") if kind == "csv" else '{"text": "fünf"}'.encode("latin-1"))
+    assert (
+        "fünf"
+        in texts(open_inputs(str(path), InputOptions(access=SourceAccess(encoding="latin-1"))), tmp_path).values()
+    )
+    with pytest.raises(DocumentError, match=r"--encoding|neither a column"):
+        list(open_inputs(str(path)).documents())
 
 
 def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
@@ -214,7 +284,7 @@ def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:
 
     rows = {"id": ["a", "b"], "text": ["one", "two"]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
-    inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", InputOptions(columns=Columns(id="id")))
+    inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", InputOptions(columns=InputColumns(id="id")))
     assert texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
     assert list(inputs.ids() or ()) == ["a", "b"]
     with pytest.raises(DocumentError, match="cannot be loaded"):

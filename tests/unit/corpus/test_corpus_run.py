@@ -16,11 +16,19 @@ from support.corpus_world import rows_in
 from support.scripts import perfect_reader
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
-from memagent_corpus.corpus_documents import Total
 from memagent_corpus.corpus_inputs import InputOptions
-from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, Ended, exclusive, run_corpus
-from memagent_corpus.engines import Keep, NextWork
-from memagent_corpus.table_inputs import Columns
+from memagent_corpus.corpus_ledger import CorpusLedger
+from memagent_corpus.corpus_run import (
+    CorpusLimits,
+    CorpusSummary,
+    NextTask,
+    StopCause,
+    StoreRows,
+    exclusive,
+    run_corpus,
+)
+from memagent_corpus.source_access import CorpusSize
+from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
     CorpusError,
@@ -30,6 +38,7 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.whole_files import whole_file
 
 HARBOR, CASTLE = "What is the key of harbor?", "What is the key of castle?"
 
@@ -113,7 +122,7 @@ def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world
     for number in range(5):
         world.write(f"d{number}.txt", 100 * number)
     summary = world.run(HARBOR, CASTLE)
-    assert (summary.read, summary.new_rows, summary.failed, summary.ended) == (5, 10, 0, Ended.DONE)
+    assert (summary.read, summary.new_rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
     assert world.answers == {
         (f"d{number}.txt", question): str(100 * number + place)
         for number in range(5)
@@ -132,13 +141,13 @@ class Windows:
         self.reader = CorpusReader(agent, (HARBOR,))
         self.taken: list[str] = []
 
-    async def read(self, next_work: NextWork, keep: Keep) -> None:
+    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
         window = []
-        while (work := await next_work()) is not None:
-            window.append(work)
-        self.taken += [work.document.name for work in window]
-        for work in window[::-1]:
-            if not await keep(work, await work.read(self.reader)):
+        while (task := await next_task()) is not None:
+            window.append(task)
+        self.taken += [task.document.name for task in window]
+        for task in window[::-1]:
+            if not await store_rows(task, await task.read(self.reader)):
                 return
 
 
@@ -147,10 +156,10 @@ def test_another_engine_reads_the_same_rows_and_is_told_when_it_is_enough(world:
         world.write(f"d{number}.txt", 100 * number)
     engine = Windows(world.agent(checkpoints=None))
     stopped = world.run(engine=engine, limits=CorpusLimits(max_tokens_total=1))
-    assert (stopped.read, stopped.ended, len(engine.taken)) == (1, Ended.MAX_TOKENS, 6)
+    assert (stopped.read, stopped.ended, len(engine.taken)) == (1, StopCause.MAX_TOKENS, 6)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     done = world.run(engine=engine)
-    assert (done.read, done.skipped, done.failed, done.ended) == (6, 1, 1, Ended.DONE)
+    assert (done.read, done.skipped, done.failed, done.ended) == (6, 1, 1, StopCause.DONE)
     ids = {row["id"] for row in rows_in(world.out)}
     shutil.rmtree(world.out)
     assert world.run().read == 7 and {row["id"] for row in rows_in(world.out)} == ids
@@ -213,7 +222,7 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
         from memagent_graph import SamplingParams
 
         world.run(reader={"sampling": SamplingParams(temperature=0.5)})
-    assert world.calls == calls
+    assert world.calls == calls and not list(world.out.glob("_work/checkpoints*"))
 
 
 def test_a_folder_with_other_files_is_refused(world: World) -> None:
@@ -317,8 +326,8 @@ def test_a_limit_stops_the_run_and_it_continues_without_it(world: World, limit: 
     for number in range(9):
         world.write(f"d{number}.txt", number)
     summary = world.run(limits=limit)
-    assert summary.ended in {Ended.MAX_DOCUMENTS, Ended.MAX_TOKENS} and summary.rows < 9
-    assert world.run().ended is Ended.DONE and len(world.answers) == 9
+    assert summary.ended in {StopCause.MAX_DOCUMENTS, StopCause.MAX_TOKENS} and summary.rows < 9
+    assert world.run().ended is StopCause.DONE and len(world.answers) == 9
 
 
 def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_its_chunk(world: World) -> None:
@@ -332,7 +341,7 @@ def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_it
         time.sleep(0.01)
 
     world.fails = slow
-    assert world.run(limits=CorpusLimits(max_seconds=0.3)).ended is Ended.MAX_SECONDS
+    assert world.run(limits=CorpusLimits(max_seconds=0.3)).ended is StopCause.MAX_SECONDS
     assert rows_in(world.out) == []
     before = sum(sections.values())
     world.run()
@@ -340,23 +349,85 @@ def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_it
     assert sum(sections.values()) - len(sections) <= 1
 
 
-def test_a_part_that_a_kill_interrupted_is_written_again_with_the_same_rows(world: World, monkeypatch: Any) -> None:
-    for number in range(6):
-        world.write(f"d{number}.txt", number)
-    written = TableFolder.write_part
+STEPS = [
+    ("write_part", TableFolder), ("publish", TableFolder), ("mark_written", CorpusLedger),
+    ("replace_part", CorpusLedger), ("remove_unlisted", TableFolder),
+]  # fmt: skip
 
-    def killed_after(self: TableFolder, number: int, rows: Any) -> None:
-        written(self, number, rows)
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", range(len(STEPS)), ids=[name for name, _ in STEPS])
+@pytest.mark.parametrize("keeps_ledger", [True, False])
+def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: int, moment: str, keeps_ledger: bool
+) -> None:
+    name, owner = STEPS[step]
+    unkilled = getattr(owner, name)
+
+    def killed(*arguments: Any) -> Any:
+        if moment == "after":
+            unkilled(*arguments)
         raise KilledError
 
-    monkeypatch.setattr(TableFolder, "write_part", killed_after)
+    for number in range(5):
+        world.write(f"d{number}.txt", number)
+    world.run(rows_per_part=3)
+    world.write("d0.txt", 70)
+    world.write("d5.txt", 5)
+    monkeypatch.setattr(owner, name, killed)
     with pytest.raises(KilledError):
-        world.run(rows_per_part=2)
-    monkeypatch.setattr(TableFolder, "write_part", written)
-    world.run(rows_per_part=2)
-    assert len(world.answers) == 6
+        world.run(rows_per_part=3)
+    monkeypatch.setattr(owner, name, unkilled)
+    if not keeps_ledger:
+        shutil.rmtree(world.out / "_work")
+    (world.out / ".part-000009.parquet-unfinished").write_bytes(b"PAR1")
+    world.run(rows_per_part=3)
+    numbers = {f"d{number}.txt": number for number in range(6)}
+    if keeps_ledger or world.answers["d0.txt", HARBOR] == "70":  # a lost ledger does not know what has changed
+        numbers["d0.txt"] = 70
+    assert world.answers == {(document, HARBOR): str(number) for document, number in numbers.items()}
     manifest = TableFolder(str(world.out)).manifest()
-    assert manifest and manifest.rows == 6
+    assert manifest is not None and manifest.rows == 6
+    assert {part.name for part in manifest.parts} == {path.name for path in world.out.glob("*part-*")}
+    assert len(list(TableFolder(str(world.out)).rows(["id"]))) == 6
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "deleted", "bits flipped", "another part"])
+@pytest.mark.parametrize("keeps_ledger", [True, False])
+def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
+    world: World, damage: str, keeps_ledger: bool
+) -> None:
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+    world.run(rows_per_part=2)
+    before = world.answers
+    first, second = sorted(world.out.glob("*.parquet"))[:2]
+    content = first.read_bytes()
+    flipped = bytes([*content[:200], content[200] ^ 1, *content[201:]])
+    if damage == "deleted":
+        first.unlink()
+    else:
+        first.write_bytes(
+            {"cut": content[: len(content) // 2], "emptied": b"", "bits flipped": flipped,
+             "another part": second.read_bytes()}[damage]
+        )  # fmt: skip
+    if not keeps_ledger:
+        shutil.rmtree(world.out / "_work")
+    with pytest.raises(CorpusError, match=rf"1 of the 3 parts.*{first.name}.*--retry-failed"):
+        world.run()
+    with pytest.raises(CorpusError, match=rf"the part {first.name} of .* is (missing|damaged)"):
+        list(TableFolder(str(world.out)).rows())
+    assert world.run(retry_failed=True).read == 2
+    assert world.answers == before
+
+
+def test_a_manifest_that_names_another_file_is_refused(world: World) -> None:
+    world.write("a.txt", 1)
+    world.run()
+    manifest = world.out / "_manifest.json"
+    manifest.write_text(manifest.read_text().replace("part-000000.parquet", "../part-000000.parquet"))
+    with pytest.raises(CorpusError, match=r"is not the name of a part"):
+        list(TableFolder(str(world.out)).rows())
 
 
 def test_a_table_whose_ledger_was_lost_is_continued_from_its_parts(world: World) -> None:
@@ -400,21 +471,18 @@ def test_a_machine_that_was_overtaken_adds_only_what_the_table_lacks(world: Worl
 def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: World, monkeypatch: Any) -> None:
     for number in range(6):
         world.write(f"d{number}.txt", number)
-    written = TableFolder.write_part
 
-    def full(self: TableFolder, number: int, rows: Any) -> None:
-        def refuse(name: str, content: bytes) -> None:
+    def full(path: Path) -> Any:
+        if path.suffix == ".parquet":
             raise OSError(errno.ENOSPC, "No space left on device")
+        return whole_file(path)
 
-        monkeypatch.setattr(self._files, "write", refuse)
-        written(self, number, rows)
-
-    monkeypatch.setattr(TableFolder, "write_part", full)
+    monkeypatch.setattr("memagent_corpus.table_folder.whole_file", full)
     with pytest.raises(CorpusError, match="cannot be written") as caught:
         world.run()
     assert "Finished rows are not lost" in str(caught.value.hint)
     calls = world.calls
-    monkeypatch.setattr(TableFolder, "write_part", written)
+    monkeypatch.undo()
     summary = world.run()
     assert len(world.answers) == 6 and world.calls == calls and summary.read == 0
 
@@ -460,7 +528,7 @@ def test_questions_of_a_column_are_asked_about_their_document_alone(world: World
         {"id": "z", "text": 5, "ask": HARBOR, "year": None},
     ]
     table.write_text("\n".join(map(json.dumps, lines)))
-    columns = Columns(id="id", questions="ask", kept=("year",))
+    columns = InputColumns(id="id", questions="ask", copied=("year",))
     world.run(source=str(table), inputs=InputOptions(columns=columns), reader={})
     rows = {(row["document"], row["question"]): row for row in rows_in(world.out)}
     assert {key: row["answer"] for key, row in rows.items()} == {
@@ -473,7 +541,7 @@ def test_ids_that_are_not_unique_are_refused_before_anything_is_read(world: Worl
     table = tmp_path / "t.csv"
     table.write_text("id,text\na,one\nb,two\na,three\n")
     with pytest.raises(DocumentError, match=r"rows 0 and 2 of the table .* have the same id 'a'"):
-        world.run(source=str(table), inputs=InputOptions(columns=Columns(id="id")))
+        world.run(source=str(table), inputs=InputOptions(columns=InputColumns(id="id")))
     assert world.calls == 0
 
 
@@ -485,7 +553,7 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
         world.run("why? " * 100)
     table = tmp_path / "t.jsonl"
     table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
-    world.run(source=str(table), inputs=InputOptions(columns=Columns(questions="ask")))
+    world.run(source=str(table), inputs=InputOptions(columns=InputColumns(questions="ask")))
     assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
 
 
@@ -514,7 +582,7 @@ def test_progress_hears_of_every_document(world: World) -> None:
     seen: dict[str, Any] = {"ends": 0, "skips": 0}
 
     class Watcher:
-        def on_start(self, total: Total) -> None:
+        def on_start(self, total: CorpusSize) -> None:
             seen["total"] = total
 
         def on_skip(self, documents: int, size: int) -> None:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.corpus_world import CountingServer, run_corpus_command, text_of
 
-from memagent_corpus import CorpusDocument, Row, TableFolder
-from memagent_corpus.corpus_rows import Quote, RowEvent, RowUsage
-from memagent_corpus.engines import Work
+from memagent_corpus import CorpusDocument, CorpusRow, RowQuote, TableFolder
+from memagent_corpus.corpus_rows import RowEvent, RowUsage, arrow_table, column_values, row_from
+from memagent_corpus.corpus_run import DocumentTask
 from memagent_corpus.on_ray.actor_plan import ActorPlan, ActorReader
-from memagent_corpus.on_ray.document_actors import Outcome
-from memagent_corpus.on_ray.known_rows import KnownRows
 from memagent_corpus.on_ray.ray_cluster import ray_module, require_reachable
-from memagent_corpus.on_ray.ray_datasets import ActorPool
-from memagent_corpus.on_ray.ray_engine import RayEngine
+from memagent_corpus.on_ray.ray_datasets import ActorPool, AnsweredRows
+from memagent_corpus.on_ray.ray_engine import DocumentActor
 from memagent_corpus.source_access import SourceAccess
-from memagent_corpus.table_folder import arrow_table, row_from
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import is_server, open_saver
@@ -30,7 +27,7 @@ from memagent_graph.storage.leases import lease
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
 
-ROW = Row(
+ROW = CorpusRow(
     id="0" * 31 + "a",
     document="d.txt",
     digest="1" * 64,
@@ -38,7 +35,7 @@ ROW = Row(
     answer="1999",
     value={"year": 1999},
     memory="the year 1999",
-    evidence=(Quote("in 1999", 3, None, 0, 5, 12, "the year 1999", 0.5),),
+    evidence=(RowQuote("in 1999", 3, None, 0, 5, 12, "the year 1999", 0.5),),
     usage=RowUsage(10, 2, 1, 2, 0.25),
     chunks=1,
     stop_reason="answered",
@@ -49,32 +46,20 @@ ROW = Row(
 
 
 def test_a_row_comes_back_from_the_table_s_columns_as_it_was() -> None:
-    plain = Row(id="b", document="e", digest=None, question="?", error="broken", error_kind="DocumentError")
+    plain = CorpusRow(id="b", document="e", digest=None, question="?", error="broken", error_kind="DocumentError")
     assert [row_from(values) for values in arrow_table([ROW, plain]).to_pylist()] == [ROW, plain]
 
 
-def test_work_and_outcomes_can_be_sent_to_another_machine() -> None:
-    work = Work(CorpusDocument(name="a", text="b"), ("When?",), answered=frozenset({"c"}))
-    assert pickle.loads(pickle.dumps(work)) == work
-    failure = CorpusError("the disk is full", hint="Make room.")
-    outcome = pickle.loads(pickle.dumps(Outcome(3, failure=failure)))
-    assert outcome.number == 3 and str(outcome.failure) == str(failure)
-
-
-@pytest.mark.parametrize("location", [None, "a.txt", "s3://bucket/a.txt"])
-def test_a_block_that_ray_makes_again_looks_for_checkpoints_of_the_lost_actor(location: str | None) -> None:
-    work = Work(CorpusDocument(name="a", text=None if location else "b", location=location), ("When?",), begun=False)
-    engine, left = RayEngine(ActorPlan(settings=ReadSettings(), questions=("When?",)), ActorPool()), [work]
-
-    async def next_work() -> Work | None:
-        return left.pop() if left else None
-
-    (handed_out,) = asyncio.run(engine._next_window(next_work))
-    assert handed_out.begun and handed_out.document.name == "a"
+def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
+    task = DocumentTask(CorpusDocument(name="a", text="b"), ("When?",), answered_ids=frozenset({"c"}))
+    assert pickle.loads(pickle.dumps(task)) == task
+    actor = DocumentActor(pickle.dumps(ActorPlan(logs=str(tmp_path / "nowhere"))))
+    failure = pickle.loads(pickle.dumps(asyncio.run(actor.read(task))))
+    assert isinstance(failure, CorpusError) and "has no access to the folder" in str(failure) and failure.hint
 
 
 def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:
-    plan = ActorPlan(settings=ReadSettings(requests_per_minute=60, concurrency=8, api_key="a-secret"))
+    plan = ActorPlan(settings=ReadSettings(requests_per_minute=60, concurrency=8), api_key="a-secret")
     share = plan.with_divided_limits(4).settings
     assert (share.requests_per_minute, share.tokens_per_minute, share.concurrency) == (15, None, 8)
     assert "a-secret" not in repr(plan)
@@ -124,30 +109,45 @@ async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_ki
         assert not list(above.glob("*.folder"))
 
 
-def test_known_rows_are_those_of_the_table_that_have_an_answer(tmp_path: Path) -> None:
+def test_a_temporary_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"memagent-ray-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(CorpusError, match="belongs to another user"):
+        ActorReader(ActorPlan())
+
+
+def test_answered_rows_are_those_of_the_table_that_have_an_answer(tmp_path: Path) -> None:
     table = TableFolder(str(tmp_path))
-    assert "0" * 32 not in KnownRows.of(table)
+    assert "0" * 32 not in AnsweredRows.of(table)
     table.take_over({}, "rows")
     ids = [f"{number * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128:032x}" for number in range(200)]
-    ids += ["f" * 32, "0" * 32, "0" * 16 + "f" * 16]
-    failed = Row(id="e" * 32, document="x", digest=None, question="?", error="broken", error_kind="DocumentError")
-    table.write_part(0, [*(Row(id=each, document=each, digest=None, question="?") for each in ids), failed])
-    known = KnownRows.of(table)
-    assert len(known) == len(ids) and all(each in known for each in ids)
-    assert failed.id not in known and "0" * 31 + "1" not in known and 7 not in known
-    assert isinstance(known._ids, np.ndarray)
+    ids += ["f" * 32, "0" * 31 + "2", "0" * 16 + "f" * 16]
+    failed = CorpusRow(id="e" * 32, document="x", digest=None, question="?", error="broken", error_kind="DocumentError")
+    rows = [*(CorpusRow(id=identity, document=identity, digest=None, question="?") for identity in ids), failed]
+    part = table.write_part(0, map(column_values, rows))
+    assert part is not None
+    table.publish([part])
+    answered = pickle.loads(pickle.dumps(AnsweredRows.of(table)))
+    assert len(answered) == len(ids) and all(identity in answered for identity in ids)
+    assert failed.id not in answered and "0" * 31 + "1" not in answered and 7 not in answered
 
 
-@pytest.mark.parametrize("address", ["nowhere", "http://a/b", ":6379", "host:", "ray://host"])
+@pytest.mark.parametrize("address", ["nowhere", "http://a/b", ":6379", "host:"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(CorpusError, match=r"not the address of a Ray cluster\. Use auto, local, HOST:PORT"):
+    with pytest.raises(CorpusError, match=r"not the address of a Ray cluster\. Use auto, local, or HOST:PORT"):
         require_reachable(address)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "[::1]:9"])
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "[::1]:9"])
 def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None:
     with pytest.raises(CorpusError, match=r"cannot be used: .*Check that the cluster runs \(`ray status`\)"):
         require_reachable(address)
+
+
+def test_ray_client_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(CorpusError, match=r"Ray Client, which is not supported.*ray job submit"):
+        require_reachable("ray://host:10001")
 
 
 def test_a_pool_has_actors() -> None:
@@ -164,8 +164,8 @@ def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
     with CountingServer() as server:
         done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto")
         assert done.returncode == 7 and 'pip install "memagent-graph[ray]"' in done.stderr
-        wrong = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto", "--ray-actors", "4:2")
-        assert wrong.returncode == 2 and "MIN:MAX" in wrong.stderr
+        wrong = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto", "--ray-actors", "0")
+        assert wrong.returncode == 2 and "--ray-actors" in wrong.stderr
         alone = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray-actors", "2")
         assert alone.returncode == 2 and "Choose one with --ray" in alone.stderr
         assert not server.read
@@ -173,7 +173,7 @@ def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
 
 @without_psycopg
 async def test_without_psycopg_it_is_said_what_to_install() -> None:
-    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite") and not is_server(None)
+    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite")
     with pytest.raises(MissingExtraError, match=r"memagent-graph\[postgres\]"):
         await open_saver("postgresql://host/name")
 

@@ -181,7 +181,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
         }
     ).model_dump(mode="json", by_alias=True)  # fmt: skip
     held = typed_values(columns, value)
-    assert held.rejected == ()
+    assert held.problems == ()
     assert held.values == {
         "text": "é", "count": 3, "share": 1.0, "is_old": False, "day": datetime.date(2024, 3, 31), "moment": None,
         "colour": "red", "size": 2, "names": ["a", "b"], "years": [1999], "days": [datetime.date(2020, 2, 29)],
@@ -206,7 +206,7 @@ def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, v
     columns = columns_of(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
     held = typed_values(columns, {"x": value, "y": None})
     assert held.values == {"x": None, "y": None}
-    assert len(held.rejected) == 1 and held.rejected[0].startswith("x: ") and told in held.rejected[0]
+    assert len(held.problems) == 1 and held.problems[0].startswith("x: ") and told in held.problems[0]
 
 
 def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:

@@ -13,7 +13,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part
 from support.strategies import reads_perfectly
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import Budget, Document, Limits, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
@@ -110,7 +110,7 @@ def tokens(text: str) -> int:
 async def test_a_fact_in_a_short_document_is_found(ask, name, own) -> None:
     policy = Reader()
     attempt = await ask(name, SHORT, policy, own=own)
-    assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (Outcome.ANSWERED, "4711", "\\boxed{4711}")
+    assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (QuestionOutcome.ANSWERED, "4711", "\\boxed{4711}")
     assert len(policy.prompts) == (2 if own else 1) if name in EXCERPTS else len(policy.prompts) > 2
     texts = [
         prompt for prompt in policy.prompts if "<text>" in prompt or "<draft>" in prompt or "one of many" in prompt
@@ -189,7 +189,7 @@ async def test_a_failure_of_the_policy_is_an_error(ask, name) -> None:
 async def test_a_policy_that_says_nothing_is_asked_again_as_the_reader_would_and_then_has_no_answer(ask, name) -> None:
     policy = Reader(lambda prompt: "<think> hm </think>")
     attempt = await ask(name, FACT, policy)
-    assert (attempt.outcome, attempt.answer) == (Outcome.NO_ANSWER, None)
+    assert (attempt.outcome, attempt.answer) == (QuestionOutcome.NO_ANSWER, None)
     assert len(policy.prompts) == (3 if name in EXCERPTS else 4), "a memory is asked for once, an answer three times"
     assert "empty: " in attempt.detail
 
@@ -225,7 +225,7 @@ async def test_a_document_may_still_be_coming(ask, name) -> None:
 async def test_a_document_that_does_not_fit_is_an_outcome_and_nothing_is_asked(ask) -> None:
     policy = Reader()
     attempt = await ask("full_context", LONG, policy)
-    assert attempt.outcome is Outcome.DOES_NOT_FIT
+    assert attempt.outcome is QuestionOutcome.DOES_NOT_FIT
     assert (attempt.answer, attempt.usage.turns, attempt.usage.flops) == (None, 0, 0.0)
     told = re.fullmatch(r"does not fit: ([\d,]+) of 1,000 tokens", attempt.detail)
     assert 0 < int(told[1].replace(",", "")) - tokens(LONG) < 250
@@ -238,7 +238,7 @@ async def test_a_document_fits_up_to_the_last_token_of_the_window(ask) -> None:
     whole = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
     policy.window = whole
     small = {"budget": Budget(whole - 1, 20, 20, 20, 60)}
-    assert (await ask("full_context", SHORT, policy, **small)).outcome is Outcome.ANSWERED
+    assert (await ask("full_context", SHORT, policy, **small)).outcome is QuestionOutcome.ANSWERED
     policy.window = whole - 1
     assert (await ask("full_context", SHORT, policy, **small)).detail == f"does not fit: {whole} of {whole - 1} tokens"
     assert len(policy.prompts) == 2
@@ -260,7 +260,7 @@ async def test_a_run_whose_document_does_not_fit_is_ended_in_the_log_with_that_o
     await ask("full_context", LONG, run_log=log, run_id="too-long")
     run = log.get("too-long")
     log.close()
-    assert run.stop_reason == Outcome.DOES_NOT_FIT
+    assert run.stop_reason == QuestionOutcome.DOES_NOT_FIT
     assert run.ended is not None and run.answer is None
 
 
@@ -566,13 +566,13 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
         attempt = await system.attempt(
             document, sample.question, answer_tokens=bound, least_answer_tokens=task.answer_tokens, run_id=f"{index}"
         )
-        assert attempt.outcome is Outcome.ANSWERED, attempt.detail
+        assert attempt.outcome is QuestionOutcome.ANSWERED, attempt.detail
         shown, given = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
         assert tokens(shown) + CHAT_TEMPLATE_TOKENS + given <= policy.window
         assert given >= min(task.answer_tokens, context.budget.memory_tokens if own else bound)
         if not own:  # a policy that writes a memory first has a short reply
             whole = await system.attempt(document, sample.question, answer_tokens=bound, run_id=f"all {index}")
-            assert whole.outcome is Outcome.DOES_NOT_FIT
+            assert whole.outcome is QuestionOutcome.DOES_NOT_FIT
 
 
 async def test_an_answer_has_its_whole_bound_where_the_window_has_room(make_reader) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from memagent_evaluation.prose import reference_topics
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import load_system, system_names
 from memagent_graph import Document, LocalPolicy, MemAgent
 from memagent_graph.errors import StrategyError
@@ -62,7 +62,7 @@ async def test_each_finds_a_fact_in_a_document_that_fits(policy, tmp_path) -> No
 
 async def test_those_that_look_for_it_find_it_beyond_the_window(policy, tmp_path) -> None:
     made = await attempts(policy, tmp_path, " ".join([*prose(25), FACT, *prose(50)[25:]]))
-    assert made["full_context"].outcome is Outcome.DOES_NOT_FIT
+    assert made["full_context"].outcome is QuestionOutcome.DOES_NOT_FIT
     for name in ("memagent", "retrieval", "refine", "map_reduce", "parallel", "segments"):
         assert made[name].answer == "48213", name
     assert made["middle_truncation"].answer != "48213"

@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import Keys, failed, results, row
 
-from memagent_evaluation.cost_tables import percentile
+from memagent_evaluation.output_folder import as_csv, as_latex
 from memagent_evaluation.planned_costs import plan_as_json, planned_costs, render_plan
-from memagent_evaluation.report import render_report, summary
-from memagent_evaluation.result_table import Plan
-from memagent_evaluation.sample_size import questions_needed, smallest_difference
+from memagent_evaluation.report import percentile, render_report, summary
+from memagent_evaluation.result_table import EvaluationPlan
 from memagent_evaluation.standings import standings
-from memagent_evaluation.standings_files import as_csv, as_latex
 from memagent_evaluation.systems import load_system
 from memagent_graph import Document
 from memagent_graph.errors import EvaluationError
@@ -56,7 +54,7 @@ def test_one_price_alone_is_refused() -> None:
 
 async def planned(make_reader, systems, lengths, count=5, **plan):
     reader = make_reader()
-    plan = Plan.grid(systems, ("keys",), lengths, count, **plan)
+    plan = EvaluationPlan.grid(systems, ("keys",), lengths, count, **plan)
     strategies = {name: load_system(name, reader).strategy for name in systems}
     return plan, planned_costs(plan, {"keys": Keys()}, strategies, await reader.aprepare())
 
@@ -84,22 +82,14 @@ async def test_a_plan_bounds_what_is_then_asked(make_reader) -> None:
 
 async def test_repeats_and_prices_multiply_and_totals_add_up(make_reader) -> None:
     _, once = await planned(make_reader, ("memagent",), (300, 4000))
-    plan, twice = await planned(make_reader, ("memagent",), (300, 4000), repeats=2)
+    _, twice = await planned(make_reader, ("memagent",), (300, 4000), repeats=2)
     assert [each.prompt_tokens for each in twice] == [2 * each.prompt_tokens for each in once]
     told = plan_as_json(twice, prices=Prices(1.0, 0.0), tokens_per_second=100.0)
     assert told["total"]["prompt_tokens"] == sum(each.prompt_tokens for each in twice)
     assert told["price"] == told["total"]["prompt_tokens"] / 1e6
     assert told["seconds"] == (told["total"]["prompt_tokens"] + told["total"]["completion_tokens"]) / 100
-    text = render_plan(twice, plan, prices=Prices(1.0, 0.0), tokens_per_second=100.0)
+    text = render_plan(twice, prices=Prices(1.0, 0.0), tokens_per_second=100.0)
     assert "| all |" in text
-    assert "With 5 questions, a difference of" in text
-
-
-def test_the_smallest_difference_is_that_of_which_so_many_questions_suffice() -> None:
-    found = smallest_difference(200)
-    assert questions_needed(0.5 + found / 2, 0.5 - found / 2).paired <= 200
-    smaller = found - 0.01
-    assert questions_needed(0.5 + smaller / 2, 0.5 - smaller / 2).paired > 200
 
 
 def test_the_main_table_is_there_for_spreadsheets_and_papers() -> None:

@@ -7,26 +7,25 @@ import json
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.grading import Grader
-from memagent_evaluation.judged_rows import judge_rows
+from memagent_evaluation.grading import Grader, judge_rows
 from memagent_evaluation.report import render_report, summary
-from memagent_evaluation.result_journal import Journal, open_journal
-from memagent_evaluation.result_table import Plan
+from memagent_evaluation.result_journal import ResultJournal, open_results
+from memagent_evaluation.result_table import EvaluationPlan
 from memagent_graph import ScriptedPolicy
 from memagent_graph.errors import EvaluationError, PolicyError
 
 
 @pytest.fixture
 def journal(tmp_path):
-    with open_journal(tmp_path / "out", {"a": 1}) as opened:
-        opened.plan(Plan.grid(("memagent",), ("keys",), (1024,), 6))
+    with open_results(tmp_path / "out", {"a": 1}) as opened:
+        opened.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 6))
         for index in range(5):
             opened.add(row(index=index, answer=f"answer {index}"))
         opened.add(failed(index=5))
         yield opened
 
 
-def graded(journal: Journal) -> dict[int, float | None]:
+def graded(journal: ResultJournal) -> dict[int, float | None]:
     return {each.index: each.judged for each in journal.rows.values()}
 
 

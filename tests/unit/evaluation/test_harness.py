@@ -18,15 +18,16 @@ from support.strategies import EXAMPLE, reads_perfectly
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from memagent_evaluation.attempt_rows import run_id_of
-from memagent_evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate
-from memagent_evaluation.progress_display import ProgressDisplay
-from memagent_evaluation.result_journal import Journal, open_journal
-from memagent_evaluation.result_table import Cell, Outcome, Plan, Row
+from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationLimits, evaluate
+from memagent_evaluation.request import EvaluationProgress
+from memagent_evaluation.result_journal import ResultJournal, open_results
+from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import ProcessMaker
 from memagent_evaluation.samples import Needle, Sample, Task
 from memagent_evaluation.systems import Attempt, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import (
     EvaluationError,
     PolicyAuthenticationError,
@@ -68,12 +69,12 @@ class Oracle:
         key = text.split(f"The key of {question.removeprefix('What is the key of ').rstrip('?')} is ")[1].split(".")[0]
         answer = f"\\boxed{{{key}}}"
         usage = Usage(100, 10, turns=1)
-        values = {"outcome": Outcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
+        values = {"outcome": QuestionOutcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
         values |= self.attempt_values
         return Attempt(**values)
 
 
-PLAN = Plan.grid(("oracle",), ("keys",), (100, 400), 8)
+PLAN = EvaluationPlan.grid(("oracle",), ("keys",), (100, 400), 8)
 
 
 class Hops(Keys):
@@ -93,17 +94,17 @@ async def run(
     tmp_path: Path,
     store: DocumentStore,
     *systems: Any,
-    plan: Plan = PLAN,
+    plan: EvaluationPlan = PLAN,
     watcher: Any = None,
     task: Task | None = None,
     **options: Any,
-) -> tuple[Ended, list[Row]]:
+) -> tuple[EvaluationEnd, list[ResultRow]]:
     names = tuple(system.name for system in systems)
     evaluation = Evaluation(
         plan=replace(plan, systems=names), tasks={"keys": task or Keys()},
         systems={each.name: each for each in systems}, store=store, **options,
     )  # fmt: skip
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         ended = await evaluate(evaluation, journal, watcher)
         return ended, list(journal.results.rows)
 
@@ -117,7 +118,7 @@ async def test_what_only_leads_to_the_answer_is_found_with_it(tmp_path, store) -
 
 async def test_every_system_answers_every_question_of_every_length(tmp_path, store) -> None:
     ended, rows = await run(tmp_path, store, Oracle(store), Oracle(store, "second"))
-    assert ended is Ended.DONE
+    assert ended is EvaluationEnd.DONE
     assert Counter((row.system, row.length) for row in rows) == dict.fromkeys(
         [(system, length) for system in ("oracle", "second") for length in (100, 400)], 8
     )
@@ -133,7 +134,7 @@ async def test_every_system_answers_every_question_of_every_length(tmp_path, sto
 
 async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(tmp_path, store) -> None:
     oracle = Oracle(store, pause=0.1)
-    await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 60), concurrency=7)
+    await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 60), concurrency=7)
     assert oracle.most_at_once == 7
 
 
@@ -151,7 +152,7 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
 
     watched = Watched(store.root)
     systems = [Oracle(watched, name) for name in ("a", "b", "c")]
-    await run(tmp_path, watched, *systems, plan=Plan.grid((), ("keys",), (100,), 50), concurrency=6)
+    await run(tmp_path, watched, *systems, plan=EvaluationPlan.grid((), ("keys",), (100,), 50), concurrency=6)
     assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
     assert most < 25, "no more documents lie there than are read, and about as many that are ready"
     assert list((store.root / "texts").iterdir()) == []
@@ -168,10 +169,11 @@ async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path,
             return replace(super().sample(length, 0), index=index)
 
     evaluation = Evaluation(
-        plan=Plan.grid(("oracle",), ("keys",), (50,), 80), tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
+        plan=EvaluationPlan.grid(("oracle",), ("keys",), (50,), 80),
+        tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
         store=store, concurrency=3,
     )  # fmt: skip
-    with open_journal(tmp_path / "out", {}) as journal:
+    with open_results(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)
         assert [row.outcome for row in journal.rows.values()] == ["answered"] * 80
     assert list((store.root / "texts").iterdir()) == []
@@ -184,7 +186,7 @@ async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path,
 async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(tmp_path, store, error) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: error if run_id.endswith("-400-3") else None)
     ended, rows = await run(tmp_path, store, oracle)
-    assert ended is Ended.DONE
+    assert ended is EvaluationEnd.DONE
     assert len(rows) == 16
     (row,) = [row for row in rows if row.outcome == "failed"]
     assert (row.sample_id, row.attempts, row.strict, row.lenient, row.string_match) == ("keys/400/3", 2, 0.0, 0.0, 0.0)
@@ -194,7 +196,7 @@ async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(tm
 
 
 def row_evaluation(tmp_path: Path) -> str:
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         return journal.evaluation
 
 
@@ -222,12 +224,12 @@ async def test_a_failed_question_is_asked_again_only_when_that_is_wanted(tmp_pat
 async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_path, store) -> None:
     gone = PolicyUnreachableError("no connection", hint="Is the server running?")
     oracle = Oracle(store, fail=lambda number, run_id: gone if number >= 30 else None)
-    plan = Plan.grid((), ("keys",), (100, 200), 64)
+    plan = EvaluationPlan.grid((), ("keys",), (100, 200), 64)
     with pytest.raises(PolicyUnreachableError):
         await run(tmp_path, store, oracle, plan=plan, concurrency=4)
     assert len(oracle.asked) < 80
     assert list((store.root / "texts").iterdir()) == []
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         assert {row.outcome for row in journal.rows.values()} == {"answered"}
         assert journal.results.missing == 128 - len(journal.rows)
         assert 26 <= len(journal.rows) <= 30
@@ -249,15 +251,15 @@ async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_p
 async def test_a_server_that_goes_with_few_questions_left_is_noticed_and_costs_no_row(
     tmp_path, store, questions, answered, error
 ) -> None:
-    plan = Plan.grid((), ("keys",), (100,), questions)
+    plan = EvaluationPlan.grid((), ("keys",), (100,), questions)
     oracle = Oracle(store, fail=lambda number, run_id: error if number >= answered else None)
     with pytest.raises(type(error)):
         await run(tmp_path, store, oracle, plan=plan, concurrency=1)
     assert list((store.root / "texts").iterdir()) == []
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         assert [row.outcome for row in journal.rows.values()] == ["answered"] * answered
     ended, rows = await run(tmp_path, store, Oracle(store), plan=plan)
-    assert (ended, {row.outcome for row in rows}, len(rows)) == (Ended.DONE, {"answered"}, questions)
+    assert (ended, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, questions)
 
 
 async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_server_still_answers(
@@ -269,9 +271,9 @@ async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_serve
         lasting = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
         return PolicyOverloadedError("busy") if lasting else None
 
-    plan = Plan.grid((), ("keys",), (100,), 16)
+    plan = EvaluationPlan.grid((), ("keys",), (100,), 16)
     ended, rows = await run(tmp_path, store, Oracle(store, fail=fail), plan=plan, concurrency=1)
-    assert ended is Ended.DONE
+    assert ended is EvaluationEnd.DONE
     assert [(row.outcome, row.attempts) for row in rows[12:]] == [
         ("answered", 1), ("failed", 4), ("answered", 3), ("failed", 4)
     ]  # fmt: skip
@@ -279,8 +281,8 @@ async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_serve
 
 async def test_a_single_last_question_may_fail_by_itself_at_a_server_that_is_reached(tmp_path, store) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: PolicyOverloadedError("bug") if number >= 4 else None)
-    ended, rows = await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 5), concurrency=1)
-    assert ended is Ended.DONE
+    ended, rows = await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 5), concurrency=1)
+    assert ended is EvaluationEnd.DONE
     assert Counter(row.outcome for row in rows) == {"answered": 4, "failed": 1}
 
 
@@ -290,7 +292,7 @@ async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
         return PolicyUnreachableError("no connection") if sample % 2 and sample < 90 else None
 
     _, rows = await run(
-        tmp_path, store, Oracle(store, fail=fail), plan=Plan.grid((), ("keys",), (100,), 100), concurrency=4
+        tmp_path, store, Oracle(store, fail=fail), plan=EvaluationPlan.grid((), ("keys",), (100,), 100), concurrency=4
     )
     assert Counter(row.outcome for row in rows) == {"failed": 45, "answered": 55}
 
@@ -298,9 +300,9 @@ async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
 @pytest.mark.parametrize(
     ("limits", "ended"),
     [
-        (EvaluationLimits(max_questions=5), Ended.MAX_QUESTIONS),
-        (EvaluationLimits(max_tokens=500), Ended.MAX_TOKENS),
-        (EvaluationLimits(max_seconds=0.3), Ended.MAX_SECONDS),
+        (EvaluationLimits(max_questions=5), EvaluationEnd.MAX_QUESTIONS),
+        (EvaluationLimits(max_tokens=500), EvaluationEnd.MAX_TOKENS),
+        (EvaluationLimits(max_seconds=0.3), EvaluationEnd.MAX_SECONDS),
     ],
 )
 async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limits, ended) -> None:
@@ -313,7 +315,7 @@ async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limi
     assert list((store.root / "texts").iterdir()) == []
     oracle = Oracle(store)
     reason, everything = await run(tmp_path, store, oracle)
-    assert reason is Ended.DONE
+    assert reason is EvaluationEnd.DONE
     assert len(oracle.asked) == 16 - len(rows)
     assert [row for row in everything if row in rows] == rows
 
@@ -321,9 +323,9 @@ async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limi
 async def test_outcomes_without_an_answer_are_wrong_and_counted_apart(tmp_path, store) -> None:
     systems = [
         Oracle(store, outcome.value, outcome=outcome)
-        for outcome in (Outcome.NO_ANSWER, Outcome.UNFINISHED, Outcome.DOES_NOT_FIT)
+        for outcome in (QuestionOutcome.NO_ANSWER, QuestionOutcome.UNFINISHED, QuestionOutcome.DOES_NOT_FIT)
     ]
-    _, rows = await run(tmp_path, store, *systems, plan=Plan.grid((), ("keys",), (100,), 1))
+    _, rows = await run(tmp_path, store, *systems, plan=EvaluationPlan.grid((), ("keys",), (100,), 1))
     assert {(row.system, row.outcome) for row in rows} == {
         (outcome, outcome) for outcome in ("no_answer", "unfinished", "does_not_fit")
     }  # fmt: skip
@@ -339,7 +341,7 @@ async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_r
             allowed.append(asking["answer_tokens"])
             return await super().attempt(document, question, run_id=run_id, **asking)
 
-    plan = Plan.grid((), ("keys",), (100,), 1)
+    plan = EvaluationPlan.grid((), ("keys",), (100,), 1)
     _, rows = await run(tmp_path, store, Counting(store, chunks=7), plan=plan, answer_tokens=400)
     _, more = await run(tmp_path, store, Counting(store, "second"), plan=plan, answer_tokens=8)
     assert allowed == [400, Keys.answer_tokens]
@@ -359,7 +361,11 @@ async def test_the_log_is_read_only_where_a_fact_was_lost(tmp_path, store, make_
     policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt).replace(wrong, "9"))
     reader = make_reader(policy, run_log=log, store=store)
     _, rows = await run(
-        tmp_path, store, load_system("memagent", reader), plan=Plan.grid((), ("keys",), (100,), 3), run_log=log
+        tmp_path,
+        store,
+        load_system("memagent", reader),
+        plan=EvaluationPlan.grid((), ("keys",), (100,), 3),
+        run_log=log,
     )
     assert [row.lenient for row in rows] == [1.0, 0.0, 1.0]
     assert set(read) == {rows[1].run_id}
@@ -376,7 +382,7 @@ async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_els
 
     evaluation = Evaluation(PLAN, {"keys": Few()}, {"oracle": Oracle(store)}, store)
     for asked in (14, 14):
-        with open_journal(tmp_path / "out", {}, resume=True) as journal:
+        with open_results(tmp_path / "out", {}, resume=True) as journal:
             with pytest.raises(EvaluationError, match=r"2 samples .* has 3 samples of that length\. Ask for fewer"):
                 await evaluate(evaluation, journal)
             assert [row.outcome for row in journal.rows.values()] == ["answered"] * asked
@@ -400,10 +406,10 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     saver = await open_saver(tmp_path / "checkpoints.sqlite")
     reader = make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
     evaluation = Evaluation(
-        plan=Plan.grid(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
+        plan=EvaluationPlan.grid(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
         systems={"memagent": load_system("memagent", reader)}, store=store, run_log=log, saver=saver,
     )  # fmt: skip
-    with open_journal(tmp_path / "out", {}) as journal:
+    with open_results(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)
         for row in journal.rows.values():
             assert row.run_id == run_id_of(journal.evaluation, "memagent", row.sample_id)
@@ -420,7 +426,7 @@ async def test_every_system_s_runs_are_in_the_log(tmp_path, store, make_reader) 
     log = RunLog(tmp_path / "runs.sqlite")
     reader = make_reader(ScriptedPolicy(reads_perfectly), run_log=log, store=store)
     systems = [load_system(name, reader) for name in (EXAMPLE, "map_reduce", "retrieval")]
-    _, rows = await run(tmp_path, store, *systems, plan=Plan.grid((), ("keys",), (400,), 2), run_log=log)
+    _, rows = await run(tmp_path, store, *systems, plan=EvaluationPlan.grid((), ("keys",), (400,), 2), run_log=log)
     assert Counter(row.outcome for row in rows) == {"answered": 6}
     strategies = {system.name: system.strategy.name for system in systems}
     for each in rows:
@@ -430,8 +436,8 @@ async def test_every_system_s_runs_are_in_the_log(tmp_path, store, make_reader) 
 
 
 def test_a_plan_with_another_strategy_under_a_system_s_name_is_refused(tmp_path) -> None:
-    plan = Plan.grid(("retrieval",), ("keys",), (100,), 2)
-    with open_journal(tmp_path / "out", {}) as journal:
+    plan = EvaluationPlan.grid(("retrieval",), ("keys",), (100,), 2)
+    with open_results(tmp_path / "out", {}) as journal:
         journal.plan(replace(plan, data=(("retrieval", "retrieval 1"),)))
         journal.plan(replace(plan, systems=("refine",), data=(("refine", "refine 1"),)))
         with pytest.raises(EvaluationError, match="retrieval"):
@@ -439,22 +445,22 @@ def test_a_plan_with_another_strategy_under_a_system_s_name_is_refused(tmp_path)
 
 
 async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
-    class Watcher:
+    class EvaluationWatcher:
         def __init__(self) -> None:
             self.known = -1
-            self.rows: list[Row] = []
+            self.rows: list[ResultRow] = []
             self.asked = 0
 
-        def begins(self, plan: Plan, rows: Any) -> None:
+        def on_begin(self, plan: EvaluationPlan, rows: Any) -> None:
             self.known = len(rows)
 
-        def asks(self, system: str, sample: Sample) -> None:
+        def on_question(self, sample: Sample) -> None:
             self.asked += 1
 
-        def has(self, row: Row) -> None:
+        def on_row(self, row: ResultRow) -> None:
             self.rows.append(row)
 
-    first, second = Watcher(), Watcher()
+    first, second = EvaluationWatcher(), EvaluationWatcher()
     await run(tmp_path, store, Oracle(store), watcher=first, limits=EvaluationLimits(max_questions=6))
     await run(tmp_path, store, Oracle(store), watcher=second)
     assert (first.known, first.asked, len(first.rows)) == (0, 6, 6)
@@ -462,10 +468,10 @@ async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
 
 
 async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkeypatch) -> None:
-    def full(self: Journal, row: Row) -> None:
+    def full(self: ResultJournal, row: ResultRow) -> None:
         raise EvaluationError("no room")
 
-    monkeypatch.setattr(Journal, "add", full)
+    monkeypatch.setattr(ResultJournal, "add", full)
     with pytest.raises(EvaluationError, match="no room"):
         await run(tmp_path, store, Oracle(store))
 
@@ -479,13 +485,13 @@ async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) 
     settings = TaskSettings(load_tokenizer("embedded"))
     maker = ProcessMaker([f"{tmp_path / 'deadly.py'}:Deadly"], settings, {"deadly": Keys()}, store)
     evaluation = Evaluation(
-        Plan.grid(("oracle",), ("deadly",), (100,), 3),
+        EvaluationPlan.grid(("oracle",), ("deadly",), (100,), 3),
         {"deadly": Keys()},
         {"oracle": Oracle(store)},
         store,
         maker=maker,
     )
-    with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
+    with open_results(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
         await evaluate(evaluation, journal)
 
 
@@ -504,31 +510,19 @@ async def test_processes_that_make_documents_take_a_tokenizer_of_any_kind(store)
 
 def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
     terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=200)
-    plan = Plan.grid(("memagent",), ("keys",), (1024, 4096), 2)
+    plan = EvaluationPlan.grid(("memagent",), ("keys",), (1024, 4096), 2)
     done = row(length=4096, index=0)
-    with ProgressDisplay(console=terminal) as display:
-        display.begins(plan, {done.key: done})
+    with ProgressDisplay("evaluating", console=terminal) as display:
+        progress = EvaluationProgress(display)
+        progress.on_begin(plan, {done.key: done})
         for sample in (Keys().sample(4096, 1), Keys().sample(1024, 0)):
-            display.asks("memagent", sample)
-        assert "left" not in display.told
-        display.has(row(length=4096, index=1, right=False))
-        assert display.told.startswith("4K 50%, ")
-        assert "left" in display.told
-        display.has(failed(length=1024))
-        assert display.told.startswith("1K 0% 4K 50%, 1 failed, ")
-
-
-def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(monkeypatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("memagent_evaluation.progress_display.time.monotonic", lambda: clock[0])
-    for quiet, lines in ((False, 2), (True, 0)):
-        shown = io.StringIO()
-        with ProgressDisplay(quiet=quiet, console=rich.console.Console(file=shown, width=200)) as display:
-            display.begins(Plan.grid(("memagent",), ("keys",), (1024,), 6), {})
-            for index in range(6):
-                clock[0] += 25.0
-                display.has(row(index=index))
-        assert shown.getvalue().count("of 6: 1K 100%") == lines
+            progress.on_question(sample)
+        assert "left" not in progress.status
+        progress.on_row(row(length=4096, index=1, right=False))
+        assert progress.status.startswith("4K 50%, ")
+        assert "left" in progress.status
+        progress.on_row(failed(length=1024))
+        assert progress.status.startswith("1K 0% 4K 50%, 1 failed, ")
 
 
 class Broken(Keys):
@@ -554,25 +548,34 @@ async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and
 ) -> None:
     """It was a bare ExceptionGroup."""
     with pytest.raises(EvaluationError) as caught:
-        await run(tmp_path, store, Oracle(store), task=Broken(2), plan=Plan.grid((), ("keys",), (100,), 8), seed=7)
+        await run(
+            tmp_path, store, Oracle(store), task=Broken(2), plan=EvaluationPlan.grid((), ("keys",), (100,), 8), seed=7
+        )
     assert "all is done but 2 samples" in caught.value.message
     assert "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'" in str(
         caught.value
     )
     assert "Mend the task's code" in str(caught.value)
-    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         assert {row.index for row in journal.results.rows} == {0, 1, 3, 4, 6, 7}
     with pytest.raises(EvaluationError, match=r"text\(\) of the task keys failed at length 100, index 5, seed 7: Zero"):
-        await run(tmp_path, store, Oracle(store), task=Broken(), plan=Plan(("x",), (Cell("keys", 100, 6),)), seed=7)
+        await run(
+            tmp_path,
+            store,
+            Oracle(store),
+            task=Broken(),
+            plan=EvaluationPlan(("x",), (PlanCell("keys", 100, 6),)),
+            seed=7,
+        )
 
 
 async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(tmp_path, store) -> None:
     oracle = Oracle(store)
-    _, rows = await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 3))
+    _, rows = await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 3))
     assert [(each.index, each.repeat) for each in rows] == [(0, 0), (1, 0), (2, 0)]
     again = Oracle(store)
-    ended, rows = await run(tmp_path, store, again, plan=Plan.grid((), ("keys",), (100,), 3, repeats=3))
-    assert ended is Ended.DONE
+    ended, rows = await run(tmp_path, store, again, plan=EvaluationPlan.grid((), ("keys",), (100,), 3, repeats=3))
+    assert ended is EvaluationEnd.DONE
     assert [(each.index, each.repeat) for each in rows] == [
         (index, repeat) for index in range(3) for repeat in range(3)
     ]

@@ -18,7 +18,7 @@ from memagent_evaluation.planning import (
     plan_of,
     settings_that_count,
 )
-from memagent_evaluation.result_table import Cell, Plan
+from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.passages import passages_from
@@ -61,27 +61,29 @@ def test_what_is_no_length_is_refused(text) -> None:
 
 def test_named_lengths_are_the_same_for_all_tasks() -> None:
     tasks = {"keys": Keys(), "file": FromFile({100: 3})}
-    assert plan_of(("memagent",), tasks, (10, 20), 5) == Plan.grid(("memagent",), ("keys", "file"), (10, 20), 5)
+    assert plan_of(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
+        ("memagent",), ("keys", "file"), (10, 20), 5
+    )
 
 
 def test_without_lengths_a_data_file_has_all_of_its_own_with_what_it_has_of_each() -> None:
     tasks = {"keys": Keys(), "passages": Passages(), "file": FromFile({100: 3, 4000: 700})}
     plan = plan_of(("memagent",), tasks, None, 5)
-    assert [cell for cell in plan.cells if cell.task == "file"] == [Cell("file", 100, 3), Cell("file", 4000, 5)]
+    assert [cell for cell in plan.cells if cell.task == "file"] == [PlanCell("file", 100, 3), PlanCell("file", 4000, 5)]
     for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):
         cells = [cell for cell in plan.cells if cell.task == name]
-        assert cells == [Cell(name, length, 5) for length in DEFAULT_LENGTHS[unit]]
+        assert cells == [PlanCell(name, length, 5) for length in DEFAULT_LENGTHS[unit]]
 
 
 @given(
     st.lists(
-        st.builds(Cell, st.sampled_from(["a", "b"]), st.integers(1, 4), st.integers(1, 4)),
+        st.builds(PlanCell, st.sampled_from(["a", "b"]), st.integers(1, 4), st.integers(1, 4)),
         max_size=6,
         unique_by=lambda cell: (cell.task, cell.length),
     )
 )
 def test_a_plan_has_each_question_of_each_cell_once_for_each_system_longest_first(cells) -> None:
-    keys = list(Plan(("x", "y"), tuple(cells)).keys())
+    keys = list(EvaluationPlan(("x", "y"), tuple(cells)).keys())
     assert len(keys) == len(set(keys)) == 2 * sum(cell.count for cell in cells)
     for cell in cells:
         assert {key[3] for key in keys if key[1:3] == (cell.task, cell.length)} == set(range(cell.count))
@@ -100,8 +102,8 @@ async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(mak
     context = await make_reader().aprepare()
     tight = replace(context, budget=replace(context.budget, answer_tokens=5000))
     with pytest.raises(BudgetError, match="keys needs more than the policy's window has"):
-        check_plan(Plan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
-    check_plan(Plan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
+        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
+    check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
 
 
 async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_these_are(make_reader) -> None:
@@ -109,8 +111,8 @@ async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_
     tasks = {"niah_single_1": load_task("niah_single_1", TaskSettings(load_tokenizer("embedded")))}
     tasks["niah_single_1"].sample(171, 127)
     with pytest.raises(EvaluationError, match="171 tokens is too small"):
-        check_plan(Plan.grid((), tuple(tasks), (171,), 128), tasks, context)
-    check_plan(Plan.grid((), tuple(tasks), (200,), 128), tasks, context)
+        check_plan(EvaluationPlan.grid((), tuple(tasks), (171,), 128), tasks, context)
+    check_plan(EvaluationPlan.grid((), tuple(tasks), (200,), 128), tasks, context)
 
 
 async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
@@ -127,9 +129,9 @@ async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
     for long in (0, 17, 49):
         tasks = {"qa_1": passages_from(records(long), "qa_1", settings)}
         with pytest.raises(BudgetError, match=r"qa_1 .* the question has"):
-            check_plan(Plan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
+            check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
     tasks = {"qa_1": passages_from(records(50), "qa_1", settings)}
-    check_plan(Plan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
+    check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
 
 
 async def test_how_long_answers_may_be_decides_on_rows(make_reader) -> None:

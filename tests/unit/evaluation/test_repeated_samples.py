@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.comparisons import accuracy
-from memagent_evaluation.repeated_samples import pass_at_k, repeated
-from memagent_evaluation.report import render_report, summary
-from memagent_evaluation.standings import standings
+from memagent_evaluation.report import pass_at, render_report, summary
+from memagent_evaluation.standings import accuracy, standings
+from memagent_evaluation.statistics import pass_at_k
 from memagent_graph.errors import EvaluationError
 
 
@@ -42,12 +41,11 @@ ROWS = sampled({index: [True, index % 2 == 0, False, index % 4 == 0] for index i
 
 
 def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
-    strict, lenient = repeated(ROWS)
-    assert (strict.score, lenient.score, lenient.questions, lenient.samples) == ("strict", "lenient", 12, 4)
-    assert lenient.mean.n == lenient.pass_at[2].n == 12
-    assert list(lenient.pass_at) == [1, 2, 4]
-    assert lenient.pass_at[1].mean == lenient.mean.mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
-    assert lenient.pass_at[4].mean == 1.0
+    values = pass_at(ROWS, "lenient")
+    assert list(values) == [1, 2, 4]
+    assert values[2].n == 12
+    assert values[1].mean == accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
+    assert values[4].mean == 1.0
     # As 48 independent trials the interval would be narrower by far where the samples of a question agree.
     alike = sampled({index: [index < 6] * 4 for index in range(12)})
     assert accuracy(alike, "lenient").low == pytest.approx(accuracy(alike[::4], "lenient").low, abs=0.05)
@@ -57,15 +55,14 @@ def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answ
     report = render_report(results(*ROWS))
     assert "## Repeated samples" in report
     assert "| keys | 1K tokens | memagent | lenient | 12 | 4 | 43.8 [" in report
-    assert "pass@2 | pass@4 |" in report
+    assert "pass@1 | pass@2 | pass@4 |" in report
     (cell,) = summary(results(*ROWS))
     assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
-    assert "counts once" not in report, "several samples are not several lengths"
     assert standings(results(*ROWS))[0].n == 12
     once = results(*ROWS[::4])
     assert "Repeated samples" not in render_report(once)
     assert summary(once)[0]["pass_at"] == {}
-    assert repeated([failed(index=index, outcome="does_not_fit") for index in (0, 0)]) == []
+    assert pass_at([failed(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:

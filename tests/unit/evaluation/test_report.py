@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.comparisons import comparison, render_comparison
 from memagent_evaluation.markdown_tables import length_label
-from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.report import render_comparison, render_report, summary
+from memagent_evaluation.standings import evaluations_compared
 from memagent_evaluation.statistics import wilson
 from memagent_graph.errors import EvaluationError
 
@@ -31,27 +31,22 @@ def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
     assert "1 question failed twice, and counts as wrong:\n\n- 1: the server is on fire" in report
 
 
-def test_strict_and_lenient_stand_side_by_side() -> None:
-    rows = [replace(row(index=index), strict=float(index > 0)) for index in range(4)]
-    assert line(render_report(results(*rows)), "memagent") == "| memagent | 75.0 / 100.0 / 100.0 |"
+def test_all_tasks_are_one_table_only_where_every_system_was_asked_the_same() -> None:
+    both = [row(), row("refine"), row(task="vt"), row("refine", task="vt", right=False, string_match=0.5)]
+    report = render_report(results(*both))
+    assert "### All tasks, by tokens" in report
+    assert line(report, "1K", "refine", "2").startswith("| 1K | refine | 2 | 50.0 [")
+    assert " | 75.0 [" in line(report, "1K", "refine", "2"), "RULER's string match"
+    assert "### All tasks" not in render_report(results(*both[:3]))
+    assert "### All tasks" not in render_report(results(*both[:2])), "there is one"
 
 
-def test_systems_are_shown_together_only_over_the_same_tasks() -> None:
-    both = [row(), row("refine")]
-    assert "| strict / lenient / string match |" in render_report(results(*both))
-    assert "| strict / lenient / string match |" not in render_report(results(*both, row(task="vt", right=False)))
-    assert "| strict / lenient / string match |" in render_report(results(*both, row(length=4096))), (
-        "one may be asked longer ones, too"
-    )
-
-
-def test_what_fits_no_call_has_no_accuracy_and_no_part_in_comparisons() -> None:
+def test_what_fits_no_call_has_no_accuracy() -> None:
     rows = [row(index=index) for index in range(9)]
     rows += [failed("full_context", index=index, outcome="does_not_fit") for index in range(9)]
     report = render_report(results(*rows))
-    assert line(report, "full_context") == "| full_context | does not fit |"
     assert line(report, "1K", "full_context", "9") == "| 1K | full_context | 9 | – | – | – | – | 9 |"
-    assert "no answered question in common" in report
+    assert line(report, "keys", "1K tokens", "full_context", "9", "–")
 
 
 def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -> None:
@@ -66,41 +61,9 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
     assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00", "2.00", "2.00", "1.00e+12")
 
 
-def test_systems_that_differ_by_chance_are_not_ranked() -> None:
-    rows = [row(index=index, right=index != 0) for index in range(40)]
-    rows += [row("refine", index=index, right=index not in {1, 2}) for index in range(40)]
-    report = render_report(results(*rows))
-    assert line(report, "all", "refine", "40").endswith("| not significant |")
-    assert "The difference is not significant" in report
-
-
-def test_systems_that_differ_are_told_apart_with_corrected_p_values_and_ranked() -> None:
-    rows = [row(length=length, index=index) for length in (1024, 4096) for index in range(40)]
-    rows += [row("refine", length, index, right=index > 30) for length in (1024, 4096) for index in range(40)]
-    rows += [row("retrieval", length, index, right=index > 29) for length in (1024, 4096) for index in range(40)]
-    report = render_report(results(*rows))
-    assert line(report, "1K tokens", "refine", "40").endswith("| memagent better |")
-    assert line(report, "all", "refine", "80").endswith("| memagent better |")
-    assert "corrected for the 6 comparisons" in report
-    assert "- 1. memagent\n- 2. to 3. refine, retrieval (not distinguishable as a group)" in report
-
-
-def test_a_finding_that_strict_and_lenient_share_is_told_once() -> None:
-    rows = [each for index in range(9) for each in (row(index=index), row("refine", index=index, right=False))]
-    assert render_report(results(*rows)).count("- strict and lenient: memagent 100.0 % and refine 0.0 %") == 1
-    rows[0] = replace(rows[0], strict=0.0)
-    report = render_report(results(*rows))
-    assert (report.count("- strict: memagent 88.9 %"), report.count("- lenient: memagent 100.0 %")) == (1, 1)
-
-
 def test_facts_that_fared_alike_are_counted() -> None:
     wrong = row(right=False, where_lost=("never_written", "overwritten", "never_written"), lost_at=(None, 4, None))
     assert "| never written x 2, overwritten at chunk 4 |" in render_report(results(wrong))
-
-
-def test_only_questions_that_both_answered_are_compared() -> None:
-    rows = [*(row(index=index) for index in range(12)), *(row("refine", index=index) for index in range(5, 9))]
-    assert line(render_report(results(*rows)), "all", "refine", "4")
 
 
 def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -> None:
@@ -122,8 +85,7 @@ def test_tasks_and_units_are_kept_apart() -> None:
     report = render_report(results(*rows))
     assert "### keys" in report
     assert "### hqa" in report
-    assert "| strict / lenient / string match | 50 passages | 3,200 passages |" in report
-    assert "| strict / lenient / string match | 1K tokens |" in report
+    assert line(report, "3,200", "memagent", "1")
 
 
 def test_what_is_not_finished_says_so() -> None:
@@ -168,68 +130,31 @@ def test_failures_are_grouped_by_what_happened_though_each_names_its_run() -> No
     assert "- 3: the server is on fire. Put it out" in render_report(results(*rows))
 
 
-def test_the_overview_has_rulers_string_match() -> None:
-    rows = [row(index=0), row(index=1, right=False, string_match=0.5), row("refine"), row("refine", index=1)]
-    report = render_report(results(*rows))
-    assert "| strict / lenient / string match | 1K tokens |" in report
-    assert "| memagent | 50.0 / 50.0 / 75.0 |" in report
-
-
-def test_systems_that_share_a_question_are_no_question_asked_at_several_lengths() -> None:
-    """The note on such questions stood below every comparison of two evaluations of several systems."""
-    rows = [row(system, index=index, question="Q") for system in ("memagent", "refine") for index in range(10)]
-    assert "counts once" not in render_comparison(results(*rows), results(*rows), ("a", "b"))
-    both = [*rows, *(replace(each, length=2048, sample_id=each.sample_id + "2") for each in rows)]
-    assert "counts once" in render_comparison(results(*both), results(*both), ("a", "b"))
-
-
 def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
     first = results(*(row(length=length, index=index) for length in (1024, 2048) for index in range(30)))
     second = results(
         *(row(length=length, index=index, right=False) for length in (1024, 2048) for index in range(10, 30))
     )
     report = render_comparison(first, second, ("new", "old"))
-    assert "40 questions were asked in both; 20 rows have no partner." in report
-    assert line(report, "all", "old", "40").endswith("| new better |")
-    assert line(report, "1K tokens", "old", "20")
-    told = comparison(first, second, ("new", "old"))
-    assert [(each["system"], each["length"]) for each in told] == [
-        ("memagent", "1K tokens"), ("memagent", "2K tokens"), ("memagent", "all")
+    assert "40 questions in both; 20 rows without a partner." in report
+    assert "## memagent" in report
+    assert line(report, "all", "all", "old", "40").startswith("| all | all | old | 40 | 0.0 [0.0, 8.8] | -100.0 [")
+    assert line(report, "keys", "1K tokens", "old", "20")
+    lines = evaluations_compared(first, second, ("new", "old"))["memagent"]
+    assert [(each.length, each.system) for each in lines[::2]] == [
+        ("1K tokens", "new"), ("2K tokens", "new"), ("all", "new")
     ]  # fmt: skip
-    assert told[-1]["strict"]["first_mean"] == 1.0
+    assert lines[-1].against_first_strict.corrected_for == 3
 
 
-def test_questions_that_did_not_fit_a_call_are_no_part_of_a_comparison() -> None:
+def test_questions_that_did_not_fit_a_call_are_no_part_of_a_difference_between_evaluations() -> None:
     long = [failed(length=4096, index=index, outcome="does_not_fit") for index in range(5)]
     first = results(*(row(index=index) for index in range(9)), *long)
     second = results(*(row(index=index) for index in range(8)), *(row(length=4096, index=index) for index in range(5)))
-    report = render_comparison(first, second, ("a", "b"))
-    assert "13 questions were asked in both; 5 of them did not fit and are left out; 1 rows have no partner." in report
-    assert [(each["length"], each["lenient"]["n"]) for each in comparison(first, second, ("a", "b"))] == [("all", 8)]
-    assert comparison(results(*long), results(*long), ("a", "b")) == []
-
-
-def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_them() -> None:
-    """Three lengths of the same six questions are no eighteen trials."""
-    lengths = (1024, 2048, 4096)
-    rows = [row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
-    rows += [
-        row("refine", length, index, question="Q", right=length == 1024 and index == 0)
-        for length in lengths
-        for index in range(6)
-    ]
-    report = render_report(results(*rows))
-    assert 'In "all", a question that was asked at several lengths counts once, with its mean score.' in report
-    assert line(report, "1K tokens", "refine", "6")
-    assert line(report, "all", "refine", "6").startswith("| all | refine | 6 | +94.4 [")
-    assert "on the same 6 questions" in report
-    apart = [replace(each, question=each.sample_id) for each in rows]
-    report = render_report(results(*apart))
-    assert line(report, "all", "refine", "18")
-    assert "counts once" not in report
-    other = [replace(each, system="memagent") for each in rows[18:]]
-    told = comparison(results(*rows[:18]), results(*other), ("a", "b"))
-    assert [each["lenient"]["n"] for each in told] == [6, 6, 6, 6]
+    lines = {(each.length, each.system): each for each in evaluations_compared(first, second, ("a", "b"))["memagent"]}
+    assert lines["all", "b"].against_first.n == 8
+    assert lines["4K tokens", "b"].against_first is None
+    assert lines["4K tokens", "a"].accuracy is None
 
 
 def test_evaluations_that_asked_something_else_are_not_compared() -> None:

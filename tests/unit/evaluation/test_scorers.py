@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_evaluation.scorers import (
     WRONG,
@@ -210,7 +210,7 @@ def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
     sample = asked("gold", task=OwnTask())
     assert score(sample, "mine", "gold").string_match == 0.25
     assert score(sample, "other", "gold").string_match == 0.75
-    assert score(sample, "mine", "gold", outcome=Outcome.FAILED).string_match == 0
+    assert score(sample, "mine", "gold", outcome=QuestionOutcome.FAILED).string_match == 0
 
 
 def test_mrcrs_metric_is_difflibs_ratio_behind_the_prefix() -> None:
@@ -223,7 +223,7 @@ def test_mrcrs_metric_is_difflibs_ratio_behind_the_prefix() -> None:
 # Failed reads
 
 
-@pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.ANSWERED])
+@pytest.mark.parametrize("outcome", [each for each in QuestionOutcome if each is not QuestionOutcome.ANSWERED])
 def test_a_read_that_did_not_end_in_an_answer_is_wrong_in_every_score(outcome) -> None:
     assert score(asked("7"), "7", "\\boxed{7}", outcome=outcome) == WRONG
     assert set(astuple(WRONG)) == {0.0}
@@ -234,15 +234,15 @@ def test_no_answer_at_all_is_wrong() -> None:
 
 
 def test_outcomes_follow_from_why_a_read_stopped() -> None:
-    found = {reason: Outcome.of(reason) for reason in StopReason}
+    found = {reason: QuestionOutcome.of(reason) for reason in StopReason}
     assert found == {
-        StopReason.ANSWERED: Outcome.ANSWERED,
-        StopReason.ENOUGH: Outcome.ANSWERED,
-        StopReason.NO_ANSWER: Outcome.NO_ANSWER,
-        StopReason.INVALID_ANSWER: Outcome.ANSWERED,  # its text can be scored
-        StopReason.MAX_CHUNKS: Outcome.UNFINISHED,
-        StopReason.MAX_TOKENS: Outcome.UNFINISHED,
-        StopReason.MAX_SECONDS: Outcome.UNFINISHED,
+        StopReason.ANSWERED: QuestionOutcome.ANSWERED,
+        StopReason.ENOUGH: QuestionOutcome.ANSWERED,
+        StopReason.NO_ANSWER: QuestionOutcome.NO_ANSWER,
+        StopReason.INVALID_ANSWER: QuestionOutcome.ANSWERED,  # its text can be scored
+        StopReason.MAX_CHUNKS: QuestionOutcome.UNFINISHED,
+        StopReason.MAX_TOKENS: QuestionOutcome.UNFINISHED,
+        StopReason.MAX_SECONDS: QuestionOutcome.UNFINISHED,
     }
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.comparisons import comparison_parts
 from memagent_evaluation.report import render_report
-from memagent_evaluation.result_table import Outcome
-from memagent_evaluation.standings import Standing, standings, standings_table
+from memagent_evaluation.result_table import QuestionOutcome
+from memagent_evaluation.standings import SystemStanding, standings, standings_table
 
 STOPS = [
     row("gated", index=0, premature=False, over_read_tokens=0, saved=0.5, could_save=0.5, turns=4),
@@ -21,7 +20,7 @@ STOPS = [
 ]
 
 
-def only(*rows) -> Standing:
+def only(*rows) -> SystemStanding:
     (found,) = standings(results(*rows))
     return found
 
@@ -85,26 +84,12 @@ def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:
     assert "| 1,024 |" in line
     assert "### keys" in report
     assert "| 1K | fast |" not in report
-    assert "## Comparison" not in report
-
-
-def test_systems_are_ranked_pair_by_pair_though_one_was_not_asked_long_documents() -> None:
-    """One that is asked only what it can do must not make the others' differences vanish."""
-    rows = [row(length=length, index=at, question=f"{length}/{at}") for length in (1024, 4096) for at in range(40)]
-    rows += [replace(each, system="bad", lenient=float(each.length == 1024)) for each in rows]
-    rows += [replace(each, system="short") for each in rows[:40]]
-    rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[40:80]]
-    ranking = comparison_parts(results(*rows))[-1]
-    assert "on the 40 to 80 questions" in ranking
-    assert (
-        "- 1. to 3. bad, memagent, short (not distinguishable as a group, but memagent is better than bad)" in ranking
-    )
 
 
 def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference() -> None:
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
     rows += [replace(each, system="short") for each in rows[:10]]
-    rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[10:20]]
+    rows += [replace(each, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for each in rows[10:20]]
     short = {each.length: each for each in standings(results(*rows)) if each.system == "short"}
     assert short["4K tokens"].accuracy is None
     assert (short["all"].n, short["all"].accuracy.mean) == (20, 0.5)
@@ -114,3 +99,27 @@ def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference
 def test_systems_that_were_asked_at_other_lengths_are_not_put_together_over_all() -> None:
     rows = [row(index=at) for at in range(4)] + [row("other", 4096, at) for at in range(4)]
     assert {each.length for each in standings(results(*rows))} == {"1K tokens", "4K tokens"}
+
+
+def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_them() -> None:
+    """Three lengths of the same six questions are no eighteen trials."""
+    lengths = (1024, 2048, 4096)
+    rows = [row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
+    rows += [replace(each, system="refine", lenient=float(each.sample_id == "keys/1024/0")) for each in rows]
+    whole = standings(results(*rows))[-1]
+    assert (whole.length, whole.system, whole.n, whole.against_first.n) == ("all", "refine", 6, 6)
+    assert whole.against_first.difference == pytest.approx(-17 / 18)
+    apart = standings(results(*(replace(each, question=each.sample_id) for each in rows)))[-1]
+    assert (apart.n, apart.against_first.n) == (18, 18)
+
+
+def test_only_questions_that_both_answered_are_compared_by_both_scores() -> None:
+    rows = [*(row(index=index) for index in range(12)), *(row("refine", index=index) for index in range(5, 9))]
+    rows[-1] = replace(rows[-1], strict=0.0)
+    refine = standings(results(*rows))[1]
+    assert (refine.against_first.n, refine.against_first.difference) == (4, 0.0)
+    assert (refine.against_first_strict.n, refine.against_first_strict.difference) == (4, -0.25)
+    table = standings_table(standings(results(*rows)))
+    assert "| difference | p | not worse | strict difference | strict p |" in table
+    assert "| +0.0 [" in table
+    assert "| -25.0 [" in table

@@ -1,4 +1,4 @@
-"""Intervals, paired comparison, how many questions it takes, and rankings: beside known values and by simulation."""
+"""Intervals, paired comparison and corrections: beside known values and by simulation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import importlib
 import math
 import random
-from itertools import combinations
 from math import comb
 
 import numpy
@@ -15,9 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memagent_evaluation.paired_tests import Test, compare, holm, mcnemar, newcombe
-from memagent_evaluation.rankings import Ranking, ranking_of
-from memagent_evaluation.sample_size import questions_needed
+from memagent_evaluation.paired_tests import Test, compare, corrected, holm, mcnemar, newcombe
 from memagent_evaluation.statistics import estimate, mean_interval, wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
@@ -288,7 +285,7 @@ def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart(
     second = by_id([1] * 60 + [0] * 14 + [1] * 10 + [0] * 44)
     near = compare(first, second)
     assert not near.is_significant
-    assert "The difference is not significant; about 1,600 questions would" in near.sentence
+    assert near.sentence.endswith("The difference is not significant.")
     assert "exact McNemar p < 0.001)" in far.sentence
     assert "exact McNemar p = 0.541)" in near.sentence
 
@@ -300,58 +297,7 @@ def test_systems_that_had_different_questions_are_not_compared() -> None:
         compare({}, {})
 
 
-# How many questions
-
-
-@pytest.mark.parametrize(("first", "second", "n"), [(0.5, 0.6, 388), (0.6, 0.7, 356), (0.9, 0.95, 435)])
-def test_the_number_of_questions_of_ones_own_is_the_textbooks(first, second, n) -> None:
-    # Fleiss, Statistical Methods for Rates and Proportions, without continuity correction
-    assert questions_needed(first, second).unpaired == questions_needed(second, first).unpaired == n
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "correlation"), [(0.711, 0.648, 0.5), (0.8, 0.7, 0.0), (0.95, 0.85, 0.3), (0.6, 0.3, 0.2)]
-)
-def test_so_many_questions_show_the_difference_in_80_of_100_evaluations(first, second, correlation) -> None:
-    n = questions_needed(first, second, correlation=correlation).paired
-    spread = math.sqrt(first * (1 - first) * second * (1 - second))
-    both = first * second + correlation * spread
-    shares = (both, first - both, second - both, 1 - first - second + both)
-    tables = numpy.random.default_rng(11).multinomial(n, shares, size=1000)
-    seen = sum(p_of(int(table[1]), int(table[2])) < 0.05 for table in tables)
-    assert seen / len(tables) == pytest.approx(0.8, abs=0.035)
-
-
-def test_pairing_pays_the_more_the_more_the_systems_agree() -> None:
-    numbers = [questions_needed(0.711, 0.648, correlation=each).paired for each in (0.0, 0.3, 0.6, 0.85)]
-    assert numbers == sorted(numbers, reverse=True)
-    assert numbers[-1] < questions_needed(0.711, 0.648).unpaired / 4
-    known = questions_needed(0.711, 0.648, discordance=0.2).paired
-    assert known < questions_needed(0.711, 0.648, discordance=0.3).paired
-    assert questions_needed(0.711, 0.648, power=0.9).paired > questions_needed(0.711, 0.648).paired
-
-
-def test_when_all_that_differ_differ_one_way_six_questions_must() -> None:
-    # The exact test needs six tosses of one side for p < 0.05.
-    assert questions_needed(1.0, 0.0).paired == 6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named", "message"),
-    [
-        ((71.1, 64.8), {}, "not 71.1"),
-        ((0.5, 0.5), {}, "equal accuracies"),
-        ((0.9, 0.8), {"discordance": 0.05}, "between 0.1 and 0.3"),
-        ((0.9, 0.8), {"discordance": 0.5}, "between 0.1 and 0.3"),
-        ((0.9, 0.8), {"power": 80}, "all shares"),
-    ],
-)
-def test_plans_that_cannot_be_are_refused(arguments, named, message) -> None:
-    with pytest.raises(EvaluationError, match=message):
-        questions_needed(*arguments, **named)
-
-
-# Rankings
+# Corrections
 
 
 def test_holms_correction_has_known_values() -> None:
@@ -367,72 +313,21 @@ def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
     assert [q for _, q in pairs] == sorted(q for _, q in pairs)
 
 
-def noisy(share: float, seed: int, n: int = 200) -> dict[str, float]:
-    source = random.Random(seed)
-    return by_id(source.random() < share for _ in range(n))
-
-
-def ranked(scores: dict[str, dict[str, float]]) -> Ranking:
-    """The ranking of systems, best mean first, from the comparisons of all pairs."""
-    best_first = sorted(scores, key=lambda name: (-sum(scores[name].values()), name))
-    pairs = combinations(best_first, 2)
-    return ranking_of(scores, [compare(scores[x], scores[y], names=(x, y)) for x, y in pairs])
-
-
-def test_systems_inside_the_noise_share_a_place() -> None:
-    found = ranked({"b": noisy(0.80, 1), "a": noisy(0.78, 2), "worse": noisy(0.3, 3), "worst": noisy(0.02, 4)})
-    assert found.groups == (("a", "b"), ("worse",), ("worst",))
-    assert found.lines == ("1. to 2. a, b (not distinguishable as a group)", "3. worse", "4. worst")
-    assert len(found.comparisons) == 6
-    assert "corrected for 6 comparisons" in found.comparisons[0].sentence
-
-
-def test_a_chain_of_neighbours_in_the_noise_is_one_group() -> None:
-    n = 100
-    chain = {"a": binary(n, 60), "b": binary(n, 56), "c": binary(n, 52)}
-    found = ranked(chain)
-    assert [each.is_significant for each in found.comparisons] == [False, True, False]
-    assert found.groups == (("a", "b", "c"),)
-
-
-def test_a_system_may_be_in_the_noise_with_the_best_though_one_between_them_is_not() -> None:
-    # "worse" has the best one's questions right but for twelve; "other" has other questions right, and one fewer.
-    best, worse, other = range(60), range(48), range(53, 100)
-    found = ranked(
-        {
-            name: by_id(at in right for at in range(100))
-            for name, right in {"best": best, "worse": worse, "other": other}.items()
-        }
-    )
-    assert [(each.first, each.second) for each in found.comparisons if each.is_significant] == [("best", "worse")]
-    assert found.groups == (("best", "other", "worse"),)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.booleans(), min_size=25, max_size=25), min_size=1, max_size=5))
-def test_every_order_between_groups_is_told_by_the_corrected_test(table) -> None:
-    given_scores = {f"s{at}": by_id(row) for at, row in enumerate(table)}
-    found = ranked(given_scores)
-    assert sorted(name for group in found.groups for name in group) == sorted(given_scores)
-    told = {(each.first, each.second): each for each in found.comparisons}
-    for at, group in enumerate(found.groups):
-        for better in group:
-            for worse in (name for later in found.groups[at + 1 :] for name in later):
-                pair = told[better, worse]
-                assert pair.is_significant
-                assert pair.difference > 0
-
-
-def test_equal_systems_are_put_in_an_order_in_at_most_5_of_100_evaluations() -> None:
+def test_equal_systems_differ_after_correction_in_at_most_5_of_100_evaluations() -> None:
     false = 0
     for seed in range(150):
-        same = {name: noisy(0.7, 10 * seed + at, n=60) for at, name in enumerate("abcd")}
-        false += len(ranked(same).groups) > 1
+        source = random.Random(seed)
+        same = [by_id(source.random() < 0.7 for _ in range(60)) for _ in range(4)]
+        false += any(each.is_significant for each in corrected([compare(same[0], other) for other in same[1:]]))
     assert false / 150 <= 0.06
 
 
-def test_one_system_is_a_ranking() -> None:
-    assert ranked({"only": binary(3, 1)}).lines == ("1. only",)
+def test_a_corrected_comparison_says_for_how_many() -> None:
+    pairs = [compare(binary(128, 100), binary(128, 70)), compare(binary(128, 9), binary(128, 9))]
+    first, second = corrected(pairs)
+    assert first.p_value == pytest.approx(2 * pairs[0].p_value)
+    assert "corrected for 2 comparisons" in first.sentence
+    assert second.p_value == 1
 
 
 def test_without_scipy_the_extra_is_named_and_wilsons_interval_still_there(monkeypatch) -> None:

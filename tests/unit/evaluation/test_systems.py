@@ -9,7 +9,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
 from support.strategies import EXAMPLE, reads_perfectly
 
-from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import load_system, system_names
 from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
@@ -120,7 +120,7 @@ async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, docum
     system = memagent(make_reader, policy, run_log=log)
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="evaluation-1")
     read = await make_reader(DescribedPolicy(perfect_reader)).aread(TEXT, QUESTION)
-    assert attempt.outcome is Outcome.ANSWERED
+    assert attempt.outcome is QuestionOutcome.ANSWERED
     assert (attempt.answer, attempt.raw_answer, attempt.memory) == (read.answer, read.raw_answer, read.memory)
     assert attempt.usage.turns == read.usage.turns == len(policy.prompts)
     assert attempt.chunks == read.chunks_read == len(policy.prompts) - 1
@@ -184,12 +184,12 @@ async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_
 async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
     system = memagent(make_reader, None, limits=Limits(max_chunks=2))
     stopped = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
-    assert (stopped.outcome, stopped.answer) == (Outcome.UNFINISHED, None)
+    assert (stopped.outcome, stopped.answer) == (QuestionOutcome.UNFINISHED, None)
     assert stopped.detail == "stopped at max_chunks after 2 chunks"
 
     silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
     attempt = await memagent(make_reader, silent).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
-    assert (attempt.outcome, attempt.answer) == (Outcome.NO_ANSWER, None)
+    assert (attempt.outcome, attempt.answer) == (QuestionOutcome.NO_ANSWER, None)
     assert attempt.memory == "a note"
     assert attempt.detail == "empty: 3, resampled: 2"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memagent_evaluation.prose import reference_topics
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.haystacks import Prose, prose, split_sentences
+from memagent_evaluation.tasks.haystacks import ProseHaystack, prose, split_sentences
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -61,7 +61,7 @@ def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_left_alone(t
     (tmp_path / "part" / "c.TXT").write_text("Gamma stands here.")
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
     haystack = prose(tmp_path, random.Random(0))
-    assert isinstance(haystack, Prose)
+    assert isinstance(haystack, ProseHaystack)
     first = "".join(itertools.islice(haystack.paragraphs(), 3))
     assert first == "Alpha stands here.Beta stands here.Gamma stands here."
 

@@ -20,7 +20,7 @@ RULER = (
 )
 OUR_OWN = (
     *(f"multi_hop_{hops}{order}" for hops in (2, 3, 4) for order in ("", "_backward", "_shuffled")),
-    *("state_1", "state_2", "state_3", "kth_of_2", "kth_of_4", "kth_of_8", "records_count", "records_most_frequent"),
+    *("state_1", "state_2", "state_3"),
     *(f"english_hop_{hops}{order}" for hops in (2, 3) for order in ("", "_backward")),
     *(f"english_{kind}" for kind in ("fact", "new", "change", "list", "absent")),
 )

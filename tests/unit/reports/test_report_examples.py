@@ -26,6 +26,8 @@ def reply(body: dict[str, Any], number: int) -> str:
     if prompt.rstrip().endswith("Sentences:"):
         quotes = re.findall(r'\[q(\d+)\] .*?: "(.*)"', part(prompt, "quotes"))
         return "\n".join([f"{text} [q{number}]" for number, text in quotes] + ["All of it was proved in 1905. [q1]"])
+    if prompt.rstrip().endswith("COMPATIBLE:"):
+        return "CONTRADICT"
     memory = part(prompt, "memory").replace("(empty)", "").replace("nothing yet", "").strip()
     if "<section>" not in prompt:
         return f"\\boxed{{{memory or 'not stated'}}}"
@@ -65,7 +67,6 @@ def test_literature_analysis(tmp_path: Path) -> None:
     markdown = (tmp_path / "review/report.md").read_text()
     assert "Recall rose by 12 percent." in markdown
     assert "Weiss, Ada, Sleep and memory, 2020" in markdown
-    assert "(different numbers)" in markdown
     assert (tmp_path / "review/references.bib").read_text().count("@misc{") == 2
 
 
@@ -78,7 +79,7 @@ def test_case_files(tmp_path: Path) -> None:
     (folder / "cook.txt").write_text(prose * 5)
     with FakeServer(reply) as server:
         out = run(server, tmp_path, "case_files", "harbor", "When did the van arrive?")
-    assert "CONTRADICTION (dates): When did the van arrive?" in out
+    assert "CONTRADICTION: When did the van arrive?" in out
     assert '"The van arrived at 22:40 on 3 May 2021." (characters 126-165)' in out
     assert "cook.txt has no answer to: When did the van arrive?" in out
     assert "2 of 2 quotes are in the files" in out

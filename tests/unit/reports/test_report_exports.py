@@ -8,6 +8,7 @@ import json
 import re
 import stat
 import zipfile
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,22 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
-from memagent_report import bibliography
-from memagent_report.bibliography import bibtex
-from memagent_report.checked_report import Report, checked_report
-from memagent_report.docx_export import docx_bytes
-from memagent_report.drafts import Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
+from memagent_report import Report, references
+from memagent_report.checked_report import checked_report
+from memagent_report.drafts import Contradiction, Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
 from memagent_report.evidence_matrix import (
-    Cell,
     CellState,
     EvidenceMatrix,
+    MatrixCell,
     QuotePlace,
     ReportDocument,
     SourceQuote,
 )
 from memagent_report.export_safety import markdown_text, spreadsheet_cell, without_folders
-from memagent_report.matrix_export import matrix_csv, matrix_parquet
+from memagent_report.references import bibtex
+from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import ReportEvent
-from memagent_report.report_files import write_report
+from memagent_report.report_files import matrix_csv, matrix_parquet, write_report
 from memagent_report.source_text import SourceText
 
 ATTACKS = (
@@ -49,7 +49,7 @@ ATTACKS = (
     "https://evil.example www.evil.example a@evil.example",
     "$\\input{/etc/passwd}$ \\write18{rm} | cell | # heading",
     "[1]: http://evil.example\n\n<details open ontoggle=alert(1)>",
-    "{{sections}} {{style}} \u202eevil\u202c \x1b[31m \ud800 \x00",
+    "{{chapters}} {{style}} \u202eevil\u202c \x1b[31m \ud800 \x00",
     "1. one\n- two\n> three\n```\ncode",
 )
 
@@ -72,11 +72,13 @@ def report_of(
         }
         documents.append(ReportDocument(names[number], reference, known))
         quote = SourceQuote(text, 0, len(text), "page 1")
-        cells.append(Cell(number, 0, CellState.ANSWERED, text, (quote,), run_id=f"run-{number}"))
+        cells.append(MatrixCell(number, 0, CellState.ANSWERED, text, (quote,), run_id=f"run-{number}"))
         sources[number] = SourceText(text)
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
-    return checked_report("report-1", "policy", matrix, extractive_draft(matrix), sources.items(), events)
+    pairs = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
+    draft = replace(extractive_draft(matrix), contradictions=pairs)
+    return checked_report("report-1", "policy", matrix, draft, sources.items(), events)
 
 
 ELEMENTS = set(
@@ -127,7 +129,7 @@ def test_the_page_loads_runs_and_links_nothing_but_itself(attacked: Report) -> N
     assert "script-src" not in str(policy)
     shown = "".join(page.words)
     assert "<script>alert(1)</script>" in shown
-    assert "{{sections}}" in shown
+    assert "{{chapters}}" in shown
     assert not {"\u202e", "\x1b", "\ud800", "\x00"} & set(shown)
 
 
@@ -212,7 +214,7 @@ def test_parquet_has_answers_and_quotes_as_they_are(attacked: Report) -> None:
 
 def test_docx_is_text_without_fields_links_and_images(attacked: Report) -> None:
     docx = pytest.importorskip("docx")
-    data = docx_bytes(attacked)
+    data = docx_bytes(attacked.manuscript())
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         body = archive.read("word/document.xml").decode()
@@ -236,13 +238,15 @@ def test_bibtex_has_entries_for_titles_and_no_commands() -> None:
         "journal": "Memoirs",
     }
     report = report_of("One.", "Two.", "Three.", metadata=(plain, plain, {}))
-    entries = bibtex(report)
+    entries = bibtex(report.matrix.documents)
     assert re.findall(r"@(\w+)\{(\w+),", entries) == [
         ("article", "lovelace1843notes"),
         ("article", "lovelace1843notesa"),
     ]
     assert "author = {Lovelace, Ada and Menabrea, Luigi}," in entries
-    attacked = bibtex(report_of("x", metadata=({"title": "\\input{x} 5% & $y$ #1 a_b ~ ^", "author": "}{"},)))
+    attacked = bibtex(
+        report_of("x", metadata=({"title": "\\input{x} 5% & $y$ #1 a_b ~ ^", "author": "}{"},)).matrix.documents
+    )
     values = re.findall(r"(?m)= \{(.*)\},$", attacked)
     for value in values:
         bare = re.sub(r"\\(?:textbackslash|textasciitilde|textasciicircum)\{\}|\\[{}$&#%_]", "", value)
@@ -269,7 +273,7 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
     whole = report_of("Anna paid 5 dollars.")
     place = QuotePlace(0, 0, 0)
     sentences = (DraftSentence("Anna paid 5 dollars.", (place,)), DraftSentence("Anna paid 6 dollars.", (place,)))
-    draft = Draft(ReportMode.WRITTEN, (DraftSection("Costs", (0,), sentences), DraftSection("None", (0,), ())), {})
+    draft = Draft(ReportMode.WRITTEN, (DraftSection("Costs", (0,), sentences), DraftSection("None", (0,), ())))
     report = checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
     assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
     for text in (report.to_markdown(), report.to_html()):
@@ -313,8 +317,8 @@ def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: P
 
 
 def test_bibtex_keys_are_unique_however_many_are_alike() -> None:
-    used: set[str] = set()
+    used: dict[str, str] = {}
     for title in ["Report27", *["Report"] * 40]:
-        key = bibliography._key({"title": title, "author": "Ada Lovelace", "year": "1843"}, used)
+        key = references._key({"title": title, "author": "Ada Lovelace", "year": "1843"}, used)
         assert key not in used
-        used.add(key)
+        used[key] = title

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -35,19 +36,18 @@ from memagent_graph import (
     RunLog,
     ScriptedPolicy,
     load_prompts,
-    report,
 )
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.leases import lease
-from memagent_report import Report, ReportSource, areport
-from memagent_report.contradictions import ContradictionRule
-from memagent_report.drafts import ReportMode
+from memagent_report import Report, ReportSource, areport, report, report_writing
+from memagent_report.drafts import Contradiction, ReportMode
 from memagent_report.evidence_matrix import CellState
-from memagent_report.sentence_problems import ProblemKind
+from memagent_report.sentence_checks import ProblemKind
 
 WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)
 QUESTION = "What is said about conditions and exceptions?"
+KEYS = (("a", "4711"), ("b", "12"), ("e", "5"))
 ASKED = ["What is said about if?", "What is said about not?"]
 
 
@@ -171,12 +171,13 @@ def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it
         found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
     assert found.mode is ReportMode.EXTRACTIVE
     assert [sentence.text for sentence in found.sentences] == ["4711", "12"]
-    assert [each.judgement for each in found.contradictions] == [False]
+    assert found.contradictions == ()
+    assert log_of_judgements(tmp_path) == ["COMPATIBLE"]
     profile = Profile(WIDE, load_prompts())
     with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=None, prompts=None, profile=profile) as agent:
         found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
     assert [event.kind for event in found.events] == [EventKind.NOT_JUDGED]
-    assert [each.judgement for each in found.contradictions] == [None]
+    assert found.contradictions == ()
 
 
 def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(tmp_path: Path) -> None:
@@ -246,24 +247,42 @@ def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_
     assert [problem.kind for problem in third.problems] == [ProblemKind.NUMBER]
 
 
-def test_contradictions_are_listed_and_may_be_judged(tmp_path: Path) -> None:
+def log_of_judgements(folder: Path) -> list[str]:
+    with contextlib.closing(RunLog(folder / "runs.sqlite")) as log:
+        (run,) = [run for run in log.runs() if run.run_id.endswith("-writing")]
+        return [call.text for call in log.conversations(run.run_id) if call.role == "report_judge"]
+
+
+def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(tmp_path: Path) -> None:
     asked = ["What is the key of harbor?"]
+    pairs = []
 
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith("COMPATIBLE:"):
-            assert part(prompt, "answers") == "a.txt: 4711\nc.txt: 4711\nb.txt: 12"
-            return "CONTRADICT"
+            pairs.append(part(prompt, "answers"))
+            return "CONTRADICT" if "b.txt" in pairs[-1] else "COMPATIBLE"
         return reads_keys_and_writes(prompt)
 
     with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
-        paths = keys(tmp_path, a="4711", b="12", c="4711", d="")
+        paths = keys(tmp_path, a="4711", b="12", c="4711", d="", e="5")
         unjudged = report(agent, "Keys?", paths, questions=asked)
+        assert (unjudged.contradictions, pairs) == ((), [])
         judged = report(agent, "Keys?", paths, questions=asked, judge=True)
-    (found,) = unjudged.contradictions
-    assert (found.rule, found.groups, found.judgement) == (ContradictionRule.NUMBERS, ((0, 2), (1,)), None)
-    assert [each.judgement for each in judged.contradictions] == [True]
+    one, two, three = (f'{name}.txt: {key} (quote: "The key of harbor is {key}.")' for name, key in KEYS)
+    assert sorted(pairs) == [f"{one}\n{two}", f"{one}\n{three}", f"{two}\n{three}"]
+    assert judged.contradictions == (Contradiction(0, ((0, 2), (1,))), Contradiction(0, ((1,), (4,))))
     assert judged.matrix.cell(3, 0).state is CellState.EMPTY
     assert "(empty)" in judged.to_markdown()
+    for text in (judged.to_markdown(), judged.to_html()):
+        assert "a.txt, c.txt: 4711" in text
+
+
+def test_more_pairs_than_are_judged_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_writing, "_MOST_PAIRS", 2)
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes)) as agent:
+        paths = keys(tmp_path, a="4711", b="12", c="5")
+        found = report(agent, "Keys?", paths, questions=["What is the key of harbor?"], judge=True, extractive=True)
+    assert [(event.kind, event.detail[:14]) for event in found.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
 
 
 def test_pages_are_known_where_documents_have_them(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 from benchmarks.report_mutations import MUTATIONS, Count, measured
 
 LEAST = {
-    "number changed": 95, "number word changed": 95, "date shifted": 95, "name replaced": 98, "names swapped": 70,
-    "numbers swapped": 65, "negation inserted": 95, "negation removed": 90, "cut after a denial": 90,
-    "opposite word": 95,     "quotes of another": 97,
-    "quote cut at end": 99, "quote cut at beginning": 99, "quote reworded": 99, "word replaced": 85, "unit changed": 80,
+    "number changed": 95, "number word changed": 95, "date shifted": 95, "name replaced": 98, "names swapped": 45,
+    "numbers swapped": 65, "negation inserted": 95, "opposite word": 95, "quotes of another": 97,
+    "quote cut at end": 99, "quote cut at beginning": 99, "quote reworded": 99, "word replaced": 95, "unit changed": 80,
 }  # fmt: skip
 """Percent of the falsified sentences of real documents and of invented facts; docs/reports.md has all figures."""
+NOT_NOTICED = {"negation removed", "cut after a denial"}
+"""What a sentence leaves out of a quote is not compared."""
 COPIED = ("real documents", "invented facts")
 
 
@@ -24,7 +25,7 @@ def rows() -> dict[str, dict[str, Count]]:
     return measured()
 
 
-@pytest.mark.parametrize("kind", MUTATIONS)
+@pytest.mark.parametrize("kind", LEAST)
 def test_falsified_copies_are_noticed(
     kind: str, rows: dict[str, dict[str, Count]], record_property: Callable[[str, Any], None]
 ) -> None:
@@ -33,6 +34,10 @@ def test_falsified_copies_are_noticed(
     record_property(f"noticed: {kind}", f"{noticed} of {of}")
     assert of > 0
     assert 100 * noticed >= LEAST[kind] * of
+
+
+def test_every_kind_of_falsification_has_a_figure() -> None:
+    assert set(MUTATIONS) == set(LEAST) | NOT_NOTICED
 
 
 @pytest.mark.parametrize("corpus", ["other words, known", "other words, held out"])
@@ -44,4 +49,4 @@ def test_numbers_dates_and_names_are_noticed_in_other_words_too(corpus: str, row
 def test_copies_raise_no_alarm_and_other_words_few(rows: dict[str, dict[str, Count]]) -> None:
     alarms = rows["false alarms: as it is"]
     assert sum(alarms[corpus].noticed for corpus in COPIED) <= 8
-    assert alarms["other words, held out"].noticed <= 8  # 6 of 25 when it was measured
+    assert alarms["other words, held out"].noticed <= 4  # 2 of 25 when it was measured

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memagent_report.sentence_checks import check_sentence
-from memagent_report.sentence_problems import ProblemKind
+from memagent_report.sentence_checks import ProblemKind, check_sentence
 
 QUOTES = (
     "On 3 March 2021 Alpha Corp paid Beta Ltd. 5.2 million dollars for at least 30 km of cable, and did not accept the "
@@ -48,12 +47,6 @@ def test_a_faithful_sentence_is_quoted(sentence: str) -> None:
         ("Omega Corp paid Beta Ltd. 5.2 million dollars.", ProblemKind.NAME),
         ("The cable was signed for by Clara Schwarz.", ProblemKind.NAME),
         ("Clara Weiss signed version 2.2.0.", ProblemKind.CODE),
-        ("Alpha Corp did not pay Beta Ltd.", ProblemKind.NEGATION),
-        ("Alpha Corp did accept the 12% discount.", ProblemKind.NEGATION),
-        ("The buyer must return goods before 14:30.", ProblemKind.OPPOSITE),
-        ("The buyer may return goods after 14:30.", ProblemKind.OPPOSITE),
-        ("Alpha Corp paid for at most 30 km of cable.", ProblemKind.OPPOSITE),
-        ("Beta Ltd. paid Alpha Corp 5.2 million dollars.", ProblemKind.ORDER),
         ('Alpha Corp called it "a fine cable".', ProblemKind.QUOTATION),
         ("The purple elephants dance quietly tonight.", ProblemKind.WORDS),
     ],
@@ -62,21 +55,27 @@ def test_what_no_quote_has_is_named(sentence: str, kind: ProblemKind) -> None:
     assert kind in kinds(sentence)
 
 
-def test_a_part_of_a_quote_is_no_quote_where_the_rest_denies_or_limits_it() -> None:
-    quote = "It is not true that Anna paid 5 dollars. Clara pays rent unless she is away."
-    assert kinds("Anna paid 5 dollars.", quote) == {ProblemKind.CHANGED}
-    assert kinds("Clara pays rent.", quote) == {ProblemKind.CHANGED}
-    assert kinds("Anna paid 5 dollars.", quote, "Later Anna paid 5 dollars.") == set()
+@pytest.mark.parametrize(
+    ("sentence", "change"),
+    [
+        ("The buyer must return goods before 14:30.", "must"),
+        ("The buyer may not return goods before 14:30.", "not"),
+        ("The buyer may sell goods before 14:30.", "sell"),
+        ("Gamma plant used 9 tonnes of coal. Delta plant used 9 tonnes of coal.", "9"),
+    ],
+)
+def test_a_sentence_that_repeats_a_quote_may_change_none_of_its_words(sentence: str, change: str) -> None:
+    (problem,) = check_sentence(sentence, (*QUOTES, OTHER))
+    assert (problem.kind, f"{change!r} instead" in problem.detail) == (ProblemKind.WORDS, True)
 
 
-def test_numbers_that_change_places_are_noticed() -> None:
-    assert kinds("Gamma plant used 9 tonnes of coal, Delta plant used 7 tonnes of coal.", OTHER) == {ProblemKind.ORDER}
-
-
-def test_a_number_of_another_name_is_noticed_where_quotes_are_apart() -> None:
-    first, second = OTHER.split(". ")
-    assert kinds("Gamma plant used 7 tonnes.", first, second) == set()
-    assert kinds("Gamma plant used 9 tonnes.", first, second) == {ProblemKind.APART, ProblemKind.CHANGED}
+def test_other_endings_function_words_and_places_are_no_changes() -> None:
+    quote = "In the first year Gamma plant needed much coal and the mayor said nothing of it to anybody in the town."
+    for sentence in (
+        "In the first year the Gamma plant needs much coal and the mayor said nothing of it to anybody in the town.",
+        "Gamma plant needed much coal and the mayor said nothing of it to anybody in the town in the first year.",
+    ):
+        assert kinds(sentence, quote) == set()
 
 
 def test_without_quotes_nothing_is_quoted() -> None:
@@ -85,8 +84,8 @@ def test_without_quotes_nothing_is_quoted() -> None:
 
 def test_the_name_of_its_document_may_be_in_a_sentence_and_that_of_another_may_not() -> None:
     sentence = "Deed-7.txt says that Clara Weiss signed version 2.1.0."
-    assert kinds(sentence, named=("Deed-7.txt",)) == set()
-    assert ProblemKind.NAME in kinds(sentence, named=("Will-8.txt",))
+    assert kinds(sentence, names=("Deed-7.txt",)) == set()
+    assert ProblemKind.NAME in kinds(sentence, names=("Will-8.txt",))
 
 
 def test_a_word_at_the_beginning_is_no_name_if_documents_have_it_in_lower_case() -> None:

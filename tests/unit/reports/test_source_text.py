@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memagent_graph.documents import SourceMark
 from memagent_report.checked_report import quote_problem
 from memagent_report.evidence_matrix import SourceQuote
-from memagent_report.sentence_problems import ProblemKind
+from memagent_report.sentence_checks import ProblemKind
 from memagent_report.source_text import LONGEST_QUOTE, SourceText
 from memagent_report.stated_facts import normalized
 

@@ -53,7 +53,6 @@ def test_a_part_of_a_date_is_within_the_date_and_no_other() -> None:
     assert month.is_within(whole)
     assert not whole.is_within(month)
     assert not other.is_within(whole)
-    assert other.excludes(whole)
 
 
 def test_may_is_a_verb_and_a_month() -> None:

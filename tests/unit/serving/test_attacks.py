@@ -44,7 +44,13 @@ def upstream() -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    options = {"keys": KEYS, "max_body": 3 * MEGABYTE, "spool": 4 * MEGABYTE, "uploads": MEGABYTE, "idle_seconds": 0.5}
+    options = {
+        "keys": KEYS,
+        "max_body": 3 * MEGABYTE,
+        "request_memory": 4 * MEGABYTE,
+        "uploads": MEGABYTE,
+        "idle_seconds": 0.5,
+    }
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MEMAGENT_CONVERSION_SECONDS", "8")
         with served(upstream.base_url, folder, **options) as found:
@@ -265,8 +271,10 @@ def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> N
     lines = ("POST /v1/chat/completions HTTP/1.1", f"Authorization: Bearer {ALICE}", "Content-Type: application/json")
     assert raw(server, *lines, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
     chunked = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
-    assert b"413" in raw(server, *lines, "Transfer-Encoding: chunked", body=chunked)[:20]
-    assert server.serving.completions.spool.used == 0
+    refusal = raw(server, *lines, "Transfer-Encoding: chunked", body=chunked)
+    assert b"413" in refusal[:20]
+    assert b"POST /v1/files" in refusal, "it says how a longer document can be sent"
+    assert server.serving.body_memory.used == 0
 
 
 def test_a_key_may_have_a_lower_bound_of_its_own(upstream: FakeServer, tmp_path: Path) -> None:
@@ -286,13 +294,13 @@ def test_a_key_may_have_a_lower_bound_of_its_own(upstream: FakeServer, tmp_path:
 )
 def test_countless_small_values_are_refused_before_they_take_memory(body: bytes) -> None:
     with pytest.raises(ApiError, match="too many values") as caught:
-        parse(memoryview(body))
+        parse(body)
     assert caught.value.status == 413
 
 
 def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(memoryview(json.dumps(chat(text)).encode()))
+    parsed = parse(json.dumps(chat(text)).encode())
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.text() == text
 
@@ -313,15 +321,15 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {3 * MEGABYTE}\r\n\r\n"
     )
-    with served(upstream.base_url, tmp_path, spool=4 * MEGABYTE) as server:
-        spool = server.serving.completions.spool
+    with served(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
+        memory = server.serving.body_memory
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head.encode() + b"x" * (2 * MEGABYTE))
-            until(lambda: spool.used == 3 * MEGABYTE)
+            until(lambda: memory.used == 3 * MEGABYTE)
             reply = httpx2.post(f"{server.api}/chat/completions", json=chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
-        until(lambda: spool.used == 0)
+        until(lambda: memory.used == 0)
 
 
 def until(condition: Callable[[], bool]) -> None:

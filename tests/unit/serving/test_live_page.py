@@ -18,7 +18,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 
-from memagent_graph.run_log.edits import author_of
+from memagent_graph.run_log.records import edited_by
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.reads import Bounds
 
@@ -236,7 +236,7 @@ def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Se
     assert finished(browser, run_id)["answer"] == "99"
     log = server.serving.reader.run_log
     (event,) = log.events(run_id)
-    assert (author_of(event.detail), event.text) == ("local", "harbor 99")
+    assert (event.detail, event.text) == (edited_by("local"), "harbor 99")
 
 
 def test_a_chunk_that_was_logged_but_is_in_no_checkpoint_is_not_shown_and_cannot_be_edited(
@@ -295,27 +295,7 @@ def test_an_edit_is_refused_while_it_reads_of_another_memory_and_beyond_the_budg
     edit = {"chunk": newest["chunk"], "before": newest["memory"], "text": "word " * 200}
     reply = browser.post(f"reads/{run_id}/memory", **edit)
     assert (reply.status_code, "tokens" in reply.json()["error"]["message"]) == (400, True)
-
-
-def test_a_pinned_line_is_put_back_where_the_policy_drops_it(browser: Browser, policy: Scripted) -> None:
-    policy.reply = lambda prompt: perfect_reader(prompt) if "<section>" not in prompt else "something else"
-    (run_id,) = browser.begin()
-    newest = paused(browser, run_id)
-    browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 77")
-    assert browser.post(f"reads/{run_id}/pins", line="harbor 77", pinned=True).status_code == 204
-    browser.post(f"reads/{run_id}/continue")
-    finished(browser, run_id)
-    with browser.events(run_id) as wait_for:
-        updates = wait_for("snapshot")["updates"]
-    assert updates[-1]["memory"] == "harbor 77\nsomething else"
-    assert [event["kind"] for event in updates[-1]["events"]] == ["pinned"]
-
-
-def test_pinned_lines_take_half_of_a_memory_at_most(browser: Browser) -> None:
-    (run_id,) = browser.begin()
-    paused(browser, run_id)
-    for line in ("word " * 40, "", "two\nlines"):
-        assert browser.post(f"reads/{run_id}/pins", line=line, pinned=True).status_code == 400
+    assert not browser.read(run_id)["edited"], "so the same request still gets this read"
 
 
 def test_one_can_ask_before_the_end_and_the_read_goes_on(browser: Browser) -> None:
@@ -325,6 +305,8 @@ def test_one_can_ask_before_the_end_and_the_read_goes_on(browser: Browser) -> No
             pass
         said = browser.post(f"reads/{run_id}/answer").json()
     assert (said["answer"], said["memory"]) == ("4711", "nothing yet\nharbor 4711")
+    for question in ("", "word " * 100):
+        assert browser.post(f"reads/{run_id}/answer", question=question).status_code == 400
     assert finished(browser, run_id)["answer"] == "4711"
 
 
@@ -332,6 +314,7 @@ def test_a_thumb_is_a_reward_under_the_keys_name(server: Served, browser: Browse
     (run_id,) = browser.begin()
     finished(browser, run_id)
     assert browser.post(f"reads/{run_id}/thumbs", up=False, note="the old key").status_code == 204
+    assert browser.post(f"reads/{run_id}/thumbs", up=False, note="x" * 5000).status_code == 400
     (reward,) = server.serving.reader.run_log.rewards(run_id)
     assert (reward.name, reward.value, reward.source, reward.note) == ("thumbs", 0.0, "local", "the old key")
     assert finished(browser, run_id)["thumb"] == 0.0
@@ -384,10 +367,10 @@ def test_the_ledger_finds_nothing_of_other_owners(tmp_path: Path) -> None:
     ledger.begin(Entry("b", "bob", "r", "100% _?", "d", 1.0))
     assert [entry.run_id for entry in ledger.search("alice", "0% _", newest=9)[0]] == ["a"]
     assert ledger.search("alice", "%x", newest=9) == ([], 0)
-    ledger.mark_edited("a", {"": ["line"]})
+    ledger.mark_edited("a")
     ledger.mark("a", ReadState.PAUSED)
     entry = ledger.get("alice", "a")
-    assert (entry.edited, entry.pins, entry.state.has_ended) == (True, {"": ["line"]}, True)
+    assert (entry.edited, entry.state.has_ended) == (True, True)
     ledger.close()
 
 
@@ -536,7 +519,7 @@ def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Pa
             assert bob.client.get(f"/page/reads/{run_id}/{path}").status_code == 404
         for path, body in (
             ("pause", {}), ("stop", {}), ("continue", {}), ("answer", {}), ("thumbs", {"up": True}),
-            ("pins", {"line": "x", "pinned": True}), ("memory", {"chunk": 0, "before": "", "text": ""}),
+            ("memory", {"chunk": 0, "before": "", "text": ""}),
         ):  # fmt: skip
             assert bob.post(f"reads/{run_id}/{path}", **body).status_code == 404
         assert bob.client.get("/page/compare", params={"a": run_id, "b": run_id}).status_code == 404
@@ -544,6 +527,10 @@ def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Pa
             assert wait_for("gone") == "there is no such read"
         file = alice.upload("a.txt", LONG).json()["id"]
         assert bob.post("reads", files=[file], questions=["?"]).status_code == 404
+        for _ in range(100):
+            Browser.of(server, ALICE)
+        assert bob.client.get("/page/reads").status_code == 200, "sign-ins of one key end no session of another"
+        assert alice.client.get("/page/reads").status_code == 401
         # A key that a page has is one of the API, and the page's cookie is none.
         assert alice.client.get("/v1/reads").status_code == 401
 

@@ -1,75 +1,33 @@
-"""Requests taken apart: long texts piece by piece, which parts are read, and which text is the question."""
+"""Requests taken apart: which parts are read, and which text is the question."""
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_serve import json_text
 from memagent_serve.chat_requests import ChatRequest, parse
-from memagent_serve.json_text import JsonText
-from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 
 
-def text_of(raw: str | bytes) -> JsonText:
-    found = JsonText.of(msgspec.Raw(raw.encode() if isinstance(raw, str) else raw))
-    assert found is not None
-    return found
-
-
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
-    return parse(memoryview(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
+    return parse(json.dumps({"model": "m", "messages": list(messages), **fields}).encode())
 
 
 def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def plan(chat: ChatRequest, room: int, findings: int = 100) -> Plan:
+def plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
     sizes = sizes_of(chat, TOKENIZER)
     total = total_of(chat, sizes, TOKENIZER)
     return planned(chat, sizes, total=total, room=room, findings=findings)
-
-
-# Texts piece by piece
-
-
-@pytest.mark.parametrize("ascii_only", [True, False])
-@given(text=st.text(st.sampled_from('a \\"\n/\x01é中\U0001f600\U0001f9d1u0d8'), max_size=400), size=st.integers(1, 30))
-def test_pieces_of_a_text_are_the_text_wherever_it_is_parted(ascii_only: bool, text: str, size: int) -> None:
-    found = text_of(json.dumps(text, ensure_ascii=ascii_only))
-    whole, json_text._PIECE_BYTES = json_text._PIECE_BYTES, size + 12  # type: ignore[misc]
-    try:
-        assert "".join(found.pieces()) == text
-    finally:
-        json_text._PIECE_BYTES = whole  # type: ignore[misc]
-    assert text.startswith(found.head(size))
-    assert text.endswith(found.tail(size))
-
-
-def test_a_run_of_backslashes_is_parted_between_two_of_them() -> None:
-    text = "\\" * 3_000_000
-    assert text_of(json.dumps(text)).text() == text
-
-
-@given(data=st.binary(max_size=300), size=st.integers(20, 60), is_url=st.booleans())
-def test_base64_is_decoded_piece_by_piece(data: bytes, size: int, is_url: bool) -> None:
-    given_text = ("data:application/pdf;base64," if is_url else "") + base64.b64encode(data).decode()
-    found = text_of(json.dumps(given_text))
-    whole, json_text._PIECE_BYTES = json_text._PIECE_BYTES, max(size, 60)  # type: ignore[misc]
-    try:
-        assert b"".join(found.from_base64()) == data
-    finally:
-        json_text._PIECE_BYTES = whole  # type: ignore[misc]
 
 
 # What is read
@@ -82,20 +40,20 @@ def test_a_request_that_fits_is_not_read() -> None:
 def test_the_fewest_and_largest_parts_are_read() -> None:
     chat = request(say("user", "word " * 2000), say("user", "some " * 300), say("user", "Which?"))
     found = plan(chat, 1000)
-    assert found.places == (Place(0, 0),)
+    assert found.places == (PartPlace(0, 0),)
     assert found.history == 0
-    assert found.asked == 2
+    assert found.latest == 2
 
 
 def test_a_long_system_message_is_read() -> None:
     chat = request(say("system", "rule " * 2000), say("user", "Which?"))
-    assert plan(chat, 500).places == (Place(0, 0),)
+    assert plan(chat, 500).places == (PartPlace(0, 0),)
 
 
 def test_files_are_always_read() -> None:
     part = {"type": "file", "file": {"file_id": "file-1"}}
     chat = request(say("user", [part, {"type": "text", "text": "Which?"}]))
-    assert plan(chat, 10_000).places == (Place(0, 0),)
+    assert plan(chat, 10_000).places == (PartPlace(0, 0),)
 
 
 def test_of_many_small_messages_the_older_are_read_as_one() -> None:
@@ -122,12 +80,12 @@ def test_a_tool_result_is_never_parted_from_its_call() -> None:
     found = plan(chat, 900)
     assert found.history
     assert chat.messages[found.history].role == "assistant"
-    assert found.asked == 0, "the user's request stays"
+    assert found.latest == 0, "the user's request stays"
 
 
 def test_where_nothing_fits_everything_is_read() -> None:
     chat = request(say("system", "rule " * 200), say("user", "word " * 200))
-    assert plan(chat, 150).places == (Place(0, 0), Place(1, 0))
+    assert plan(chat, 150).places == (PartPlace(0, 0), PartPlace(1, 0))
 
 
 # The question

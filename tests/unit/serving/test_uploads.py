@@ -20,7 +20,7 @@ def test_an_upload_whose_description_cannot_be_written_leaves_nothing_behind(tmp
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr("memagent_serve.uploads.write_whole", full)
         with pytest.raises(OSError, match="no space"):
             uploads.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
     assert uploads.all(LOCAL) == [kept]

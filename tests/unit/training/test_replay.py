@@ -26,6 +26,7 @@ from memagent_graph.trace import Span
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import ReplayError, RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -132,7 +133,7 @@ def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, 
     assert report.reshaped == ("a", "b")  # the reader samples greedily
 
 
-@pytest.mark.parametrize("suffix", ["sqlite", "parquet", "jsonl"])
+@pytest.mark.parametrize("suffix", ["sqlite", "parquet"])
 def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suffix) -> None:
     for run_id in "dcba":
         write(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
@@ -170,7 +171,7 @@ def test_an_update_that_left_the_memory_as_it_was_stays_in(make_reader, log) -> 
     assert list(group.rollouts_G[0].conversations_K[0].completion_ids_T) == [ord(" ")]
 
 
-def test_attempts_that_were_thrown_away_are_left_out_unless_asked_for(make_reader, log) -> None:
+def test_attempts_that_were_thrown_away_are_left_out(make_reader, log) -> None:
     asked = 0
 
     def script(prompt: str) -> Completion:
@@ -182,16 +183,54 @@ def test_attempts_that_were_thrown_away_are_left_out_unless_asked_for(make_reade
     result = reader.read(TEXT, QUESTION, run_id="a")
     log.reward("a", 1.0)
     (without,) = load_groups(log, min_group=1).groups
-    (with_them,) = load_groups(log, min_group=1, keep_discarded=True).groups
     assert len(without.rollouts_G[0].conversations_K) == result.chunks_read + 1
-    assert len(with_them.rollouts_G[0].conversations_K) == result.chunks_read + 3
 
 
 def test_a_discarded_attempt_without_ids_does_no_harm_where_it_is_not_trained_on(log) -> None:
     thrown = said("a", 0, 1, outcome=Outcome.DISCARDED, token_ids=None, logprobs=None)
     write(log, "a", conversations=[thrown, said("a", 0, 1, attempt=1), said("a", 1, 1)])
     assert refused(log, min_group=1) == {}
-    assert refused(log, min_group=1, keep_discarded=True) == {Refusal.NO_TOKEN_IDS: ("a",)}
+
+
+def test_a_run_is_scored_as_it_was_and_greedy_calls_are_left_out_afterwards(log) -> None:
+    """A greedy call that wrote the memory is part of what a step reward looks at, as when rewards are given at once."""
+    greedy = said("a", 1, 9, role="tidy", slot=0, sampling={"temperature": 0.0}, text="the fact")
+    write(
+        log,
+        "a",
+        conversations=[
+            said("a", 0, 9, text="nothing"),
+            replace(greedy, parents=(said("a", 0, 9).step,)),
+            replace(said("a", 2, 9, text="the fact"), slot=1, parents=(greedy.step,)),
+            replace(said("a", 3, 3), parents=(said("a", 2, 9).step,)),
+        ],
+    )
+
+    def gain(run: TrainingRun) -> list[float]:
+        known = ["fact" in (memory or "") for memory in run.memories]
+        return [float(now) - float(before) for before, now in zip([False, *known], known, strict=False)]
+
+    (group,) = load_groups(log, step_reward=gain, min_group=1).groups
+    (rollout,) = group.rollouts_G
+    assert [one.role for one in rollout.conversations_K] == ["update", "update", "answer"]
+    assert rollout.step_rewards_K == (0.0, 0.0, 0.0)
+    for one in log.conversations("a"):
+        if one.sampling["temperature"]:
+            log.reward("a", 0.5, name="step", conversation=one.id)
+    (group,) = load_groups(log, step_reward="step", min_group=1).groups
+    assert group.rollouts_G[0].step_rewards_K == (0.5, 0.5, 0.5)
+
+
+def test_runs_whose_question_was_redacted_are_grouped_by_what_the_policy_was_shown(log) -> None:
+    for run_id, ids in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3]), ("d", [1, 3]), ("e", None)):
+        first = said(run_id, 0, 1, prompt_token_ids=ids)
+        write(log, run_id, question="", conversations=[first, said(run_id, 1, 1)])
+    replay = load_groups(log)
+    assert sorted([rollout.run_id for rollout in group.rollouts_G] for group in replay.groups) == [
+        ["a", "b"],
+        ["c", "d"],
+    ]
+    assert replay.report.refused == {Refusal.NO_TOKEN_IDS: ("e",)}
 
 
 def test_what_was_superseded_is_never_trained_on(log) -> None:
@@ -309,9 +348,9 @@ def test_a_reward_is_of_one_attempt_and_leaves_an_event_in_log_and_export(make_r
             "reward_withdrawn", f"reward = {value} by person was of an earlier attempt",
         )  # fmt: skip
     assert refused(log)[Refusal.NO_REWARD] == ("again", "resumed")
-    export_runs(log, tmp_path / "runs.jsonl")
+    export_runs(log, tmp_path / "runs.parquet")
     other = RunLog(tmp_path / "other.sqlite")
-    import_runs(other, tmp_path / "runs.jsonl")
+    import_runs(other, tmp_path / "runs.parquet")
     assert other.events("again") == log.events("again")
     assert refused(other)[Refusal.NO_REWARD] == ("again", "resumed")
     other.close()
@@ -389,13 +428,6 @@ def test_a_run_whose_memory_a_person_replaced_is_refused(make_reader, log, tmp_p
     reader.read(TEXT, QUESTION, run_id="a")
     reader.edit_memory("a", 1, "harbor 99")
     reader.resume("a")
-    log.reward("a", 1.0)
-    assert refused(log) == {Refusal.EDITED: ("a",)}
-
-
-def test_a_run_in_which_a_pinned_line_was_put_back_is_refused(make_reader, log) -> None:
-    reader = make_reader(ScriptedPolicy(exactly), run_log=log)
-    list(reader.stream(TEXT, QUESTION, run_id="a", pins=lambda branch: ["harbor 99"]))
     log.reward("a", 1.0)
     assert refused(log) == {Refusal.EDITED: ("a",)}
 

@@ -3,48 +3,30 @@
 >>> task = load_data_task("hotpotqa", Path("hotpot_dev_distractor_v1.json"), settings)  # doctest: +SKIP
 >>> task.lengths, task.count(2048)  # doctest: +SKIP
 
-`file_task` defines which examples belong to a length; each format's module defines its own length.
+`file_task` defines which examples belong to a length, `formats` and `qa_records` their own lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Final
 
 from memagent_evaluation.data_files.file_task import FileTask
-from memagent_evaluation.data_files.longbench import load_longbench
-from memagent_evaluation.data_files.mrcr import load_mrcr
+from memagent_evaluation.data_files.formats import ROW_FORMATS, load_rows
 from memagent_evaluation.data_files.published import data_paths
-from memagent_evaluation.data_files.qa_files import load_qa_files
-from memagent_evaluation.data_files.qa_records import read_records
-from memagent_evaluation.data_files.record_tasks import load_records
-from memagent_evaluation.data_files.ruler_files import load_ruler_files
-from memagent_evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
+from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records, read_records
 from memagent_evaluation.samples import TaskSettings
 from memagent_graph.errors import EvaluationError
 
 __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
 
-_LOADERS: Final[Mapping[str, Callable[[Sequence[Path], TaskSettings], FileTask]]] = {
-    "hotpotqa": partial(load_records, "hotpotqa"),
-    "squad": partial(load_records, "squad"),
-    "qa_files": load_qa_files,
-    "longbench": load_longbench,
-    "mrcr": load_mrcr,
-    "ruler_files": load_ruler_files,
-    "ruler_hqa_files": load_ruler_hqa_files,
-}
-
 
 def data_task_names() -> tuple[str, ...]:
-    """The names that `load_data_task` takes."""
-    return tuple(_LOADERS)
+    """Return the names that `load_data_task` takes."""
+    return (*RECORD_NAMES, *ROW_FORMATS)
 
 
 def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> FileTask:
-    """A task from a data file, a folder of such files, or a folder that `datasets.Dataset.save_to_disk` wrote.
+    """Return a task from a data file, a folder of such files, or a folder that `datasets.Dataset.save_to_disk` wrote.
 
     Every row is checked once, with one of them in memory at a time.
 
@@ -61,4 +43,4 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
     if not isinstance(settings, TaskSettings):
         raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
     paths = data_paths(name, path, name)
-    return _LOADERS[name](paths, settings)
+    return (load_rows if name in ROW_FORMATS else load_records)(name, paths, settings)

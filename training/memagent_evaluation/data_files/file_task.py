@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
-from memagent_evaluation.data_files.row_files import Row, Rows
+from memagent_evaluation.data_files.table_rows import TableRow, TableRows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import Tokenizer
@@ -23,7 +23,6 @@ _PIECE_CHARACTERS: Final = 1 << 16
 _MEASURED_PIECES: Final = 5
 _MEASURED_CHARACTERS: Final = 1200
 _MOST_EXACT_LENGTHS: Final = 16
-_T = TypeVar("_T")
 
 
 class DamagedRowError(ValueError):
@@ -31,29 +30,34 @@ class DamagedRowError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class FileExample:
     """A question on a document, from a file."""
 
     question: str
     gold: tuple[str, ...]
     document: str
     needles: tuple[Needle, ...] = ()
+    metric: Metric = Metric.ANY
+    length: int | None = None
+    """Its own length, if the file states it."""
+    prefix: str = ""
+    """What its answer begins with, if that is not part of what is asked for."""
 
 
-class Examples(Protocol):
+class FileExamples(Protocol):
     """Examples in a fixed order; each is made on request."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Example: ...
+    def __getitem__(self, index: int, /) -> FileExample: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowExamples:
     """Examples that are rows of a file."""
 
-    rows: Rows
-    read: Callable[[Row], Example]
+    rows: TableRows
+    read: Callable[[TableRow], FileExample]
     """Makes the example of a row, or raises DamagedRowError."""
     hint: str
     """A description of the format's rows."""
@@ -61,27 +65,21 @@ class RowExamples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int, /) -> Example:
-        return self._made(index, self.rows[index], lambda row, example: example)
-
-    def measured(self, measure: Callable[[Row, Example], _T]) -> Iterator[_T]:
-        """The result of `measure` for each row and its example; its DamagedRowError is reported like any other.
+    def __getitem__(self, index: int, /) -> FileExample:
+        """Return an example.
 
         Raises:
-            EvaluationError: a row is damaged; the file and line are named.
+            EvaluationError: the row is damaged; the file and line are named.
         """
-        for index in range(len(self)):
-            yield self._made(index, self.rows[index], measure)
-
-    def _made(self, index: int, row: Row, make: Callable[[Row, Example], _T]) -> _T:
+        row = self.rows[index]
         try:
             example = self.read(row)
             for what, text in (("question", example.question), ("document", example.document)):
                 if not text.strip():
                     raise DamagedRowError(f"the {what} is empty")
-            return make(row, example)
         except DamagedRowError as error:
             raise EvaluationError(f"{self.rows.place(index)}: {error}", hint=self.hint) from error
+        return example
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +90,7 @@ class FileTask:
     metric: Metric
     unit: LengthUnit
     answer_tokens: int
-    examples: Examples = field(repr=False)
+    examples: FileExamples = field(repr=False)
     own_lengths: array[int] = field(repr=False)
     """The length of every example, in the unit."""
     source: str
@@ -106,41 +104,43 @@ class FileTask:
         own = sorted(set(self.own_lengths))
         if len(own) <= _MOST_EXACT_LENGTHS and all(longer >= 2 * shorter for shorter, longer in pairwise(own)):
             return tuple(own)
-        return tuple(sorted({1 << (each - 1).bit_length() for each in own}))
+        return tuple(sorted({1 << (length - 1).bit_length() for length in own}))
 
     def count(self, length: int) -> int:
-        """How many samples there are of a length."""
-        return len(self._of(length))
+        """Return how many samples there are of a length."""
+        return len(self._places(length))
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th example of a length, in the file's order.
+        """Return the `index`-th example of a length, in the file's order.
 
         Raises:
             EvaluationError: there are fewer, or the file has changed and is damaged now.
         """
-        found = self._of(length)
-        if not 0 <= index < len(found):
-            held = ", ".join(f"{each} ({self.count(each)})" for each in self.lengths)
+        places = self._places(length)
+        if not 0 <= index < len(places):
+            available = ", ".join(f"{length} ({self.count(length)})" for length in self.lengths)
             raise EvaluationError(
-                f"{self.source} has {len(found)} {self.name} questions of more than {length // 2} and at most {length} "
-                f"{self.unit.value}; there is none with index {index}",
-                hint=f"Ask for fewer (--n), or for lengths that it has, with how many of each: {held}.",
+                f"{self.source} has {len(places)} {self.name} questions of more than {length // 2} and at most "
+                f"{length} {self.unit.value}; there is none with index {index}",
+                hint=f"Ask for fewer (--n), or for lengths that it has, with how many of each: {available}.",
             )
-        row = found[index]
+        row = places[index]
         example = self.examples[row]
         pieces = partial(_pieces, self.examples, row)
-        return Sample(self, length, index, example.question, example.gold, pieces, example.needles)
+        return Sample(
+            self, length, index, example.question, example.gold, pieces, example.needles, self.own_lengths[row]
+        )
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample. Raises EvaluationError like `sample`."""
+        """Return the question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 
-    def _of(self, length: int) -> list[int]:
-        return [at for at, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length]
+    def _places(self, length: int) -> list[int]:
+        return [place for place, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length]
 
 
 def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """The approximate number of tokens of a text, within a few percent: for long ones, five pieces are counted."""
+    """Return the number of tokens of a text within a few percent: of long ones, five pieces are counted."""
     if len(text) <= _MEASURED_PIECES * _MEASURED_CHARACTERS:
         return max(1, tokenizer.count(text))
     step = (len(text) - _MEASURED_CHARACTERS) / (_MEASURED_PIECES - 1)
@@ -148,21 +148,28 @@ def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
-def estimated_lengths(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
-    """The approximate number of tokens of document and question of each example.
+def example_lengths(examples: RowExamples, tokenizer: Tokenizer, note: Callable[[FileExample], None]) -> array[int]:
+    """Return the own length of each example: the stated one, or the approximate tokens of document and question.
+
+    Args:
+        examples: of a file; one at a time is in memory.
+        tokenizer: what measures them.
+        note: is called with each example.
 
     Raises:
         EvaluationError: a row is damaged; the file and line are named.
     """
+    lengths = array("Q")
+    for index in range(len(examples)):
+        example = examples[index]
+        note(example)
+        estimate = estimated_tokens(example.document, tokenizer) if example.length is None else 0
+        lengths.append(example.length or estimate + tokenizer.count(example.question))
+    return lengths
 
-    def tokens(_: Row, example: Example) -> int:
-        return estimated_tokens(example.document, tokenizer) + tokenizer.count(example.question)
 
-    return array("Q", examples.measured(tokens))
-
-
-def text_of(row: Row, name: str, *, empty: bool = False) -> str:
-    """A field that must be text."""
+def text_of(row: TableRow, name: str, *, empty: bool = False) -> str:
+    """Return a field that must be text."""
     value = row.get(name)
     if not isinstance(value, str):
         raise DamagedRowError(f'"{name}" is {_described(row, name)}, not text')
@@ -171,34 +178,34 @@ def text_of(row: Row, name: str, *, empty: bool = False) -> str:
     return value
 
 
-def texts_of(row: Row, name: str) -> tuple[str, ...]:
-    """A field that must be a list of texts, or one text; repeated ones count once."""
+def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
+    """Return a field that must be a list of texts, or one text; repeated ones count once."""
     value = row.get(name)
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise DamagedRowError(f'"{name}" is {_described(row, name)}, not a list of texts')
-    filled = tuple(dict.fromkeys(each for each in texts if each.strip()))
+    filled = tuple(dict.fromkeys(text for text in texts if text.strip()))
     if not filled:
         raise DamagedRowError(f'"{name}" has no text')
     return filled
 
 
-def number_of(row: Row, name: str) -> int:
-    """A field that must be a positive whole number."""
+def number_of(row: TableRow, name: str) -> int:
+    """Return a field that must be a positive whole number."""
     value = row.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise DamagedRowError(f'"{name}" is {_described(row, name)}, not a positive whole number')
     return value
 
 
-def _described(row: Row, name: str) -> str:
+def _described(row: TableRow, name: str) -> str:
     if name not in row:
         return f"missing (there are: {', '.join(map(str, row)) or 'none'})"
     value: Any = row[name]
     return f"{str(value)[:40]!r}" if isinstance(value, str | int | float) else type(value).__name__
 
 
-def _pieces(examples: Examples, index: int) -> Iterator[str]:
+def _pieces(examples: FileExamples, index: int) -> Iterator[str]:
     document = examples[index].document
     for at in range(0, len(document), _PIECE_CHARACTERS):
         yield document[at : at + _PIECE_CHARACTERS]

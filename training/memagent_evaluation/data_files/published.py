@@ -48,7 +48,8 @@ PUBLISHED: Final = {
 
 
 def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
-    """The files that a data set has at a path: itself if it is a file or a dataset folder, else those in the folder.
+    """Return the files that a data set has at a path: itself if it is a file or a dataset folder, else those in the
+    folder.
 
     Without a path, it is the data folder's `evaluation`; `task` is named in messages as what needs a data file.
 
@@ -58,26 +59,26 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
         EvaluationError: there is no such name, or there are no files; the message says where the file is published and
             how to pass it.
     """
-    published, given = published_as(name), path
+    published, given_path = published_as(name), path
     path = path or data_folder() / "evaluation"
-    if path.is_file() or any((path / each).is_file() for each in ("state.json", "dataset_dict.json")):
+    if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
     remedy = f"{name} reads {published.what}. Pass where it is (--data PATH), or put it into {path}."
     if not path.is_dir():
-        what = f"there is no data file {path}" if given or not task else f"{task} needs a data file"
+        what = f"there is no data file {path}" if given_path or not task else f"{task} needs a data file"
         raise EvaluationError(what, hint=remedy)
     if (path / name).is_dir():
         return data_paths(name, path / name)
     for pattern in published.patterns:
-        if found := sorted(filter(Path.is_file, path.glob(pattern)), key=_natural):
+        if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=_natural):
             # LongBench-E's files, which end in _e, repeat questions of the others.
-            names = {each.stem for each in found}
-            return [each for each in found if each.stem.removesuffix("_e") not in names - {each.stem}]
+            names = {match.stem for match in matches}
+            return [match for match in matches if match.stem.removesuffix("_e") not in names - {match.stem}]
     raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
 
 
 def published_as(name: str) -> Published:
-    """The data set of a name.
+    """Return the data set of a name.
 
     Raises:
         EvaluationError: there is none.

@@ -2,18 +2,26 @@
 
 Both in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON lines,
 Parquet or a dataset folder). The rows determine which of them a file is.
+
+Both are also tasks: each question on its own paragraphs. An example's own length is approximately the tokens of its
+paragraphs and question: each paragraph's tokens are counted once and summed. HotpotQA documents have some 1,500 tokens,
+SQuAD's are whole articles. Paragraphs are shuffled, the same way for equal seeds, because the files' order gives the
+answer away or has been lost.
 """
 
 from __future__ import annotations
 
+import random
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from memagent_evaluation.data_files.file_task import DamagedRowError, text_of, texts_of
+from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, text_of, texts_of
 from memagent_evaluation.data_files.published import PUBLISHED, data_paths
-from memagent_evaluation.data_files.row_files import Row, Rows, open_rows
+from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
+from memagent_evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
 from memagent_graph.errors import EvaluationError
 
@@ -21,7 +29,9 @@ _HINTS: Final = {
     "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
+_ANSWER_TOKENS: Final = 128
 _T = TypeVar("_T")
+RECORD_NAMES: Final = tuple(_HINTS)
 _EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
 
 
@@ -53,14 +63,14 @@ class QARecord:
     """They belong to the question but do not answer it; empty if the data set has none."""
 
     def contribution(self, paragraph: Paragraph) -> str:
-        """The contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
+        """Return the contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
         answer.
         """
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
 def read_records(path: Path, name: str | None = None) -> list[QARecord]:
-    """All records of a file or dataset folder, in its order.
+    """Return all records of a file or dataset folder, in its order.
 
     HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
     SQuAD: gold is the paragraph that the question was asked on, distractors the others of the same article, as RULER
@@ -82,30 +92,30 @@ def read_records(path: Path, name: str | None = None) -> list[QARecord]:
 
 
 def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
-    """The records of files of one data set; see `read_records`."""
+    """Return the records of files of one data set; see `read_records`."""
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
-        found, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
+        kind, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
     elif "paragraphs" in first:
-        found, records = "squad", _each(rows, "squad", _article)
+        kind, records = "squad", _each(rows, "squad", _article)
     elif {"title", "context", "question", "answers"} <= first.keys():
-        found, records = "squad", _flat_squad(rows)
+        kind, records = "squad", _flat_squad(rows)
     else:
         raise EvaluationError(
             f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
             hint=_EITHER,
         )
-    if name not in {None, found}:
-        raise EvaluationError(f"{rows.place(0)}: a file of {found}, not of {name}", hint=f"Name {found} instead.")
+    if name not in {None, kind}:
+        raise EvaluationError(f"{rows.place(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
     made = list(records)
     if not made:
-        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[found])
+        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[kind])
     return made
 
 
-def _each(rows: Rows, name: str, made: Callable[[Row], Iterable[_T]]) -> Iterator[_T]:
-    """The result for each row.
+def _each(rows: TableRows, name: str, made: Callable[[TableRow], Iterable[_T]]) -> Iterator[_T]:
+    """Yield the result for each row.
 
     Raises:
         EvaluationError: a row is damaged; the file and line are named.
@@ -117,10 +127,10 @@ def _each(rows: Rows, name: str, made: Callable[[Row], Iterable[_T]]) -> Iterato
             raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
 
 
-def _hotpotqa(row: Row) -> Iterator[QARecord]:
+def _hotpotqa(row: TableRow) -> Iterator[QARecord]:
     paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _titled(row)]
     supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
-    if lost := supporting - {each.title for each in paragraphs}:
+    if lost := supporting - {pair.title for pair in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
     if not supporting:
         raise DamagedRowError('"supporting_facts" is empty')
@@ -128,19 +138,19 @@ def _hotpotqa(row: Row) -> Iterator[QARecord]:
         id=text_of(row, "_id" if "_id" in row else "id"),
         question=text_of(row, "question").strip(),
         answers=(text_of(row, "answer").strip(),),
-        gold=tuple(each for each in paragraphs if each.title in supporting),
-        distractors=tuple(each for each in paragraphs if each.title not in supporting),
+        gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting),
+        distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting),
     )
 
 
-def _titled(row: Row) -> Iterator[tuple[str, list[str]]]:
+def _titled(row: TableRow) -> Iterator[tuple[str, list[str]]]:
     for title, sentences in _pairs(row, "context", "sentences"):
-        if not (isinstance(sentences, list) and all(isinstance(each, str) for each in sentences)):
+        if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
             raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
         yield title, sentences
 
 
-def _pairs(row: Row, name: str, second: str) -> list[tuple[str, Any]]:
+def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
     """Pairs with a title first: [[title, x], ...] as published, {"title": [...], second: [...]} in the HF dataset."""
     value: Any = row.get(name)
     if isinstance(value, dict):
@@ -149,26 +159,29 @@ def _pairs(row: Row, name: str, second: str) -> list[tuple[str, Any]]:
         if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
             value = list(zip(titles, others, strict=True))
     if not isinstance(value, list) or not all(
-        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str) for each in value
+        isinstance(paragraph, list | tuple) and len(paragraph) == 2 and isinstance(paragraph[0], str)
+        for paragraph in value
     ):
         raise DamagedRowError(f'"{name}" is not a list of pairs with a title')
     return [(title, other) for title, other in value]
 
 
-def _article(row: Row) -> Iterator[QARecord]:
-    """The records of an article, which is a row of SQuAD's own files."""
+def _article(row: TableRow) -> Iterator[QARecord]:
+    """Yield the records of an article, which is a row of SQuAD's own files."""
     title = text_of(row, "title").replace("_", " ")
-    asked = [(Paragraph(title, text_of(each, "context").strip()), each) for each in _objects(row, "paragraphs")]
-    paragraphs = [paragraph for paragraph, _ in asked]
-    for at, (paragraph, content) in enumerate(asked):
+    entries = [
+        (Paragraph(title, text_of(content, "context").strip()), content) for content in _objects(row, "paragraphs")
+    ]
+    paragraphs = [paragraph for paragraph, _ in entries]
+    for at, (paragraph, content) in enumerate(entries):
         others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
         for question in _objects(content, "qas"):
             if not question.get("is_impossible", False):
-                answers = [text_of(each, "text").strip() for each in _objects(question, "answers")]
+                answers = [text_of(answer, "text").strip() for answer in _objects(question, "answers")]
                 yield _squad_record(question, answers, paragraph, others)
 
 
-def _squad_record(row: Row, answers: list[str], gold: Paragraph, others: tuple[Paragraph, ...]) -> QARecord:
+def _squad_record(row: TableRow, answers: list[str], gold: Paragraph, others: tuple[Paragraph, ...]) -> QARecord:
     if not answers:
         raise DamagedRowError(f"the question {row.get('id')!r} has no answer")
     return QARecord(
@@ -180,31 +193,73 @@ def _squad_record(row: Row, answers: list[str], gold: Paragraph, others: tuple[P
     )
 
 
-def _flat_squad(rows: Rows) -> Iterator[QARecord]:
-    """Each row is a question; SQuAD 2 gives impossible ones no answer."""
+def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
+    """Yield a record for each row; SQuAD 2 gives impossible questions no answer."""
     articles: dict[str, dict[Paragraph, None]] = {}
     others: dict[Paragraph, tuple[Paragraph, ...]] = {}
 
-    def paragraph(row: Row) -> Paragraph:
+    def paragraph(row: TableRow) -> Paragraph:
         return Paragraph(text_of(row, "title").replace("_", " "), text_of(row, "context").strip())
 
-    def asked(row: Row) -> Iterator[QARecord]:
+    def asked(row: TableRow) -> Iterator[QARecord]:
         answers = row["answers"]
         if not isinstance(answers, dict):
             raise DamagedRowError('"answers" is not an object with "text"')
         if answers.get("text"):
             gold = paragraph(row)
             if gold not in others:
-                others[gold] = tuple(each for each in articles[gold.title] if each != gold)
+                others[gold] = tuple(other for other in articles[gold.title] if other != gold)
             yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
 
-    for found in _each(rows, "squad", lambda row: [paragraph(row)]):
-        articles.setdefault(found.title, {})[found] = None
+    for entry in _each(rows, "squad", lambda row: [paragraph(row)]):
+        articles.setdefault(entry.title, {})[entry] = None
     yield from _each(rows, "squad", asked)
 
 
-def _objects(row: Row, name: str) -> list[Row]:
+def _objects(row: TableRow, name: str) -> list[TableRow]:
     value: Any = row.get(name)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise DamagedRowError(f'"{name}" is not a list of objects')
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class RecordExamples:
+    """Examples made from records: the paragraphs of each, shuffled, blank lines between them."""
+
+    records: Sequence[QARecord]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int, /) -> FileExample:
+        record = self.records[index]
+        paragraphs = [*record.gold, *record.distractors]
+        random.Random(f"{self.seed}/{record.id}").shuffle(paragraphs)
+        texts = [paragraph.written for paragraph in paragraphs]
+        document = "\n\n".join(texts)
+        needles, at = [], 0
+        for paragraph, text in zip(paragraphs, texts, strict=True):
+            if paragraph in record.gold:
+                needles.append(Needle(text, record.contribution(paragraph), at / len(document)))
+            at += len(text) + 2
+        return FileExample(record.question, record.answers, document, tuple(needles))
+
+
+def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
+    """Return the questions of "hotpotqa", each among its ten paragraphs, or of "squad", each on its whole article."""
+    tokenizer = settings.tokenizer
+    records = records_of(paths, name)
+    counts: dict[Paragraph, int] = {}
+    own_lengths = array("Q")
+    for record in records:
+        total = tokenizer.count(record.question)
+        for paragraph in (*record.gold, *record.distractors):
+            if paragraph not in counts:
+                counts[paragraph] = tokenizer.count(paragraph.written + "\n\n")
+            total += counts[paragraph]
+        own_lengths.append(total)
+    examples = RecordExamples(records, settings.seed)
+    source = ", ".join(map(str, paths))
+    return FileTask(name, Metric.ANY, LengthUnit.TOKENS, _ANSWER_TOKENS, examples, own_lengths, source)

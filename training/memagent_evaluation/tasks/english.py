@@ -15,8 +15,8 @@ from typing import ClassVar, Final
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts, clear_of
 from memagent_evaluation.samples import Metric, Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Insertion
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.layouts import Insertion
 from memagent_graph.errors import EvaluationError
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")
@@ -27,7 +27,7 @@ _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _EnglishQuestion:
     """A question, its answers, its evidence in the document's order, and the misleading facts."""
 
     question: str
@@ -78,7 +78,7 @@ class EnglishTask(GeneratedTask):
         return self.name.replace(f"facts={self.facts}", f"facts={_more_facts(self.facts).digest}")
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
@@ -87,67 +87,69 @@ class EnglishTask(GeneratedTask):
         chance = self.chance(length, number)
         more = _more_facts(self.facts) if self.facts else None
         new = self.kind == "new"
-        asked = self._all_asked(EnglishFacts(chance, held_out=self.held_out, held_out_relations=new, more=more))
+        questions = self._all_asked(EnglishFacts(chance, held_out=self.held_out, held_out_relations=new, more=more))
         insertions: list[Insertion] = []
-        for place, each in enumerate(asked):
-            depths = sorted(chance.random() for _ in each.evidence)
+        for place, question in enumerate(questions):
+            depths = sorted(chance.random() for _ in question.evidence)
             insertions += [
                 Insertion(fact.statement, depth, gold if place == member else None)
-                for fact, gold, depth in zip(each.evidence, each.gives, depths, strict=True)
+                for fact, gold, depth in zip(question.evidence, question.gives, depths, strict=True)
             ]
         others = EnglishFacts(chance, held_out=self.held_out, more=more)
-        foreign = [fact for each in asked for fact in each.foreign]
+        foreign = [fact for question in questions for fact in question.foreign]
         foreign += [others.fact() for _ in range(length // self.foreign)]
-        clear = clear_of(fact for each in asked for fact in (*each.evidence, *each.about))
+        clear = clear_of(fact for question in questions for fact in (*question.evidence, *question.about))
         insertions += [Insertion(fact.statement, chance.random()) for fact in foreign if clear(fact)]
-        questions = [each.question for each in asked]
+        texts = [question.question for question in questions]
         haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
-        mine = asked[member]
-        return self.planned(length, index, mine.question, mine.gold, haystack, insertions, questions)
+        mine = questions[member]
+        return self.planned(length, index, mine.question, mine.gold, haystack, insertions, texts)
 
-    def _all_asked(self, facts: EnglishFacts) -> list[_Asked]:
-        """The questions that share a document; the evidence of one does not answer another."""
+    def _all_asked(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
+        """Return the questions that share a document; the evidence of one does not answer another."""
         number = self.settings.questions_per_document
-        asked: list[_Asked] = []
-        while len(asked) < number:
-            clear = clear_of(fact for each in asked for fact in each.about)
+        questions: list[_EnglishQuestion] = []
+        while len(questions) < number:
+            clear = clear_of(fact for question in questions for fact in question.about)
             draws = (self._asked(facts) for _ in range(_DRAWS))
             # Words of a kind may run out; then some are drawn again, also inside a list.
             drawn = next((d for d in draws if all(map(clear, d.about)) and len({*d.gold}) == len(d.gold)), None)
             if drawn is None:
                 raise EvaluationError(
                     f"{self.name} has no {number} questions on one document",
-                    hint=f"Ask for {len(asked)}, or for fewer.",
+                    hint=f"Ask for {len(questions)}, or for fewer.",
                 )
-            asked.append(drawn)
-        return asked
+            questions.append(drawn)
+        return questions
 
-    def _asked(self, facts: EnglishFacts) -> _Asked:
+    def _asked(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind.split("_")[1]))
             answer = _bare(chain[-1].value)
             gives = (*(after.subject for after in chain[1:]), answer)
             order = -1 if self.kind.endswith("_backward") else 1
             foreign = (facts.fact(chain[-1].relation),)
-            return _Asked(question, (answer,), tuple(chain[::order]), gives[::order], foreign, tuple(chain))
+            return _EnglishQuestion(question, (answer,), tuple(chain[::order]), gives[::order], foreign, tuple(chain))
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
             listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
-            values = tuple(each.value for each in listed)
+            values = tuple(fact.value for fact in listed)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
-            return _Asked(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
+            return _EnglishQuestion(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
         if self.kind == "change":
             old = facts.fact(facts.relation(changes=True))
             new = facts.change(old)
             question, answer = facts.question(new)
             before = old.subject if answer == new.subject else old.value
             gives = (before, _bare(answer))
-            return _Asked(question, (_bare(answer),), (old, new), gives, (facts.near_miss(new),), (old, new))
+            return _EnglishQuestion(question, (_bare(answer),), (old, new), gives, (facts.near_miss(new),), (old, new))
         fact = facts.fact()
         question, answer = facts.question(fact)
         if self.kind == "absent":
-            return _Asked(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
-        return _Asked(question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,))
+            return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
+        return _EnglishQuestion(
+            question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,)
+        )
 
 
 @cache
@@ -161,7 +163,7 @@ def _more_facts(path: str) -> MoreFacts:
 
 
 def _bare(answer: str) -> str:
-    """An answer without its article."""
+    """Return an answer without its article."""
     return _ARTICLE.sub("", answer)
 
 

@@ -1,4 +1,7 @@
-"""The common part of all generated tasks: random numbers by name, and samples from planned documents."""
+"""The common part of all generated tasks: random numbers by name, and samples from planned documents.
+
+Random numbers are the same in every process, and orders need no memory.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ import functools
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.fitting import Haystack, Insertion, fit, least_tokens
-from memagent_evaluation.tasks.seeding import source
+from memagent_evaluation.tasks.layouts import Haystack, Insertion, lay_out, least_tokens
 from memagent_graph.errors import EvaluationError
 
 DEPTHS = tuple(step / 39 for step in range(40))
@@ -52,10 +54,10 @@ class GeneratedTask(ABC):
 
     @abstractmethod
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where there is none."""
+        """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
     def shared(self, index: int) -> tuple[int, int]:
-        """The number of a sample's document, and the index of its question among those about the document."""
+        """Return the number of a sample's document, and the index of its question among those about the document."""
         return divmod(index, self.settings.questions_per_document)
 
     @property
@@ -64,7 +66,7 @@ class GeneratedTask(ABC):
         return self.name
 
     def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
-        """The sample's random numbers: the same for the same seed, task, length and index, in any process.
+        """Return the sample's random numbers: the same for the same seed, task, length and index, in any process.
 
         Raises:
             EvaluationError: there can be no such sample.
@@ -76,11 +78,11 @@ class GeneratedTask(ABC):
         return source(self.settings, self.draws_of, length, index, *purpose)
 
     def room(self, length: int, question: str) -> int:
-        """How many tokens are left for the document; negative if not even the question fits."""
+        """Return how many tokens are left for the document; negative if not even the question fits."""
         return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
     def too_short(self, length: int, missing: int) -> EvaluationError:
-        """The error for a length that is too small for the task's parts.
+        """Return the error for a length that is too small for the task's parts.
 
         Keys and words differ at other lengths and indices: the recommended length is a few tokens more than needed
         here.
@@ -106,7 +108,7 @@ class GeneratedTask(ABC):
         insertions: Sequence[Insertion],
         beside: Sequence[str] = (),
     ) -> Sample:
-        """The sample whose document is a haystack with insertions, with exactly the requested length.
+        """Return the sample whose document is a haystack with insertions, with the requested length or slightly less.
 
         Args:
             length: as asked.
@@ -122,10 +124,54 @@ class GeneratedTask(ABC):
             EvaluationError: the insertions alone are longer.
         """
         tokenizer = self.settings.tokenizer
-        room = min(self.room(length, each) for each in (question, *beside))
+        room = min(self.room(length, text) for text in (question, *beside))
         least = least_tokens(haystack, insertions, tokenizer)
         if least > room:
             raise self.too_short(length, least - room)
-        layout = fit(haystack, insertions, room, tokenizer)
+        layout, tokens = lay_out(haystack, insertions, room, tokenizer)
         text = functools.partial(layout.pieces, haystack)
-        return Sample(self, length, index, question, gold, text, layout.needles(haystack))
+        reached = length - self.room(length, question) + tokens
+        return Sample(self, length, index, question, gold, text, layout.needles(haystack), reached)
+
+
+def source(settings: TaskSettings, *names: str | int) -> random.Random:
+    """Random numbers that depend only on the seed and these names."""
+    return random.Random("/".join(str(name) for name in (settings.seed, *names)))
+
+
+class Order:
+    """The numbers below `size` in a random order that is computed, not stored.
+
+    A number goes through a bijection on the next power of two (multiplications by odd numbers, and exclusive ors with
+    its own upper half), with constants drawn from `chance`, repeated until the result is below `size`.
+    """
+
+    def __init__(self, size: int, chance: random.Random) -> None:
+        bits = max(2, (size - 1).bit_length())
+        self._size = size
+        self._mask = (1 << bits) - 1
+        self._shift = (bits + 1) // 2
+        self._factors = tuple(chance.getrandbits(bits) | 1 for _ in range(3))
+        self._offset = chance.getrandbits(bits)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: int) -> int:
+        """Return the number at a place; places are 0 to `size` - 1."""
+        if not 0 <= place < self._size:
+            raise IndexError(place)
+        mask, shift, (first, second, third) = self._mask, self._shift, self._factors
+        mixed = place
+        while True:
+            mixed = ((mixed + self._offset) * first) & mask
+            mixed ^= mixed >> shift
+            mixed = (mixed * second) & mask
+            mixed ^= mixed >> shift
+            mixed = (mixed * third) & mask
+            mixed ^= mixed >> shift
+            if mixed < self._size:
+                return mixed
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self.__getitem__, range(self._size))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memagent_evaluation.prose import library_docstrings, reference_topics
-from memagent_evaluation.tasks.fitting import Haystack
+from memagent_evaluation.tasks.layouts import Haystack
 from memagent_graph.errors import EvaluationError
 
 NOISE = (
@@ -37,16 +37,16 @@ class Lines:
     lines: Callable[[], Iterator[str]]
 
     def units(self) -> Iterator[str]:
-        """The lines."""
+        """Return the lines."""
         return self.lines()
 
     def piece(self, position: int, text: str) -> str:
-        """A line with its end."""
+        """Return a line with its end."""
         return text + "\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
+class ProseHaystack:
     """Sentences of paragraphs; the white space between them is part of the sentences."""
 
     paragraphs: Callable[[], Iterator[str]]
@@ -55,22 +55,22 @@ class Prose:
     """The index of the first sentence."""
 
     def units(self) -> Iterator[str]:
-        """The sentences."""
+        """Return the sentences."""
         sentences = itertools.chain.from_iterable(map(split_sentences, self.paragraphs()))
         return itertools.islice(sentences, self.skipped, None)
 
     def piece(self, position: int, text: str) -> str:
-        """A sentence, separated from the next one."""
+        """Return a sentence, separated from the next one."""
         return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
 
 
 def noise() -> Lines:
-    """The noise sentences, one per line."""
+    """Return the noise sentences, one per line."""
     return Lines(lambda: itertools.cycle(NOISE))
 
 
 def prose(path: Path | None, chance: random.Random) -> Haystack:
-    """Prose from a user's file or folder, or from Python's own texts, beginning at one of its first sentences.
+    """Return prose from a user's file or folder, or from Python's own texts, beginning at one of its first sentences.
 
     Python's texts depend on its version, so samples are equal only if the versions are.
 
@@ -79,17 +79,19 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
     """
     skipped = chance.randrange(_FIRST_SENTENCES)
     if path is None:
-        return Prose(_python_prose, skipped)
+        return ProseHaystack(_python_prose, skipped)
     files = _text_files(path)
     if next(_paragraphs(files), None) is None:
         raise EvaluationError(
             f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
         )
-    return Prose(lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped)
+    return ProseHaystack(
+        lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped
+    )
 
 
 def split_sentences(paragraph: str) -> Iterator[str]:
-    """A paragraph's sentences, each with the white space after it; the last one ends the paragraph.
+    """Yield a paragraph's sentences, each with the white space after it; the last one ends the paragraph.
 
     Text without a sentence end for hundreds of characters is split at spaces.
     """
@@ -145,13 +147,13 @@ def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
 
 
 def _joined_lines(lines: Iterator[str]) -> Iterator[str]:
-    held: list[str] = []
+    paragraph: list[str] = []
     characters = 0
     for line in itertools.chain(lines, [""]):
         words = " ".join(line.split())
-        if held and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
-            yield " ".join(held)
-            held, characters = [], 0
+        if paragraph and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
+            yield " ".join(paragraph)
+            paragraph, characters = [], 0
         if words:
-            held.append(words)
+            paragraph.append(words)
             characters += len(words) + 1

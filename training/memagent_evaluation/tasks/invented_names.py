@@ -71,13 +71,13 @@ class Names:
         self._taken: set[Entity] = set()
 
     def new(self, kind: Kind) -> Entity:
-        """Another entity of a kind.
+        """Return another entity of a kind.
 
         Raises:
             EvaluationError: nearly all names are in use.
         """
         _, first, second = _PATTERNS[kind]
-        if sum(each.kind is kind for each in self._taken) >= _MOST_TAKEN * len(first) * len(second):
+        if sum(entity.kind is kind for entity in self._taken) >= _MOST_TAKEN * len(first) * len(second):
             raise EvaluationError(
                 f"a document needs more names of the kind {kind.value!r} than there are",
                 hint="Ask for fewer distractors, or for fewer questions on each document.",
@@ -88,12 +88,12 @@ class Names:
                 return self._take(entity)
 
     def resembling(self, entity: Entity) -> Entity:
-        """Another entity, which shares half of its name with this one; if all of these are in use, any other."""
+        """Return another entity, which shares half of its name with this one; if all of these are in use, any other."""
         _, first, second = _PATTERNS[entity.kind]
         halves = [((entity.halves[0],), second), (first, (entity.halves[1],))]
         self._chance.shuffle(halves)
         for some, others in halves:
-            left = [each for a in some for b in others if (each := Entity(entity.kind, (a, b))) not in self._taken]
+            left = [other for a in some for b in others if (other := Entity(entity.kind, (a, b))) not in self._taken]
             if left:
                 return self._take(self._chance.choice(left))
         return self.new(entity.kind)

@@ -11,23 +11,22 @@ import math
 import random
 import string
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 from typing import ClassVar
 
-from memagent_evaluation.samples import Sample, TaskSettings
+from memagent_evaluation.samples import Needle, Sample, TaskSettings
 from memagent_evaluation.tasks import vocabulary
-from memagent_evaluation.tasks.fitting import closest_subset
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.seeding import Order
-from memagent_evaluation.tasks.shuffled_words import ShuffledWords, longest
+from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Order
+from memagent_graph.tokenizers import Tokenizer
 
 LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
 
-_POOL = 40
 _SHORT_LENGTH = 4096
+_BLOCK_WORDS = 64
+"""How many words are counted at once."""
 _NUMBER_WORDS = {5: "five", 10: "ten"}
 _CWE_ANSWER_TOKENS, _FWE_ANSWER_TOKENS = 120, 50
 _ZETA_OF_2 = math.pi**2 / 6
@@ -49,7 +48,7 @@ class CommonWordsTask(GeneratedTask):
     common: int = 10
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the common words and as many others.
@@ -65,11 +64,8 @@ class CommonWordsTask(GeneratedTask):
                 drafts = _CommonWordsDrafts(self, length, index, words, gold, example, first_rank=shown + self.common)
                 if drafts.least > room:
                     missing.append(drafts.least - room)
-                    continue
-                found = longest(room, drafts.draft, self.settings.tokenizer, gold)
-                if found is not None:
-                    text, needles = found
-                    return Sample(self, length, index, self.question, gold, text.pieces, needles)
+                elif sample := _longest(self, length, index, self.question, gold, drafts.draft):
+                    return sample
         raise self.too_short(length, min(missing, default=self.common))
 
     @property
@@ -79,12 +75,12 @@ class CommonWordsTask(GeneratedTask):
         return f"Which are the {number} words that occur most often in the list in question? Name all {number}."
 
     def times(self, length: int) -> tuple[int, int]:
-        """How often common words and the others occur."""
+        """Return how often common words and the others occur."""
         return (6, 1) if self._is_short(length) else (30, 3)
 
     def _examples(self, length: int) -> list[tuple[int, int, int]]:
-        """How many words the worked example has, and how often its common ones and its others occur; the first that
-        there is room for is taken.
+        """Return how many words the worked example has, and how often its common ones and its others occur; the first
+        that there is room for is taken.
 
         As RULER's: 190 entries, or 40 in lists below 4096 tokens, and here where a tokenizer needs more for the longer.
         """
@@ -122,7 +118,7 @@ class _Words:
 
 
 def _vocabularies() -> Iterator[tuple[int, Callable[[int], str]]]:
-    """How many words there are, and each by number: adjectives, nouns and verbs; then millions of pairs."""
+    """Yield how many words there are, and each by number: adjectives, nouns and verbs; then millions of pairs."""
     words = vocabulary.all_words()
     yield len(words), words.__getitem__
     adjectives, nouns = vocabulary.words("adjective"), vocabulary.words("noun")
@@ -160,30 +156,22 @@ class _CommonWordsDrafts:
         return self._fixed + sum(cost for _, cost in zip(range(self._least_words), self._costs(), strict=False))
 
     def draft(self, target: int) -> ShuffledWords | None:
-        """A list of about `target` tokens; None if there are not enough words."""
-        left = target - self._fixed
-        costs = self._costs()
-        taken = 0
-        for cost in costs:
-            left -= cost
-            taken += 1
-            if left < _POOL // 2 * cost and taken >= self._least_words:
+        """Return the longest list of at most `target` tokens; None if there are not enough words."""
+        left, rare = target - self._fixed, 0
+        for cost in self._costs():
+            if left < cost and rare >= self._least_words:
                 break
-        pool = [cost for _, cost in zip(range(_POOL), costs, strict=False)]
-        if len(pool) < _POOL or left < 0:
+            left, rare = left - cost, rare + 1
+        else:
             return None
-        first = self._first_rank
-        extra = [first + taken + place for place in closest_subset(pool, left)]
         common, often, rarely = len(self._gold) * self._often, self._often, self._rarely
 
         def word(entry: int) -> str:
             if entry < common:
                 return self._gold[entry // often]
-            number = (entry - common) // rarely
-            return self._words[first + number] if number < taken else self._words[extra[number - taken]]
+            return self._words[self._first_rank + (entry - common) // rarely]
 
-        size = common + (taken + len(extra)) * rarely
-        return ShuffledWords(self._header, size, word, numbered=True, order=self._order)
+        return ShuffledWords(self._header, common + rare * rarely, word, numbered=True, order=self._order)
 
     def _costs(self) -> Iterator[int]:
         """Tokens per additional rare word."""
@@ -204,8 +192,6 @@ class _CommonWordsDrafts:
 class FrequentWordsTask(GeneratedTask):
     """Frequent coded words: random letters whose frequencies fall with the square of their rank; rank 1 is dots.
 
-    The rest of a length, due to the ranks' rounded counts, is filled with words of the next ranks, once each.
-
     Attributes:
         letters: how long a coded word is.
         tokens_per_word: how many tokens of the length there are for each word of the vocabulary.
@@ -217,13 +203,13 @@ class FrequentWordsTask(GeneratedTask):
     tokens_per_word: int = 50
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where the length is too small."""
+        """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         question = (
             "The text consists of coded words and of dots. Leaving out the dots, which three coded words occur most "
             "often in it?"
         )
         room = self.room(length, question)
-        ranks = min(length // self.tokens_per_word, math.isqrt(max(room, 0)) + _POOL)
+        ranks = min(length // self.tokens_per_word, math.isqrt(max(room, 0)) + 1)
         words = [NOISE_WORD, *self._words(max(ranks, 5) - 1, self.chance(length, index))]
         order = f"{self.settings.seed}/{self.name}/{length}/{index}/order"
         drafts = _FrequentWordsDrafts(words, order, self.settings)
@@ -231,17 +217,16 @@ class FrequentWordsTask(GeneratedTask):
         if missing > 0:
             raise self.too_short(length, missing)
         gold = tuple(words[1:4])
-        found = longest(room, drafts.draft, self.settings.tokenizer, gold)
-        if found is None:
+        sample = _longest(self, length, index, question, gold, drafts.draft)
+        if sample is None:
             raise self.too_short(length, 1)
-        text, needles = found
-        return Sample(self, length, index, question, gold, text.pieces, needles)
+        return sample
 
     def _words(self, number: int, chance: random.Random) -> list[str]:
-        found: dict[str, None] = {}
-        while len(found) < number:
-            found["".join(chance.choices(string.ascii_lowercase, k=self.letters))] = None
-        return list(found)
+        words: dict[str, None] = {}
+        while len(words) < number:
+            words["".join(chance.choices(string.ascii_lowercase, k=self.letters))] = None
+        return list(words)
 
 
 class _FrequentWordsDrafts:
@@ -260,24 +245,16 @@ class _FrequentWordsDrafts:
         return self._tokens(self._least_size)
 
     def draft(self, target: int) -> ShuffledWords | None:
-        """A text of about `target` tokens; None if that is too small."""
+        """Return the longest text of at most `target` tokens; None if that is too small."""
         if target < self.least:
             return None
         size = bisect_right(range(max(target, 1) * 4), target, lo=1, key=self._tokens) - 1
-        counts = self._counts(size)
-        ranks = len(counts)
-        spare = self._costs[ranks : ranks + _POOL]
-        extra = closest_subset(spare, target - self._tokens(size))
-        words = [*self._words[:ranks], *(self._words[ranks + place] for place in extra)]
-        ends = list(accumulate([*counts, *(1 for _ in extra)]))
-
-        def word(entry: int) -> str:
-            return words[bisect_right(ends, entry)]
-
-        return ShuffledWords("", ends[-1], word, numbered=False, order=self._order)
+        ends = list(accumulate(self._counts(size)))
+        return ShuffledWords("", ends[-1], lambda entry: self._words[bisect_right(ends, entry)],
+                             numbered=False, order=self._order)  # fmt: skip
 
     def _counts(self, size: int) -> list[int]:
-        """How often each rank occurs among `size` words, down to the last that occurs."""
+        """Return how often each rank occurs among `size` words, down to the last that occurs."""
         ranks = min(len(self._words), math.isqrt(int(size / _ZETA_OF_2)) + 1)
         counts = [int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1)]
         while counts and not counts[-1]:
@@ -286,6 +263,70 @@ class _FrequentWordsDrafts:
 
     def _tokens(self, size: int) -> int:
         return sum(number * cost for number, cost in zip(self._counts(size), self._costs, strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffledWords:
+    """A text of words in random order. The word at a place is computed from counts; no list is stored."""
+
+    header: str
+    size: int
+    """The number of words after the header."""
+    word: Callable[[int], str]
+    """The word of an entry, 0 to `size` - 1."""
+    numbered: bool
+    order: str
+    """The seed of the order."""
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text."""
+        return (piece for piece, _ in self._entries())
+
+    def measured(self, tokenizer: Tokenizer, gold: Sequence[str]) -> tuple[int, tuple[Needle, ...]]:
+        """Return how many tokens the text has, and the first place of each gold word."""
+        missing = set(gold)
+        starts: list[tuple[str, str, int]] = []
+        tokens = characters = 0
+        entries = self._entries()
+        while block := list(islice(entries, _BLOCK_WORDS)):
+            for piece, word in block:
+                characters += len(piece)
+                if word in missing:
+                    missing.remove(word)
+                    shown = piece.removeprefix(self.header).lstrip()
+                    starts.append((shown, word, characters - len(shown)))
+            # Words are separated by spaces, so blocks have the tokens of the whole.
+            tokens += tokenizer.count("".join(piece for piece, _ in block))
+        return tokens, tuple(Needle(shown, word, start / characters) for shown, word, start in starts)
+
+    def _entries(self) -> Iterator[tuple[str, str]]:
+        """Yield the text in pieces, each with its word."""
+        gap = self.header
+        for place, entry in enumerate(Order(self.size, random.Random(self.order)), 1):
+            word = self.word(entry)
+            yield gap + (f"{place}. {word}" if self.numbered else word), word
+            gap = " "
+
+
+def _longest(
+    task: GeneratedTask,
+    length: int,
+    index: int,
+    question: str,
+    gold: tuple[str, ...],
+    draft: Callable[[int], ShuffledWords | None],
+) -> Sample | None:
+    """Return the sample with the longest draft that fits; None if there is none.
+
+    `draft` makes a text with about as many tokens as it is asked for, or fewer.
+    """
+    target = room = task.room(length, question)
+    while (text := draft(target)) is not None:
+        tokens, needles = text.measured(task.settings.tokenizer, gold)
+        if tokens <= room:
+            return Sample(task, length, index, question, gold, text.pieces, needles, length - room + tokens)
+        target -= tokens - room
+    return None
 
 
 def list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:

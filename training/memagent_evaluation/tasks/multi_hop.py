@@ -22,9 +22,9 @@ from typing import ClassVar, Final
 
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Insertion
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.invented_names import Entity, Kind, Names
+from memagent_evaluation.tasks.layouts import Insertion
 from memagent_graph.errors import EvaluationError
 
 
@@ -37,7 +37,7 @@ class HopOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class HopRelation:
     """A relation between two entities, and its wordings."""
 
     of: Kind
@@ -51,39 +51,39 @@ class Relation:
 
 
 RELATIONS: Final = {
-    "owner": Relation(
+    "owner": HopRelation(
         Kind.THING, Kind.PERSON, ("The owner of {s} is {o}.", "{s} belongs to {o}."),
         "the owner of {s}", "Who owns {s}?",
     ),
-    "maker": Relation(
+    "maker": HopRelation(
         Kind.THING, Kind.COMPANY, ("{s} was made by {o}.", "The maker of {s} is {o}."),
         "the maker of {s}", "Which company made {s}?",
     ),
-    "home": Relation(
+    "home": HopRelation(
         Kind.PERSON, Kind.TOWN, ("{s} lives in {o}.", "{s} has a house in {o} and lives there."),
         "the town where {s} lives", "In which town does {s} live?",
     ),
-    "employer": Relation(
+    "employer": HopRelation(
         Kind.PERSON, Kind.COMPANY, ("{s} works for {o}.", "{s} is employed by {o}."),
         "the company that employs {s}", "Which company employs {s}?",
     ),
-    "teacher": Relation(
+    "teacher": HopRelation(
         Kind.PERSON, Kind.PERSON, ("The sailing teacher of {s} was {o}.", "{s} was taught to sail by {o}."),
         "the sailing teacher of {s}", "Who was the sailing teacher of {s}?",
     ),
-    "office": Relation(
+    "office": HopRelation(
         Kind.COMPANY, Kind.TOWN, ("{s} has its head office in {o}.", "The head office of {s} is in {o}."),
         "the town where {s} has its head office", "In which town is the head office of {s}?",
     ),
-    "director": Relation(
+    "director": HopRelation(
         Kind.COMPANY, Kind.PERSON, ("The director of {s} is {o}.", "{s} is run by its director, {o}."),
         "the director of {s}", "Who is the director of {s}?",
     ),
-    "mayor": Relation(
+    "mayor": HopRelation(
         Kind.TOWN, Kind.PERSON, ("The mayor of {s} is {o}.", "{o} is the mayor of {s}."),
         "the mayor of {s}", "Who is the mayor of {s}?",
     ),
-    "builder": Relation(
+    "builder": HopRelation(
         Kind.TOWN, Kind.COMPANY, ("The town hall of {s} was built by {o}.", "{o} built the town hall of {s}."),
         "the company that built the town hall of {s}", "Which company built the town hall of {s}?",
     ),
@@ -103,7 +103,7 @@ _DISTRACTORS, _SMALL_DISTRACTORS = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class HopFact:
     """A relation between two given entities."""
 
     relation: str
@@ -116,16 +116,16 @@ class Fact:
 class Chain:
     """Facts that lead from the first one's subject to the last one's object, and similar distractors."""
 
-    facts: tuple[Fact, ...]
-    distractors: tuple[Fact, ...]
+    facts: tuple[HopFact, ...]
+    distractors: tuple[HopFact, ...]
 
     @property
     def question(self) -> str:
         """The question for the end, from the beginning."""
-        asked = self.facts[0].subject.name
+        phrase = self.facts[0].subject.name
         for fact in self.facts[:-1]:
-            asked = RELATIONS[fact.relation].phrase.format(s=asked)
-        return RELATIONS[self.facts[-1].relation].question.format(s=asked)
+            phrase = RELATIONS[fact.relation].phrase.format(s=phrase)
+        return RELATIONS[self.facts[-1].relation].question.format(s=phrase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class MultiHopTask(GeneratedTask):
             )
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the facts, or there are not enough names for them.
@@ -182,7 +182,7 @@ class MultiHopTask(GeneratedTask):
         return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
 
     def _depths(self, chance: random.Random) -> list[float]:
-        """The places of a chain's facts, in the order of the chain."""
+        """Return the places of a chain's facts, in the order of the chain."""
         if self.gap:
             first = chance.uniform(0, 1 - self.gap * (self.hops - 1))
             depths = [first + self.gap * hop for hop in range(self.hops)]
@@ -196,7 +196,7 @@ class MultiHopTask(GeneratedTask):
 
 
 def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int) -> Chain:
-    """A new chain of facts, and its distractors."""
+    """Return a new chain of facts, and its distractors."""
     relations = _relations(chance, hops)
     facts = _followed(chance, names, names.new(RELATIONS[relations[0]].of), relations)
     other = _others(chance, names, facts)
@@ -206,22 +206,22 @@ def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int)
 def _relations(chance: random.Random, hops: int) -> tuple[str, ...]:
     """Relations that can be followed one after the other, none of them twice, and none that could be guessed."""
     while True:
-        found = [chance.choice(list(RELATIONS))]
-        while len(found) < hops:
+        names = [chance.choice(list(RELATIONS))]
+        while len(names) < hops:
             following = [
                 name
                 for name, relation in RELATIONS.items()
-                if relation.of is RELATIONS[found[-1]].to and name not in found and (found[-1], name) not in _SUGGESTIVE
+                if relation.of is RELATIONS[names[-1]].to and name not in names and (names[-1], name) not in _SUGGESTIVE
             ]
             if not following:
                 break
-            found.append(chance.choice(following))
+            names.append(chance.choice(following))
         else:
-            return tuple(found)
+            return tuple(names)
 
 
-def _followed(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[Fact, ...]:
-    """A chain of facts from an entity to new ones."""
+def _followed(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[HopFact, ...]:
+    """Return a chain of facts from an entity to new ones."""
     facts = []
     for relation in relations:
         facts.append(_fact(chance, relation, start, names.new(RELATIONS[relation].to)))
@@ -229,19 +229,19 @@ def _followed(chance: random.Random, names: Names, start: Entity, relations: tup
     return tuple(facts)
 
 
-def _fact(chance: random.Random, relation: str, subject: Entity, to: Entity) -> Fact:
+def _fact(chance: random.Random, relation: str, subject: Entity, to: Entity) -> HopFact:
     text = chance.choice(RELATIONS[relation].statements).format(s=subject.name, o=to.name)
-    return Fact(relation, subject, to, text[0].upper() + text[1:])
+    return HopFact(relation, subject, to, text[0].upper() + text[1:])
 
 
-def _others(chance: random.Random, names: Names, chain: tuple[Fact, ...]) -> Iterator[Fact]:
-    """An endless stream of a chain's distractors: no entity has two facts of one relation."""
+def _others(chance: random.Random, names: Names, chain: tuple[HopFact, ...]) -> Iterator[HopFact]:
+    """Yield an endless stream of a chain's distractors: no entity has two facts of one relation."""
     relations = tuple(fact.relation for fact in chain)
     besides = [
         (relation, fact.subject)
         for fact in chain
-        for relation, each in RELATIONS.items()
-        if each.of is fact.subject.kind and relation != fact.relation
+        for relation, other in RELATIONS.items()
+        if other.of is fact.subject.kind and relation != fact.relation
     ]
     chance.shuffle(besides)
     for place in count():

@@ -20,8 +20,8 @@ from typing import ClassVar, Protocol
 from memagent_evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Haystack, Insertion
 from memagent_evaluation.tasks.generated import DEPTHS, SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.layouts import Haystack, Insertion
 from memagent_evaluation.tasks.vocabulary import pair
 from memagent_graph.errors import EvaluationError
 
@@ -35,7 +35,7 @@ class Hay(StrEnum):
     """Lines of the same form as needles, with other keys."""
 
 
-class Kind(StrEnum):
+class KeyKind(StrEnum):
     """The kinds of keys and values."""
 
     WORDS = "word"
@@ -56,17 +56,17 @@ class Shape:
     """How many values each of them has."""
     queried: int = 1
     """How many of them are asked for."""
-    key: Kind = Kind.WORDS
-    value: Kind = Kind.NUMBERS
+    key: KeyKind = KeyKind.WORDS
+    value: KeyKind = KeyKind.NUMBERS
 
 
 SHAPES = {
     "niah_single_1": Shape(Hay.NOISE),
     "niah_single_2": Shape(Hay.PROSE),
-    "niah_single_3": Shape(Hay.PROSE, value=Kind.UUIDS),
+    "niah_single_3": Shape(Hay.PROSE, value=KeyKind.UUIDS),
     "niah_multikey_1": Shape(Hay.PROSE, keys=4),
     "niah_multikey_2": Shape(Hay.NEEDLES),
-    "niah_multikey_3": Shape(Hay.NEEDLES, key=Kind.UUIDS, value=Kind.UUIDS),
+    "niah_multikey_3": Shape(Hay.NEEDLES, key=KeyKind.UUIDS, value=KeyKind.UUIDS),
     "niah_multivalue": Shape(Hay.PROSE, values=4),
     "niah_multiquery": Shape(Hay.PROSE, keys=4, queried=4),
 }
@@ -90,8 +90,8 @@ class _Key:
 class _Keys(Protocol):
     """Draws keys."""
 
-    def key(self, values: int, taken: Container[str]) -> _Key:
-        """A new key with a number of values; neither key nor values are in `taken`."""
+    def key(self, values: int, used: Container[str]) -> _Key:
+        """Return a new key with a number of values; neither key nor values are in `used`."""
         ...
 
 
@@ -102,28 +102,28 @@ class _FullSize:
         self._shape = shape
         self._chance = chance
 
-    def key(self, values: int, taken: Container[str]) -> _Key:
-        name = self._new(self._shape.key, taken)
-        found: list[str] = []
-        while len(found) < values:
-            value = self._new(self._shape.value, taken)
-            if value not in (name, *found):
-                found.append(value)
+    def key(self, values: int, used: Container[str]) -> _Key:
+        name = self._new(self._shape.key, used)
+        numbers: list[str] = []
+        while len(numbers) < values:
+            value = self._new(self._shape.value, used)
+            if value not in (name, *numbers):
+                numbers.append(value)
         kind = self._shape.value
-        statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in found]
-        asked = f"is the special magic {kind}" if values == 1 else f"are all the special magic {kind}s"
-        question = f"What {asked} for {name} mentioned in the provided text?"
-        return _Key(name, tuple(found), tuple(statements), question)
+        statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in numbers]
+        verb = f"is the special magic {kind}" if values == 1 else f"are all the special magic {kind}s"
+        question = f"What {verb} for {name} mentioned in the provided text?"
+        return _Key(name, tuple(numbers), tuple(statements), question)
 
-    def _new(self, kind: Kind, taken: Container[str]) -> str:
+    def _new(self, kind: KeyKind, used: Container[str]) -> str:
         while True:
-            if kind is Kind.WORDS:
+            if kind is KeyKind.WORDS:
                 drawn = pair(self._chance)
-            elif kind is Kind.NUMBERS:
+            elif kind is KeyKind.NUMBERS:
                 drawn = str(self._chance.randrange(10**6, 10**7))
             else:
                 drawn = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
-            if drawn not in taken:
+            if drawn not in used:
                 return drawn
 
 
@@ -132,27 +132,27 @@ class _Small:
 
     def __init__(self, shape: Shape, chance: random.Random) -> None:
         self._facts = PlantedFacts(chance, held_out=True, number_share=1.0)
-        self._any_attribute = shape.value is Kind.UUIDS
+        self._any_attribute = shape.value is KeyKind.UUIDS
 
-    def key(self, values: int, taken: Container[str]) -> _Key:
+    def key(self, values: int, used: Container[str]) -> _Key:
         for _ in range(_SMALL_DRAWS):
             attribute = self._facts.attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
             entity = self._facts.entity(bare=attribute.startswith(MAGIC))
             name = entity.replace("-", " ").removeprefix("the ").lower()
-            found: list[str] = []
-            while len(found) < values:
+            drawn: list[str] = []
+            while len(drawn) < values:
                 value = self._facts.value(attribute)
-                if value not in taken and value not in found:
-                    found.append(value)
-            if name not in taken:
+                if value not in used and value not in drawn:
+                    drawn.append(value)
+            if name not in used:
                 break
         else:
             raise EvaluationError(
                 "a document needs more keys than the small variant has",
                 hint="Ask for fewer questions on each document.",
             )
-        statements = [self._facts.statement(attribute, entity, value) for value in found]
-        return _Key(name, tuple(found), tuple(statements), self._facts.question(attribute, entity))
+        statements = [self._facts.statement(attribute, entity, value) for value in drawn]
+        return _Key(name, tuple(drawn), tuple(statements), self._facts.question(attribute, entity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class NeedleTask(GeneratedTask):
     shape: Shape
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for needles, question and answer.
@@ -177,14 +177,14 @@ class NeedleTask(GeneratedTask):
         number, member = self.shared(index)
         chance = self.chance(length, number)
         source = self._keys(chance)
-        taken: set[str] = set()
+        used: set[str] = set()
         keys: list[_Key] = []
         for _ in range(self.settings.questions_per_document * self.shape.keys):
-            key = source.key(self.shape.values, taken)
-            taken |= {key.name, *key.values}
+            key = source.key(self.shape.values, used)
+            used |= {key.name, *key.values}
             keys.append(key)
-        asked = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
-        queried = asked[member]
+        groups = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
+        queried = groups[member]
         statements = len(keys) * self.shape.values
         depths = iter(chance.sample(DEPTHS * math.ceil(statements / len(DEPTHS)), statements))
         insertions = [
@@ -193,14 +193,14 @@ class NeedleTask(GeneratedTask):
             for value, statement in zip(key.values, key.statements, strict=True)
         ]
         gold = tuple(value for key in queried for value in key.values)
-        haystack = self._haystack(length, number, frozenset(taken))
-        questions = [self._question(each) for each in asked]
+        haystack = self._haystack(length, number, frozenset(used))
+        questions = [self._question(group) for group in groups]
         return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
 
     def _keys(self, chance: random.Random) -> _Keys:
         return (_Small if self.settings.small else _FullSize)(self.shape, chance)
 
-    def _haystack(self, length: int, number: int, taken: frozenset[str]) -> Haystack:
+    def _haystack(self, length: int, number: int, used: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
             return haystacks.noise()
         if self.shape.hay is Hay.PROSE:
@@ -209,7 +209,7 @@ class NeedleTask(GeneratedTask):
         def lines() -> Iterator[str]:
             source = self._keys(self.chance(length, number, "lines"))
             while True:
-                yield source.key(1, taken).statements[0]
+                yield source.key(1, used).statements[0]
 
         return haystacks.Lines(lines)
 
@@ -227,11 +227,11 @@ def needle_task(name: str, settings: TaskSettings) -> NeedleTask:
     shape, answer_tokens = SHAPES[name], _ANSWER_TOKENS
     if settings.small:
         answer_tokens = SMALL_ANSWER_TOKENS
-        asked = min(shape.queried, _SMALL_MOST)
+        number = min(shape.queried, _SMALL_MOST)
         shape = replace(
             shape,
-            keys=asked if shape.queried > 1 else shape.keys,
+            keys=number if shape.queried > 1 else shape.keys,
             values=min(shape.values, _SMALL_MOST),
-            queried=asked,
+            queried=number,
         )
     return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, shape=shape)

@@ -19,9 +19,8 @@ from functools import partial
 from memagent_evaluation.data_files.published import data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.fitting import Insertion, Layout
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.seeding import Order, source
+from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Order, source
+from memagent_evaluation.tasks.layouts import DocumentLayout, Insertion
 from memagent_graph.errors import EvaluationError
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
@@ -39,11 +38,11 @@ class Passages:
     texts: Callable[[], Iterator[str]]
 
     def units(self) -> Iterator[str]:
-        """The paragraphs, each with its title."""
+        """Return the paragraphs, each with its title."""
         return self.texts()
 
     def piece(self, position: int, text: str) -> str:
-        """A paragraph with its number."""
+        """Return a paragraph with its number."""
         return f"Document {position + 1}:\n{text}\n\n"
 
 
@@ -60,27 +59,31 @@ class PassagesTask(GeneratedTask):
     paragraphs: Sequence[Paragraph] = field(repr=False)
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the gold paragraphs do not fit, or there are not enough questions or passages.
         """
         chance = self.chance(length, index)
         record = self._record(index)
-        gold = [Insertion(each.written, chance.random(), record.contribution(each)) for each in record.gold]
-        held = {each.text for each in record.gold}
-        own = [each for each in dict.fromkeys(record.distractors) if each.text not in held]
+        gold = [
+            Insertion(paragraph.written, chance.random(), record.contribution(paragraph)) for paragraph in record.gold
+        ]
+        gold_texts = {paragraph.text for paragraph in record.gold}
+        own = [paragraph for paragraph in dict.fromkeys(record.distractors) if paragraph.text not in gold_texts]
         chance.shuffle(own)
         if self.unit is LengthUnit.PASSAGES:
             return self._by_passages(length, index, record, gold, own)
-        room = self.room(length, record.question) - self._tokens([each.text for each in gold])
+        room = self.room(length, record.question) - self._tokens([paragraph.text for paragraph in gold])
         own = self._that_fit(own, _OWN_SHARE * room)
-        decoys = [Insertion(each.written, chance.random()) for each in own]
-        haystack = Passages(partial(self._others, length, index, frozenset(held | {each.text for each in own})))
+        decoys = [Insertion(paragraph.written, chance.random()) for paragraph in own]
+        haystack = Passages(
+            partial(self._others, length, index, frozenset(gold_texts | {paragraph.text for paragraph in own}))
+        )
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample, without planning its document. Raises EvaluationError like `sample`."""
+        """Return the question of a sample, without planning its document. Raises EvaluationError like `sample`."""
         return self._record(index).question
 
     def _by_passages(
@@ -90,21 +93,21 @@ class PassagesTask(GeneratedTask):
             raise self.too_short(length, len(gold) - length)
         own = own[: length - len(gold)]
         left = length - len(gold) - len(own)
-        taken = frozenset({each.text for each in (*record.gold, *own)})
-        if left and left > (there := sum(each.text not in taken for each in self.paragraphs)):
+        used = frozenset({paragraph.text for paragraph in (*record.gold, *own)})
+        if left and left > (number := sum(paragraph.text not in used for paragraph in self.paragraphs)):
             raise EvaluationError(
-                f"{length:,} passages are more than the data file has: {there + length - left:,} for this question",
+                f"{length:,} passages are more than the data file has: {number + length - left:,} for this question",
                 hint="Ask for fewer, or name a data file with more questions, such as the training split.",
             )
         chance = self.chance(length, index, "places")
-        inserted = [*gold, *(Insertion(each.written, 0.0) for each in own)]
+        inserted = [*gold, *(Insertion(paragraph.written, 0.0) for paragraph in own)]
         places = sorted(chance.sample(range(length), len(inserted)))
         chance.shuffle(inserted)
         slots = tuple(place - number for number, place in enumerate(places))
-        layout = Layout(tuple(inserted), slots, left, ())
-        haystack = Passages(partial(self._others, length, index, taken))
+        layout = DocumentLayout(tuple(inserted), slots, left)
+        haystack = Passages(partial(self._others, length, index, used))
         text = partial(layout.pieces, haystack)
-        return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack))
+        return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack), length)
 
     def _record(self, index: int) -> QARecord:
         if index >= len(self.records):
@@ -115,26 +118,26 @@ class PassagesTask(GeneratedTask):
         return self.records[Order(len(self.records), source(self.settings, self.name, "questions"))[index]]
 
     def _that_fit(self, paragraphs: Sequence[Paragraph], room: float) -> list[Paragraph]:
-        found = []
+        fitting = []
         for paragraph in paragraphs:
             room -= self._tokens([paragraph.written])
             if room < 0:
                 break
-            found.append(paragraph)
-        return found
+            fitting.append(paragraph)
+        return fitting
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        """The approximate tokens of passages: their numbers are not known yet."""
+        """Return the approximate tokens of passages: their numbers are not known yet."""
         return sum(self.settings.tokenizer.count(f"Document 100:\n{text}\n\n") for text in texts)
 
-    def _others(self, length: int, index: int, taken: frozenset[str]) -> Iterator[str]:
-        """All paragraphs except those with a used text, repeated without end, each time in another order."""
+    def _others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
+        """Yield all paragraphs except those with a used text, repeated without end, each time in another order."""
         chance = self.chance(length, index, "others")
         none_yet = True
         while True:
             for place in Order(len(self.paragraphs), chance):
                 paragraph = self.paragraphs[place]
-                if paragraph.text not in taken:
+                if paragraph.text not in used:
                     none_yet = False
                     yield paragraph.written
             if none_yet:
@@ -161,7 +164,7 @@ def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings
     Raises:
         EvaluationError: None of them can be asked.
     """
-    pool = tuple(dict.fromkeys(each for record in records for each in (*record.gold, *record.distractors)))
+    pool = tuple(dict.fromkeys(paragraph for record in records for paragraph in (*record.gold, *record.distractors)))
     if settings.small:
         count = settings.tokenizer.count
         records = [

@@ -20,9 +20,9 @@ from typing import ClassVar, Final
 
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Haystack, Insertion
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.invented_names import FIRST_NAMES, WORDS
+from memagent_evaluation.tasks.layouts import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 
 PLACES, THINGS = WORDS["places"], WORDS["small_things"]
@@ -61,7 +61,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StoryQuestion:
     """A question on a story, its answer, and the events that show it."""
 
     subject: str
@@ -115,7 +115,7 @@ class Story:
         self.events: list[Event] = []
 
     def tell(self) -> Iterator[Event]:
-        """An endless stream of events."""
+        """Yield an endless stream of events."""
         chance = self._chance
         while True:
             within_reach = self._within_reach()
@@ -137,16 +137,17 @@ class Story:
             {thing: carrier for thing, (carrier, _) in self._carried.items()},
         )
 
-    def questions(self, kind: str) -> list[Asked]:
-        """All questions of one of `STATES` that the events answer."""
+    def questions(self, kind: str) -> list[StoryQuestion]:
+        """Return all questions of one of `STATES` that the events answer."""
         if kind == "state_1":
-            return [Asked(who, _in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
+            return [StoryQuestion(who, _in_the_end(who), stay.place, stay.shown) for who, stay in self._at.items()]
         if kind == "state_2":
             return [
-                Asked(thing, _in_the_end(f"the {thing}"), stay.place, stay.shown) for thing, stay in self._last.items()
+                StoryQuestion(thing, _in_the_end(f"the {thing}"), stay.place, stay.shown)
+                for thing, stay in self._last.items()
             ]
         return [
-            Asked(
+            StoryQuestion(
                 thing,
                 f"According to the text, where was the {thing} before it came to the {stay.place}?",
                 before.place,
@@ -154,7 +155,7 @@ class Story:
             )
             for thing, stays in self._been.items()
             for before, stay in pairwise(stays)
-            if [each.place for each in stays].count(stay.place) == 1
+            if [stay.place for stay in stays].count(stay.place) == 1
         ]
 
     def _within_reach(self) -> list[tuple[str, str]]:
@@ -176,9 +177,9 @@ class Story:
                 self._been[thing].append(self._last[thing])
 
     def _find(self, who: str, thing: str) -> None:
-        found = self._add(FINDS, who, thing, who)
-        self._carried[thing] = who, found
-        self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {found})
+        event = self._add(FINDS, who, thing, who)
+        self._carried[thing] = who, event
+        self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {event})
         self._been.setdefault(thing, [self._last[thing]])
 
     def _part(self, thing: str) -> None:
@@ -186,12 +187,12 @@ class Story:
         parted = self._add(PARTS, who, thing, who)
         self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {parted})
 
-    def _add(self, patterns: Sequence[str], who: str, what: str, told: str) -> int:
+    def _add(self, patterns: Sequence[str], who: str, what: str, gold: str) -> int:
         """Add an event, in a wording that was not used for the same before if possible; return its number."""
         texts = [pattern.format(who=who, what=what) for pattern in patterns]
-        text = self._chance.choice([each for each in texts if each not in self._used] or texts)
+        text = self._chance.choice([text for text in texts if text not in self._used] or texts)
         self._used.add(text)
-        self.events.append(Event(text, told))
+        self.events.append(Event(text, gold))
         return len(self.events) - 1
 
 
@@ -236,7 +237,7 @@ class StateTask(GeneratedTask):
             )
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
@@ -245,17 +246,17 @@ class StateTask(GeneratedTask):
         chance = self.chance(length, number)
         haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
         story, questions = self._story(chance, length, haystack)
-        asked = questions[member]
+        question = questions[member]
         depths = sorted(chance.random() for _ in story.events)
         insertions = [
-            Insertion(event.text, depth, event.told if place in asked.evidence else None)
+            Insertion(event.text, depth, event.told if place in question.evidence else None)
             for place, (event, depth) in enumerate(zip(story.events, depths, strict=True))
         ]
-        beside = [each.question for each in questions]
-        return self.planned(length, index, asked.question, (asked.gold,), haystack, insertions, beside)
+        beside = [other.question for other in questions]
+        return self.planned(length, index, question.question, (question.gold,), haystack, insertions, beside)
 
-    def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[Asked]]:
-        """A story, and the questions on it that share the document."""
+    def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[StoryQuestion]]:
+        """Return a story, and the questions on it that share the document."""
         number = self.settings.questions_per_document
         for _ in range(_STORIES):
             story = Story(chance, chance.sample(FIRST_NAMES, self.people), chance.sample(THINGS, self.things))

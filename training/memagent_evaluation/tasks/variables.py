@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
-from memagent_evaluation.tasks.fitting import Insertion
 from memagent_evaluation.tasks.generated import DEPTHS, GeneratedTask
+from memagent_evaluation.tasks.layouts import Insertion
 
 _ANSWER_TOKENS = 30
 _SHORT_LENGTH = 4096
@@ -37,7 +37,7 @@ class VariablesTask(GeneratedTask):
     capitals: int = 5
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where the length is too small."""
+        """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         chance = self.chance(length, index)
         names, value, statements = self._chain(chance)
         depths = sorted(chance.sample(DEPTHS, len(names)))
@@ -54,21 +54,21 @@ class VariablesTask(GeneratedTask):
         )
         return self.planned(length, index, question, tuple(names), haystacks.noise(), chain)
 
-    def _chain(self, chance: random.Random, taken: Container[str] = ()) -> tuple[list[str], str, list[str]]:
-        """Variables, their value, and the sentences that state it; without anything in `taken`."""
+    def _chain(self, chance: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
+        """Variables, their value, and the sentences that state it; without anything in `used`."""
         names: list[str] = []
         while len(names) <= self.hops:
             name = "".join(chance.choices(string.ascii_uppercase, k=self.capitals))
-            if name not in names and name not in taken:
+            if name not in names and name not in used:
                 names.append(name)
         value = str(chance.randrange(10_000, 100_000))
-        while value in taken:
+        while value in used:
             value = str(chance.randrange(10_000, 100_000))
         sources = [value, *(f"VAR {name}" for name in names)]
         return names, value, [f"VAR {name} = {source}" for name, source in zip(names, sources, strict=False)]
 
-    def _example(self, length: int, chance: random.Random, taken: Container[str]) -> str:
-        names, value, statements = self._chain(chance, taken)
+    def _example(self, length: int, chance: random.Random, used: Container[str]) -> str:
+        names, value, statements = self._chain(chance, used)
         number = _EXAMPLE_NOISE[length >= _SHORT_LENGTH]
         lines = list(itertools.islice(haystacks.noise().units(), number))
         for place, statement in zip(

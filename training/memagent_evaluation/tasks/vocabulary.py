@@ -12,7 +12,7 @@ _PLAIN = re.compile(r"[a-z]+")
 
 
 def pair(chance: random.Random) -> str:
-    """An adjective and a noun as one word, such as "quiet-falcon".
+    """Return an adjective and a noun as one word, such as "quiet-falcon".
 
     Raises:
         MissingExtraError: the word lists are not installed.
@@ -27,11 +27,11 @@ def all_words() -> tuple[str, ...]:
 
 @functools.cache
 def words(part_of_speech: str) -> tuple[str, ...]:
-    """The plain words of a part of speech, in alphabetical order.
+    """Return the plain words of a part of speech, in alphabetical order.
 
     Raises:
         MissingExtraError: the word lists are not installed.
     """
     wonderwords = extra_module("wonderwords", "RULER's word keys and word lists")
-    found = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
-    return tuple(sorted({word for word in found if _PLAIN.fullmatch(word)}))
+    choices = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
+    return tuple(sorted({word for word in choices if _PLAIN.fullmatch(word)}))

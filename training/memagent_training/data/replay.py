@@ -2,8 +2,8 @@
 
 Nothing is tokenised here: a rollout has the logged token ids and log-probs, one `TrainingConversation` for each prompt
 and completion. An update whose text did not become the memory (for example because it was empty) was sampled like any
-other and is kept. An attempt that was discarded and retried is left out by default: it led to neither memory nor
-answer, so the run's reward is not about it.
+other and is kept. An attempt that was discarded and retried is left out: it led to neither memory nor answer, so the
+run's reward is not about it. Greedy calls are part of what rewards look at, and are left out afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -99,12 +100,11 @@ def load_groups(
     max_staleness: int | None = None,
     tokenizer: str | None = None,
     template: str | None = None,
-    keep_discarded: bool = False,
 ) -> Replay:
     """The groups in a run log, or in an export of one.
 
     Args:
-        source: the log or its path, or an export's path (Parquet or JSON lines).
+        source: the log or its path, or the path of an export.
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         step_reward: the same for single conversations; none if left out.
         term_rewards: more rewards, by their names in the terms of the advantage.
@@ -121,7 +121,6 @@ def load_groups(
         max_staleness: how many versions a run may be behind the last of `policy_versions`, which is then required.
         tokenizer: the fingerprint to train on, if the runs have several.
         template: the prompts' fingerprint to train on, if the runs have several.
-        keep_discarded: train on discarded attempts too.
 
     Raises:
         ReplayError: there are runs of several tokenizers or prompts and none was chosen; or the source cannot be
@@ -133,15 +132,15 @@ def load_groups(
     ledger = _Ledger()
     for read in read_runs(source, chosen):
         run = read if gold_of is None else replace(read, gold=gold_of(read))
-        kept = (run if keep_discarded else run.without_discarded()).without_greedy()
+        scored = run.without_discarded()
         refusals = _refusals(
-            run, kept.conversations_K,
+            run, scored.sampled,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
         group = _group_of(run, groups)
         if groups is None and versions is None:
             group = ledger.group_of_version(group, run)
-        ledger.enter(kept, group, next(refusals, None))
+        ledger.enter(scored, group, next(refusals, None))
     missing = (
         {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
     )
@@ -243,7 +242,7 @@ def _refusals(
     steps = {each.step for each in run.conversations_K}  # an edit of an earlier reading of this run is not of this one
     of_run = (event for event in run.events if event.step is None or event.step in steps)
     events = [*of_run, *(event for each in kept for event in each.events)]
-    if any(event.kind in {EventKind.MEMORY_EDITED, EventKind.PINNED} for event in events):
+    if any(event.kind == EventKind.MEMORY_EDITED for event in events):
         yield Refusal.EDITED
     if not _unbroken(run):
         yield Refusal.LOST_CONVERSATIONS
@@ -279,8 +278,12 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
     sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
     span = (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
     same = [record.question, record.document["key"], first.role, *span, settings, sampling]
-    if record.strategy_fingerprint:  # logs of the previous version, which had one way of reading, have none
+    if record.strategy_fingerprint:  # a program that logs runs of its own need not have one
         same += [record.strategy, record.strategy_fingerprint]
+    if not record.question:  # it was redacted; equal questions on equal chunks make equal prompts
+        if first.prompt_token_ids is None:
+            return None
+        same.append(list(first.prompt_token_ids))
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -299,11 +302,7 @@ def _unbroken(run: TrainingRun) -> bool:
         ):
             return False
     places = [(each[0].role, each[0].branch, each[0].slot) for each in steps.values()]
-    if len(set(places)) < len(places) or not any(each[0].writes is Writes.ANSWER for each in steps.values()):
-        return False
-    # Logs of the previous version do not name parents: chunks were read one after the other.
-    updates = sorted(slot for role, _, slot in places if role == "update")
-    return bool(run.record.strategy_fingerprint) or updates == list(range(len(places) - 1))
+    return len(set(places)) == len(places) and any(each[0].writes is Writes.ANSWER for each in steps.values())
 
 
 def _sound(conversation: Conversation) -> bool:
@@ -323,7 +322,7 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
     """The only fingerprint of the runs; None if there are no runs."""
     run_ids: dict[str, list[str]] = {}
     for run in runs:
-        for fingerprint in {getattr(each, what) for each in run.conversations_K}:
+        for fingerprint in {getattr(conversation, what) for conversation in run.sampled}:
             run_ids.setdefault(fingerprint, []).append(run.run_id)
     if len(run_ids) > 1:
         found = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
@@ -347,7 +346,10 @@ def _rollout(
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(each) <= LARGEST_REWARD for each in values):
             return Refusal.NON_FINITE_REWARD
-        earned[name] = checked_steps(values, run, name) if isinstance(value, Iterable) else float(value)
+        if isinstance(value, Iterable):
+            earned[name] = tuple(compress(checked_steps(values, run, name), run.is_sampled))
+        else:
+            earned[name] = float(value)
     reward, steps_K = earned.pop(OUTCOME), earned.pop(STEP, None)
     if isinstance(reward, tuple) or isinstance(steps_K, float):
         raise RewardError(
@@ -355,7 +357,7 @@ def _rollout(
             hint="Give a number for the outcome, and one for each conversation as step rewards.",
             run_id=run.run_id,
         )
-    return Rollout(run.run_id, tuple(map(_conversation, run.conversations_K)), reward, steps_K, earned)
+    return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), reward, steps_K, earned)
 
 
 def _conversation(logged: Conversation) -> TrainingConversation:
@@ -405,9 +407,7 @@ def _report(
         versions=dict(Counter(each.policy_version for each in conversations)),
         staleness=dict(staleness),
         missing=missing,
-        temperatures=dict(
-            Counter(_temperature(each) for run in ledger.candidates.values() for each in run.conversations_K)
-        ),
+        temperatures=dict(Counter(_temperature(each) for run in ledger.candidates.values() for each in run.sampled)),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 
@@ -421,5 +421,5 @@ def _temperature(conversation: Conversation) -> float:
 
 
 def _reshaped(run: TrainingRun) -> bool:
-    sampling = [each.sampling for each in run.conversations_K]
-    return any(each.get("temperature", 1.0) != 1.0 or each.get("top_p", 1.0) != 1.0 for each in sampling)
+    samplings = [conversation.sampling for conversation in run.sampled]
+    return any(sampling.get(name, 1.0) != 1.0 for sampling in samplings for name in ("temperature", "top_p"))

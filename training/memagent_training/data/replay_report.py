@@ -19,7 +19,7 @@ class Refusal(StrEnum):
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
     EDITED = "edited", "read the document again without an edit"
-    """A person replaced its memory, or pinned a line of it, so its reward is not only the policy's."""
+    """A person replaced its memory, so its reward is not only the policy's."""
     LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be mended"
     """The log is incomplete: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (
@@ -46,7 +46,8 @@ class Refusal(StrEnum):
     NON_FINITE_REWARD = "non_finite_reward", "correct the reward function and score them again"
     """Its reward is NaN, infinite, or larger than 32 bits can hold."""
     NOT_GROUPED = "not_grouped", "name their groups"
-    """The groups were given, and it is in none of them."""
+    """The groups were given, and it is in none of them; or its question was redacted, and its prompt's ids, which
+    would tell it from others, are not in the log."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
         "correct the others of the group, or take incomplete groups with whole_groups=False",

@@ -83,10 +83,11 @@ class LoggedStepReward:
     """Only rewards from this source; None accepts any."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """The logged values; None if a conversation has none."""
+        """The logged values; None if a conversation that can be trained on has none."""
         newest = _newest(run, self.name, self.source)
-        rows = [each.id for each in run.conversations_K]
-        return [newest[row] for row in rows] if all(row in newest for row in rows) else None
+        if any(conversation.id not in newest for conversation in run.sampled):
+            return None
+        return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
     def why_unknown(self, run: TrainingRun, /) -> str:
         """A conversation has none in the log."""

@@ -7,22 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import IO, Final
 
 from memagent_evaluation.samples import Metric
-from memagent_graph.documents import DocumentStore
+from memagent_graph.documents import DocumentStore, store_of
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
-from memagent_graph.run_log.exchange import json_lines, parquet
-from memagent_graph.run_log.exchange.logged_run import LoggedRun
+from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
-from memagent_graph.timeline.run_views import store_of
 from memagent_graph.trace import Trace, Writes
 from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
-_PARQUET_MAGIC: Final = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +114,19 @@ class TrainingRun:
             self, conversations_K=tuple(each for each in self.conversations_K if each.outcome is not Outcome.DISCARDED)
         )
 
-    def without_greedy(self) -> TrainingRun:
-        """The same run without conversations at temperature 0, if its first one had another temperature.
+    @property
+    def is_sampled(self) -> list[bool]:
+        """Whether each conversation was sampled: not at temperature 0, if the first one had another temperature.
 
-        Such a conversation is, for example, a probe of the answer: it was not sampled, so nothing can be learned from
-        its result.
+        A greedy conversation is, for example, a probe of the answer. Nothing can be learned from its result.
         """
-        if not self.conversations_K or not self.conversations_K[0].sampling.get("temperature", 1.0):
-            return self
-        drawn = tuple(each for each in self.conversations_K if each.sampling.get("temperature", 1.0))
-        return self if len(drawn) == len(self.conversations_K) else replace(self, conversations_K=drawn)
+        temperatures = [conversation.sampling.get("temperature", 1.0) for conversation in self.conversations_K]
+        return [bool(temperature) or not temperatures[0] for temperature in temperatures]
+
+    @property
+    def sampled(self) -> tuple[Conversation, ...]:
+        """The conversations that can be trained on."""
+        return tuple(compress(self.conversations_K, self.is_sampled))
 
 
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
@@ -134,13 +135,13 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
     An export is read directly, without a log. One run at a time is in memory.
 
     Args:
-        source: the log or its path, or an export's path (Parquet or JSON lines).
+        source: the log or its path, or the path of an export.
         chosen: which of a log's runs.
 
     Raises:
         ReplayError: there is no such file, `chosen` was given for an export, or the export was shuffled.
         RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export.
-        MissingExtraError: Parquet without the extra `export`.
+        MissingExtraError: an export without the extra `export`.
     """
     if isinstance(source, RunLog):
         yield from _logged(source, chosen)
@@ -151,7 +152,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
             magic = file.read(len(_SQLITE_MAGIC))
             if magic != _SQLITE_MAGIC:
                 file.seek(0)
-                yield from _exported(path, file, magic, chosen)
+                yield from _exported(path, file, chosen)
                 return
     except OSError as error:
         raise ReplayError(
@@ -176,16 +177,14 @@ def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
         yield read_run(log, record.run_id)
 
 
-def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | None) -> Iterator[TrainingRun]:
+def _exported(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
     if chosen is not None:
         raise ReplayError(
             f"{path} is an export, and runs of an export cannot be chosen",
             hint="Choose them when exporting, or pass the log.",
         )
     seen: set[str] = set()
-    is_parquet = magic.startswith(_PARQUET_MAGIC) or path.suffix.lower() == ".parquet"
-    runs: Iterator[LoggedRun] = (parquet if is_parquet else json_lines).read(path, file)
-    for run in runs:
+    for run in parquet.read(path, file):
         if run.record.run_id in seen:
             raise ReplayError(
                 f"{path} does not have the run in one piece",
@@ -204,14 +203,14 @@ def _training_run(
     rewards: Sequence[Reward],
 ) -> TrainingRun:
     # Arrays take a tenth of the memory of lists of numbers, and the garbage collector does not scan them.
-    kept = tuple(
+    conversations_K = tuple(
         replace(
-            each,
-            prompt_token_ids=None if each.prompt_token_ids is None else array("I", each.prompt_token_ids),
-            token_ids=None if each.token_ids is None else array("I", each.token_ids),
-            logprobs=None if each.logprobs is None else array("f", each.logprobs),
+            counted,
+            prompt_token_ids=None if counted.prompt_token_ids is None else array("I", counted.prompt_token_ids),
+            token_ids=None if counted.token_ids is None else array("I", counted.token_ids),
+            logprobs=None if counted.logprobs is None else array("f", counted.logprobs),
         )
-        for each in conversations
-        if not each.superseded
+        for counted in conversations
+        if not counted.superseded
     )
-    return TrainingRun(record, kept, tuple(events), tuple(rewards), store=store_of(record.document, path))
+    return TrainingRun(record, conversations_K, tuple(events), tuple(rewards), store=store_of(record.document, path))

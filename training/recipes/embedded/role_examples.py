@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.tasks.invented_names import Names
-from memagent_evaluation.tasks.multi_hop import RELATIONS, Chain, Fact, draw_chain
+from memagent_evaluation.tasks.multi_hop import RELATIONS, Chain, HopFact, draw_chain
 from recipes.embedded.training_examples import (
     EMPTY,
     FIRST_WEIGHT,
@@ -52,9 +52,9 @@ class Problem:
     """A question, and the facts that lead to its answer."""
 
     question: str
-    chain: tuple[Fact, ...]
+    chain: tuple[HopFact, ...]
 
-    def after(self, entries: Sequence[str], present: Iterable[Fact]) -> list[str]:
+    def after(self, entries: Sequence[str], present: Iterable[HopFact]) -> list[str]:
         """What is known after these facts were read: each next hop, as far as they lead."""
         known, there = list(entries), set(present)
         while len(known) < len(self.chain) and self.chain[len(known)] in there:
@@ -104,7 +104,7 @@ def drawn(rng: random.Random, roles: Sequence[tuple[str, int]], count: int) -> l
     return rng.choices([role for role, _ in roles], [weight for _, weight in roles], k=count)
 
 
-def asked_alone(fact: Fact) -> str:
+def asked_alone(fact: HopFact) -> str:
     """The question for one fact."""
     return RELATIONS[fact.relation].question.format(s=fact.subject.name)
 

@@ -25,9 +25,9 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_evaluation.prose import whole_docstrings
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
-from memagent_evaluation.tasks.fitting import Haystack, Insertion
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.haystacks import Prose
+from memagent_evaluation.tasks.haystacks import ProseHaystack
+from memagent_evaluation.tasks.layouts import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR
 from recipes.embedded.training_examples import EMPTY
@@ -108,7 +108,7 @@ class _PlantedFact(GeneratedTask):
         text = _text(self.settings.haystack)
         start = max(text.find(" ", chance.randrange(len(text))), 0)
         if chance.random() < _BETWEEN_SENTENCES:
-            return Prose(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
+            return ProseHaystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
         return Words(text, start)
 
 

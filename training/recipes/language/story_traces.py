@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from memagent_evaluation.tasks.invented_names import FIRST_NAMES
-from memagent_evaluation.tasks.state_tracking import STATES, THINGS, Asked, Situation, Story
+from memagent_evaluation.tasks.state_tracking import STATES, THINGS, Situation, Story, StoryQuestion
 from recipes.embedded.training_examples import Prose, plant
 from recipes.language.turns import Turn
 
@@ -34,7 +34,7 @@ _ON_SECTION: Final = 0.7
 class _Quest:
     """A question of one of `STATES`, and the notes for it."""
 
-    asked: Asked
+    asked: StoryQuestion
     kind: str
 
     def notes(self, known: Situation) -> str:

@@ -1,0 +1,179 @@
+"""The reads of tools, nodes and middleware, which continue at their chunk when a task of a graph is executed again.
+
+Every such read has a run id that is derived from the task and from what is read, and its state is in the checkpoints of
+the reader: its own, or else in the user's data folder. So a task that is executed again finds its reads, whoever
+executes it: the graph, after a kill, an error or an interrupt; LangGraph's `RetryPolicy`; or LangChain's
+`ToolRetryMiddleware`. The checkpoints of the graph itself hold no part of a read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeVar, cast
+
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langgraph.config import get_stream_writer
+
+from memagent_graph import MemAgent, ReadResult
+from memagent_graph.concurrency.background import Cancellation, run_sync
+from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.reader import result_of
+from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
+from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
+from memagent_graph.reading.structured import structured
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
+from memagent_graph.storage.paths import default_checkpoints
+from memagent_graph.trace import MemoryUpdate
+
+T = TypeVar("T")
+Report = Callable[[str, str, MemoryUpdate], None]
+"""Called with a run's id, its question, and each of its memory updates."""
+
+
+class GraphReads:
+    """The reads of one tool, node or middleware.
+
+    Args:
+        agent: the reader. Without checkpoints of its own, it gets some in the user's data folder at the first read.
+        response_format: the form of the answers, if they are structured.
+    """
+
+    def __init__(self, agent: MemAgent, response_format: ResponseFormatSource | None = None) -> None:
+        if not isinstance(agent, MemAgent):
+            raise MemAgentError(
+                f"the reader is of type {type(agent).__name__}, not a MemAgent",
+                hint="Pass the MemAgent. Its graph, agent.graph(), can be a node by itself: add_node(name, graph).",
+            )
+        self._agent = agent
+        self._format = None if response_format is None else ResponseFormat.of(response_format)
+
+    @cached_property
+    def reader(self) -> MemAgent:
+        """The reader, which has checkpoints."""
+        return self._agent if self._agent.keeps_checkpoints else self._agent.copy(checkpoints=default_checkpoints())
+
+    async def prepare(self) -> ReaderContext:
+        """Return what the reader works with. Raises what `MemAgent.aprepare` raises."""
+        return structured(await self.reader.aprepare(), self._format)
+
+    async def store(self, document: Any) -> DocumentRef:
+        """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""
+        if isinstance(document, dict):
+            return cast("DocumentRef", document)
+        source = await asyncio.to_thread(Document.of, document)
+        replaces = (await self.reader.aprepare()).replace_undecodable
+        return await self.reader.store.add_async(source, replace_undecodable=replaces)
+
+    async def read_each(
+        self,
+        document: DocumentRef | Callable[[], Awaitable[DocumentRef]],
+        run_ids: Mapping[str, str | None],
+        report: Report,
+        *,
+        limits: Limits | None = None,
+        past_limit: Container[str] = (),
+    ) -> list[ReadResult | Exception]:
+        """Read a document once for several questions; a run that was begun before continues at its chunk.
+
+        Args:
+            document: a document's reference, or a function that returns it, called for every run that has not begun.
+            run_ids: each question's run id, from `run_id_in`; None for a run that nobody continues.
+            report: called with every update.
+            limits: where the read for one question stops early; the reader's own if left out.
+            past_limit: the questions whose runs are continued even if they stopped at a limit.
+
+        Returns:
+            The result or the error of each question, in order. All reads run to their end.
+        """
+
+        async def read(question: str, run_id: str | None, pace: Reach) -> ReadResult:
+            name = run_id or new_run_id()
+            options: Any = {"response_format": self._format, "limits": limits, "pace": pace}
+            goes_on = question in past_limit
+
+            async def parts() -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
+                if run_id is not None:
+                    try:
+                        async for part in self.reader.astream_resume(name, past_limit=goes_on, **options):
+                            yield part
+                        return
+                    except (RunNotFoundError, RunMismatchError):
+                        pass  # it has not begun, or by a reader with other settings
+                reference = document if isinstance(document, dict) else await document()
+                begun = self.reader.astream(reference, question, run_id=name, **options)
+                async for part in begun:
+                    yield part
+
+            return await result_of(parts(), partial(report, name, question))
+
+        reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
+        return await in_passes(reads, AT_ONCE)
+
+
+def run_id_in(config: RunnableConfig, *key: object) -> str | None:
+    """Return the id that a run has whenever the task of `config` is executed; None outside a graph.
+
+    Args:
+        config: the config of the node or tool.
+        key: what distinguishes the read from others of the task.
+    """
+    place = config.get("configurable", {})
+    if not place.get("checkpoint_ns"):
+        return None
+    names = repr((place.get("thread_id"), place["checkpoint_ns"], *key))
+    return "in-" + hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()[:24]
+
+
+def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine for a synchronous node or tool. It ends if the caller breaks off the stream of a graph around.
+
+    Raises:
+        LastingError: the stream was broken off.
+    """
+    cancellation = Cancellation()
+    for exits in exits_of_graphs_around(ensure_config()):
+        exits.callback(cancellation.cancel)
+    return run_sync(coroutine, cancellation)
+
+
+@dataclass(frozen=True)
+class Around:
+    """The graph that a read belongs to: its config, and its custom stream, which exists only in its own context."""
+
+    config: RunnableConfig
+    write: Callable[[Any], None]
+    context: contextvars.Context
+    tool_call_id: str | None = None
+
+    @classmethod
+    def here(cls, tool_call_id: str | None = None) -> Around:
+        """Return the graph around the calling code; outside a graph nothing is written."""
+        try:
+            write = get_stream_writer()
+        except (RuntimeError, KeyError):
+            write = _write_nothing
+        return cls(ensure_config(), write, contextvars.copy_context(), tool_call_id)
+
+    def report(self, run_id: str, question: str, update: MemoryUpdate, kind: str = "memory_update") -> None:
+        """Write a memory update to the custom stream."""
+        event = {
+            "type": f"memagent.{kind}",
+            "run_id": run_id,
+            "question": question,
+            "tool_call_id": self.tool_call_id,
+            "chunk_index": update.chunk_index,
+            "progress": update.progress,
+            "memory": update.memory,
+        }
+        self.context.copy().run(self.write, event)
+
+
+def _write_nothing(event: Any) -> None:
+    """Write nothing."""

@@ -1,0 +1,192 @@
+"""Which documents a model's arguments may refer to.
+
+A model chooses a tool's arguments, and a text that it has read may influence that choice. So each kind of source has
+its own check: files must be below allowed roots or in a deepagents backend, state keys and the fetcher are named by the
+developer, and nothing may be larger than the maximum. A refusal is a `RefusedSourceError` with a message for the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from memagent_graph.documents import Document
+from memagent_graph.documents.allowed_paths import AllowedRoots
+from memagent_graph.errors import RefusedSourceError
+
+Fetched: TypeAlias = str | bytes
+Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
+"""Downloads a web address. It decides which hosts are allowed; it is called with http and https addresses only."""
+
+_SCHEMES = ("http", "https")
+_LONGEST_SHOWN = 200
+_KINDS = ("path", "text", "state_key", "url")
+
+
+class FileBackend(Protocol):
+    """The used part of a deepagents backend: a folder's list, and a file's bytes."""
+
+    async def als(self, path: str) -> Any:
+        """The folder's entries, with their sizes if the backend knows them."""
+
+    async def adownload_files(self, paths: list[str]) -> Sequence[Any]:
+        """Each file's content, or an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSource:
+    """The document that a model named; exactly one of the first four is set."""
+
+    path: str | None = None
+    text: str | None = None
+    state_key: str | None = None
+    url: str | None = None
+    pages: str | None = None
+    """The pages to read of a PDF file; all where none is named."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Which of the four are set."""
+        return tuple(kind for kind in _KINDS if getattr(self, kind) is not None)
+
+
+@dataclass(frozen=True)
+class DocumentSources:
+    """Everything that a tool may read."""
+
+    roots: AllowedRoots
+    """Folders (or single files) below which paths must be, and the largest size."""
+    fetcher: Fetcher | None = None
+    """Downloads web addresses; without it no address is read."""
+    backend: FileBackend | None = None
+    """A deepagents backend; its virtual files may be read as paths."""
+    state_keys: tuple[str, ...] = ()
+    """The keys of the agent's state that may be read; text, bytes or LangChain documents."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of source that can be read: what a tool's schema offers to the model."""
+        offered = {
+            "path": bool(self.roots.roots) or self.backend is not None,
+            "text": True,
+            "state_key": bool(self.state_keys),
+            "url": self.fetcher is not None,
+        }
+        return tuple(kind for kind, is_offered in offered.items() if is_offered)
+
+    async def open(self, named: NamedSource, state: Any = None) -> Document:
+        """The document that a model named.
+
+        Args:
+            named: what it named.
+            state: the agent's state, a mapping or an object with attributes; None outside an agent.
+
+        Raises:
+            RefusedSourceError: it may not be read, does not exist, or is too large.
+            DocumentError: `pages` does not name pages.
+        """
+        document = await self._opened(named, state)
+        return document.only(named.pages or None)
+
+    async def _opened(self, named: NamedSource, state: Any) -> Document:
+        if len(named.kinds) != 1:
+            raise RefusedSourceError(
+                f"a document is named in exactly one way, and {' and '.join(named.kinds) or 'none'} was given",
+                hint=f"Give one of: {', '.join(self.kinds)}.",
+            )
+        if named.path is not None:
+            return await self._file(named.path)
+        if named.text is not None:
+            return self._document(named.text, "the text")
+        if named.state_key is not None:
+            return self._from_state(named.state_key, state)
+        return await self._fetched(named.url or "")
+
+    async def _file(self, path: str) -> Document:
+        if self.backend is not None and (found := await self._virtual_file(path, self.backend)):
+            return found
+        if self.backend is not None and not self.roots.roots:
+            raise RefusedSourceError(
+                f"there is no file {_shown(path)!r} that may be read", hint="Name a file as your file tools list it."
+            )
+        return Document.from_path(await asyncio.to_thread(self.roots.resolve, path))
+
+    async def _virtual_file(self, path: str, backend: FileBackend) -> Document | None:
+        """A backend's file; None if the path cannot be a backend's, or the backend has no such file."""
+        virtual = PurePosixPath(path)
+        if not virtual.is_absolute() or ".." in virtual.parts or "\0" in path:
+            return None
+        try:
+            # The size first: a backend returns a file's bytes only as a whole.
+            for entry in (await backend.als(str(virtual.parent))).entries or ():
+                if PurePosixPath(entry["path"]) == virtual:
+                    self.roots.require_size(entry.get("size") or 0, repr(_shown(path)))
+            (reply,) = await backend.adownload_files([path])
+        except (OSError, ValueError):
+            return None
+        if reply.content is None:
+            return None
+        return self._document(reply.content, repr(_shown(path)), virtual.name)
+
+    def _from_state(self, key: str, state: Any) -> Document:
+        if key not in self.state_keys:
+            remedy = f"Name one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
+            raise RefusedSourceError(f"the state key {_shown(key)!r} may not be read", hint=remedy)
+        value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
+        if isinstance(value, str | bytes):
+            return self._document(value, f"state key {key!r}", key)
+        documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+        if documents and all(isinstance(getattr(each, "page_content", None), str) for each in documents):
+            size = sum(len(each.page_content.encode("utf-8", "replace")) for each in documents)
+            self.roots.require_size(size, f"state key {key!r}")
+            return Document.from_langchain(documents, key)
+        raise RefusedSourceError(
+            f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",
+            hint="It can be read when it has text, bytes or LangChain documents.",
+        )
+
+    async def _fetched(self, url: str) -> Document:
+        shown = _shown(url)
+        if self.fetcher is None:
+            raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")
+        try:
+            parts = urlsplit(url)
+            is_web = parts.scheme.lower() in _SCHEMES and parts.hostname
+        except ValueError:
+            is_web = None
+        if not is_web:
+            raise RefusedSourceError(
+                f"{shown!r} is not a web address", hint="Only whole http and https addresses are read."
+            )
+        try:
+            content = await asyncio.to_thread(self.fetcher, url)
+            if inspect.isawaitable(content):
+                content = await content
+        except Exception as error:  # a fetcher may raise anything, and the model should be told
+            raise RefusedSourceError(
+                f"{shown!r} could not be fetched ({type(error).__name__}: {_shown(str(error))})",
+                hint="Check the address, or read something else.",
+            ) from error
+        if not isinstance(content, str | bytes):
+            raise RefusedSourceError(
+                f"what was fetched from {shown!r} is a {type(content).__name__}, not text or bytes",
+                hint="Read something else.",
+            )
+        return self._document(content, shown, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
+
+    def _document(self, content: Fetched, what: str, name: str = "text") -> Document:
+        if isinstance(content, bytes):
+            self.roots.require_size(len(content), what)
+            return Document.from_bytes(content, name)
+        self.roots.require_text(content, what)
+        # Not `Document.of`, which checks whether a short text names a file: that would reveal files outside.
+        return Document.from_text(content, name)
+
+
+def _shown(given: str) -> str:
+    return given if len(given) <= _LONGEST_SHOWN else given[:_LONGEST_SHOWN] + "..."

@@ -1,0 +1,313 @@
+"""`ReadLongDocument`: a tool with which an agent reads documents that are longer than its context.
+
+    agent = create_agent(model, tools=[..., ReadLongDocument(agent=MemAgent(...), roots=["reports"])])
+
+The model names a document and asks questions; it gets answers with numbered quotes, and the application gets run ids,
+spans and costs in the tool message's artifact. If the model may not read something, a message tells it why.
+
+If the policy fails in the middle of a read (for example because its server is down), the model is told by default, with
+the run id and the remedy, so that an agent with other tools can continue without the document. The read is not lost:
+the same question about the same document continues at the chunk where the read failed or reached a limit. With
+`on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk, as it
+does after the process was killed; see `graph_reads`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool, InjectedToolArg, ToolException
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SkipValidation,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
+from langchain_memagent.questions import Questions
+from langchain_memagent.readings import Outcome, ReadArtifact, content_for_model, reading_of, unfinished_runs
+from memagent_graph import MemAgent, ReadResult
+from memagent_graph.documents import DocumentRef
+from memagent_graph.documents.allowed_paths import AllowedRoots
+from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
+from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.state import Limits, ReaderContext
+from memagent_graph.settings import ReadSettings
+
+_DESCRIPTION = (
+    "Ask questions about a document of any length, and get their answers with quotes from it. Use it for documents "
+    "that are too long to look at directly. The reader is shown {shows}. Ask everything that you need from one "
+    "document in one call: its questions share one pass over the document. Each question is answered on its own, from "
+    "the document alone, so make it complete in itself."
+)
+_SOURCES = {
+    "path": "Path of the file to read.",
+    "text": "The text to read, if it is not in a file.",
+    "state_key": "The key of the agent's state that has the text to read.",
+    "url": "Web address (http or https) of the document to read.",
+}
+_PAGES = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave it out to read all."
+
+
+def _describe_wrong_arguments(error: Any) -> str:
+    if not isinstance(error, ValidationError):
+        return "The arguments do not fit the tool's schema."
+    problems = [
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": Value error, ")
+        for problem in error.errors(include_input=False)
+    ]
+    return f"The arguments do not fit: {'; '.join(problems)}."
+
+
+def _reader_of_environment() -> MemAgent:
+    return MemAgent(settings=ReadSettings.from_environment(os.environ))
+
+
+class ReadLongDocument(BaseTool):
+    """Reads a document with a `MemAgent` and answers questions on it.
+
+    Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, or
+    else a policy that was added to this machine, or the embedded one. MEMAGENT_MODEL, MEMAGENT_TOKENIZER and so on are
+    fields of `ReadSettings`. Documents and runs are stored in MEMAGENT_HOME.
+
+    Errors that a model can react to are tool messages with status "error", not exceptions.
+
+    Args:
+        agent: the reader.
+        roots: folders, or single files, below which the model may name paths, links followed. Without any, none.
+        max_bytes: the largest document, of any source.
+        max_questions: questions in one call.
+        limits: where the read for one question stops early; a call costs at most `max_questions` times as much.
+        on_failure: "tell" the model of a read that failed, or "raise" the error; see the module.
+        fetcher: gets the content of the web addresses that the model may name; refusing hosts is its job.
+        backend: a deepagents backend; absolute paths are looked up in it first.
+        state_keys: keys of the agent's state that the model may name.
+        answer_schema: the form of the answers: a Pydantic model, or a JSON schema as a dict. The model then gets JSON,
+            and each reading in the artifact has a `value`. (`response_format` is LangChain's own field.)
+
+    Raises:
+        pydantic.ValidationError: an option of another name, or a value of the wrong type.
+        ResponseFormatError, MissingExtraError: `answer_schema` cannot be used.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = "read_long_document"
+    description: str = ""
+    response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
+    handle_tool_error: Any = True
+    handle_validation_error: Any = Field(default=_describe_wrong_arguments)
+
+    agent: SkipValidation[MemAgent] = Field(default_factory=_reader_of_environment, exclude=True, repr=False)
+    """The reader."""
+    roots: Sequence[Path | str] = ()
+    """Folders, or single files, below which the model may name paths, links followed. Without any, none."""
+    max_bytes: int = Field(default=256 * 2**20, gt=0)
+    """The largest document, of any source."""
+    max_questions: int = Field(default=8, gt=0)
+    """Questions in one call."""
+    limits: SkipValidation[Limits] | None = None
+    """Where the read for one question stops early; a call costs at most `max_questions` times as much."""
+    on_failure: Literal["tell", "raise"] = "tell"
+    """What becomes of a read that fails: the model is told, or the error is raised. See the module."""
+    fetcher: SkipValidation[Fetcher] | None = Field(default=None, exclude=True, repr=False)
+    """Gets the content of the web addresses that the model may name; refusing hosts is its job."""
+    backend: SkipValidation[FileBackend] | None = Field(default=None, exclude=True, repr=False)
+    """A deepagents backend; absolute paths are looked up in it first."""
+    state_keys: Sequence[str] = ()
+    """Keys of the agent's state that the model may name."""
+    answer_schema: SkipValidation[Any] = Field(default=None, exclude=True, repr=False)
+    """The form of the answers: a Pydantic model, or a JSON schema as a dict."""
+
+    _sources: DocumentSources = PrivateAttr()
+    _reads: GraphReads = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Determine what can be read, and offer only that to the model."""
+        super().model_post_init(context)
+        self.description = self.description or _DESCRIPTION.format(shows=self.agent.strategy.shows)
+        self._reads = GraphReads(self.agent, self.answer_schema)
+        self._sources = DocumentSources(
+            AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
+        )
+        if self.args_schema is None:
+            self.args_schema = _arguments_schema(self._sources, self.max_questions)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "ReadLongDocument cannot be pickled, as its reader cannot: that has connections, threads and open files. "
+            "Create the tool in the process that uses it; a process that is forked from this one can use it as it is."
+        )
+
+    @property
+    def base_url(self) -> str | None:
+        """The server of the reader's policy; None for a policy in this process."""
+        return getattr(self.agent.policy, "base_url", None)
+
+    @property
+    def model(self) -> str:
+        """The name of the reader's policy."""
+        return self.agent.policy.name
+
+    def _run(
+        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
+    ) -> tuple[str | ToolMessage, ReadArtifact]:
+        return run_in_graph(self._arun(questions, runtime, **named))
+
+    async def _arun(
+        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
+    ) -> tuple[str | ToolMessage, ReadArtifact]:
+        questions = self._checked(questions)
+        source, around = NamedSource(**named), Around.here(getattr(runtime, "tool_call_id", None))
+        with self._errors_for_model():
+            _check_lengths(questions, await self._reads.prepare())
+            document = _OnceStored(self._reads, self._sources, source, getattr(runtime, "state", None))
+            run_ids = {
+                question: run_id_in(around.config, around.tool_call_id, source, question) for question in questions
+            }
+            earlier = await self._unfinished(questions, document, runtime) if all(run_ids.values()) else {}
+            outcomes = await self._reads.read_each(
+                document.reference, run_ids | earlier, around.report, limits=self.limits, past_limit=earlier
+            )
+            document.raise_refusal()
+            answers = dict(zip(run_ids, map(self._accepted, outcomes), strict=True))
+            rows = [(question, answers[question]) for question in questions]
+            return await asyncio.to_thread(self._reply, rows, document.stored, around, is_kept=all(run_ids.values()))
+
+    def _checked(self, questions: list[str]) -> list[str]:
+        if not 1 <= len(questions) <= self.max_questions:
+            raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
+        questions = [question.strip() for question in questions]
+        if "" in questions:
+            raise ToolException("A question is empty. Write it out, or leave it out.")
+        return questions
+
+    async def _unfinished(self, questions: list[str], document: _OnceStored, runtime: Any) -> dict[str, str]:
+        """The run ids of those questions that earlier calls of this agent left unfinished for the same document."""
+        run_ids = unfinished_runs(getattr(runtime, "state", None), self.name)
+        if not run_ids:
+            return {}
+        key = (await document.reference())["key"]
+        return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
+
+    def _accepted(self, outcome: ReadResult | Exception) -> Outcome:
+        """The outcome, unless it is an error that has to be raised."""
+        if isinstance(outcome, ReadResult) or (self.on_failure == "tell" and isinstance(outcome, MemAgentError)):
+            return outcome
+        raise outcome
+
+    def _reply(
+        self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, around: Around, *, is_kept: bool
+    ) -> tuple[str | ToolMessage, ReadArtifact]:
+        content = content_for_model(rows, is_kept=is_kept)
+        results = [outcome for _, outcome in rows if isinstance(outcome, ReadResult)]
+        readings = [reading_of(question, outcome, is_kept=is_kept) for question, outcome in rows]
+        artifact = ReadArtifact(document=results[0].document if results else document, readings=readings)
+        if results:
+            return content, artifact
+        if around.tool_call_id is None:
+            raise ToolException(content)
+        # The message of an exception has no artifact, without which the read cannot be continued.
+        failed = ToolMessage(
+            content, artifact=artifact, tool_call_id=around.tool_call_id, name=self.name, status="error"
+        )
+        return failed, artifact
+
+    @contextmanager
+    def _errors_for_model(self) -> Iterator[None]:
+        """Errors become messages for the model, unless `on_failure` is "raise" and the read failed.
+
+        The model is always told if a document cannot be read.
+        """
+        try:
+            yield
+        except MemAgentError as error:
+            if self.on_failure == "raise" and not isinstance(error, DocumentError | MissingExtraError):
+                raise
+            raise ToolException(str(error)) from error
+
+
+class _Arguments(BaseModel):
+    """Base of the arguments of every such tool; it has the kinds of source that this tool does not read."""
+
+    offered: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        # Models that fill in every argument leave the unnecessary ones empty.
+        values = {name: value for name, value in values.items() if value != "" or name not in _SOURCES}
+        if others := [kind for kind in _SOURCES if kind not in cls.offered and values.get(kind) is not None]:
+            raise ValueError(f"{others[0]} cannot be read here; give one of: {', '.join(cls.offered)}")
+        return values
+
+
+def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
+    """The arguments, with only the kinds of source that can be read here."""
+    fields: dict[str, Any] = {
+        "questions": (
+            Questions,
+            Field(min_length=1, description=f"The questions, 1 to {max_questions}, each complete in itself."),
+        )
+    }
+    only = " Name the document in exactly one way." if len(sources.kinds) > 1 else ""
+    for kind in sources.kinds:
+        kind_of_value = Literal[sources.state_keys] if kind == "state_key" else str
+        fields[kind] = (kind_of_value | None, Field(default=None, description=_SOURCES[kind] + only))
+    if not {"path", "url"}.isdisjoint(sources.kinds):
+        fields["pages"] = (str | None, Field(default=None, description=_PAGES))
+    # Excluded from dumps: pydantic would go through the agent's whole state.
+    fields["runtime"] = (Annotated[Any, InjectedToolArg()], Field(default=None, exclude=True))
+    arguments = create_model("ReadLongDocumentArguments", __base__=_Arguments, **fields)
+    arguments.offered = sources.kinds
+    return arguments
+
+
+def _check_lengths(questions: Sequence[str], context: ReaderContext) -> None:
+    """Check all questions before any chunk is read, so that one that is too long costs nothing."""
+    for question in questions:
+        try:
+            check_question(question, context)
+        except BudgetError as error:  # its hint is for the developer
+            raise ToolException(f"{error.message}. Ask a shorter question.") from error
+
+
+class _OnceStored:
+    """The document that a model named, which is opened and stored when a read first needs it, and then once."""
+
+    def __init__(self, reads: GraphReads, sources: DocumentSources, source: NamedSource, state: Any) -> None:
+        self._reads, self._sources, self._source, self._state = reads, sources, source, state
+        self._task: asyncio.Task[DocumentRef] | None = None
+
+    async def reference(self) -> DocumentRef:
+        """Return its reference. Raises what `DocumentSources.open` raises."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._store())
+        return await self._task
+
+    @property
+    def stored(self) -> DocumentRef | None:
+        """Its reference, if it was needed and could be read."""
+        return self._task.result() if self._task is not None else None
+
+    def raise_refusal(self) -> None:
+        """Raise the error of a document that could not be read."""
+        if self._task is not None and self._task.done() and (error := self._task.exception()) is not None:
+            raise error
+
+    async def _store(self) -> DocumentRef:
+        return await self._reads.store(await self._sources.open(self._source, self._state))

@@ -1,0 +1,317 @@
+"""Carries out `memagent corpus`: reads a corpus or estimates its cost, shows progress, and prints a summary."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import typer
+
+from memagent_corpus.corpus_estimate import CorpusEstimate, estimate_corpus
+from memagent_corpus.corpus_inputs import InputOptions, open_inputs
+from memagent_corpus.corpus_options import CorpusOptions
+from memagent_corpus.corpus_reader import CorpusReader
+from memagent_corpus.corpus_rows import CorpusRow
+from memagent_corpus.corpus_run import (
+    CHECKPOINTS,
+    TEXTS,
+    CorpusLimits,
+    CorpusSummary,
+    StopCause,
+    exclusive,
+    run_corpus,
+)
+from memagent_corpus.on_ray import ActorPlan, RayEngine, connected_engine
+from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
+from memagent_corpus.table_folder import TableFolder
+from memagent_corpus.table_inputs import InputColumns
+from memagent_graph.cli.console import Console
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.output import print_json
+from memagent_graph.cli.progress import ProgressDisplay
+from memagent_graph.cli.question_files import questions_of
+from memagent_graph.documents import open_store
+from memagent_graph.errors import MemAgentError
+from memagent_graph.plain_text import counted
+from memagent_graph.prices import Prices, prices_of
+from memagent_graph.reader import MemAgent
+from memagent_graph.response_format import ResponseFormat
+from memagent_graph.run_log import RunLog
+from memagent_graph.run_log.exchange import merge_logs
+from memagent_graph.storage.checkpoints import is_server
+from memagent_graph.trace import MemoryUpdate
+
+
+class CorpusSession:
+    """One run of the options.
+
+    Args:
+        options: the command's options.
+    """
+
+    def __init__(self, options: CorpusOptions) -> None:
+        self._options = options
+        self._console = Console(as_json=options.as_json, quiet=options.quiet)
+
+    def run(self) -> None:
+        """Read or estimate the corpus.
+
+        Raises:
+            typer.Exit: with the exit code, if it is not 0.
+        """
+        options = self._options
+        with failures_told(self._console):
+            prices = prices_of(options.price_in, options.price_out)
+            if options.ray_actors is not None and options.ray is None:
+                raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
+            self._questions = questions_of(options.question or ())
+            if not self._questions and options.question_column is None:
+                raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
+            self._format = None if options.schema is None else ResponseFormat.named(options.schema)
+            self._inputs = open_inputs(options.source, self._input_options())
+            settings = options.settings()
+            self._settings = settings if options.log else settings.replace(logprobs=False)
+            if (options.requests_per_minute or options.tokens_per_minute) and self._settings.policy_name in {
+                "embedded",
+                "local",
+            }:
+                raise MemAgentError(
+                    "the limits for requests and tokens per minute are for a server, and this policy has no server",
+                    hint="Omit --requests-per-minute and --tokens-per-minute, or use a server with --base-url.",
+                )
+            self._console.policy(self._settings.policy_reason)
+            try:
+                if options.estimate:
+                    self._print_estimate(asyncio.run(self._estimate()), prices)
+                    return
+                summary = asyncio.run(self._read())
+            except ValueError as error:
+                raise typer.Exit(self._console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        self._print_summary(summary)
+        if summary.ended is not StopCause.DONE:
+            raise typer.Exit(ExitCode.STOPPED)
+        if summary.rows and summary.failed_rows == summary.rows:
+            raise typer.Exit(ExitCode.DOCUMENT)
+
+    def _input_options(self) -> InputOptions:
+        options = self._options
+        return InputOptions(
+            access=SourceAccess(
+                root=str(options.root) if options.root else "",
+                allow_private=options.allow_private_addresses,
+                allow_chained=options.allow_chained_urls,
+                max_bytes=options.max_bytes,
+                encoding=options.encoding,
+            ),
+            columns=InputColumns(
+                text=options.text_column,
+                path=options.path_column,
+                id=options.id_column,
+                questions=options.question_column,
+                copied=tuple(options.keep_column or ()),
+            ),
+            subset=options.subset,
+            split=options.split,
+        )
+
+    # Reading
+
+    async def _read(self) -> CorpusSummary:
+        options, access = self._options, self._inputs.access
+        table = TableFolder(options.out, access)
+        in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
+        with ExitStack() as stack:
+            work = stack.enter_context(exclusive(table))
+            checkpoints = options.checkpoints or str(work / CHECKPOINTS)
+            engine = None
+            if options.ray is not None:
+                engine = stack.enter_context(self._cluster(options.ray, self._plan(work, checkpoints), in_flight))
+            progress = CorpusProgress(
+                stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
+            )
+            agent = MemAgent(
+                settings=self._settings,
+                store=open_store(options.store, work / TEXTS),
+                checkpoints=checkpoints,
+                run_log=(options.log or False) if engine is None else False,
+            )
+            reader = CorpusReader(
+                agent,
+                self._questions,
+                access,
+                keep_texts=options.keep_texts or options.store is not None,  # other machines may use a shared store
+                on_update=progress.on_update,
+                response_format=self._format,
+            )
+            try:
+                return await run_corpus(
+                    self._inputs,
+                    reader,
+                    table,
+                    engine=engine,
+                    documents_in_flight=in_flight if engine is None else in_flight * engine.actors,
+                    rows_per_part=options.rows_per_part,
+                    retry_failed=options.retry_failed,
+                    limits=CorpusLimits(options.max_documents, options.max_tokens_total, options.max_seconds),
+                    watcher=progress,
+                )
+            finally:
+                await reader.aclose()
+
+    def _plan(self, work: Path, checkpoints: str) -> ActorPlan:
+        """Return the plan for the actors of a cluster."""
+        options = self._options
+        return ActorPlan(
+            settings=self._settings.replace(api_key=options.api_key or os.environ.get("OPENAI_API_KEY")),
+            questions=tuple(self._questions),
+            access=self._inputs.access.absolute,
+            response_format=self._format,
+            checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
+            texts=str((work / TEXTS).absolute()) if options.keep_texts else None,
+            logs=str(_actor_log_folder(options.log)) if options.log else None,
+        )
+
+    @contextmanager
+    def _cluster(self, address: str, plan: ActorPlan, documents_in_flight: int) -> Iterator[RayEngine]:
+        """Connect to a cluster and yield its engine. At the end, merge the actors' logs into the log.
+
+        Logs that a killed run left behind are merged, too.
+        """
+        actors, log = self._options.ray_actors, self._options.log
+        try:
+            with connected_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
+                yield engine
+        finally:
+            if log:
+                folder = _actor_log_folder(log)
+                if sources := sorted(folder.glob("*.sqlite")):
+                    merge_logs(RunLog(log), sources)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _estimate(self) -> CorpusEstimate:
+        with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
+            agent = MemAgent(settings=self._settings, store=Path(folder), run_log=False)
+            reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._format)
+            try:
+                return await estimate_corpus(self._inputs, reader)
+            finally:
+                await reader.aclose()
+
+    # Printing
+
+    def _print_estimate(self, estimate: CorpusEstimate, prices: Prices | None) -> None:
+        rate = self._options.tokens_per_second
+        price = prices.of(estimate.prompt_tokens, estimate.completion_tokens) if prices else None
+        seconds = estimate.tokens / rate if rate else None
+        if self._options.as_json:
+            print_json({**asdict(estimate), "tokens": estimate.tokens, "price": price, "seconds": seconds})
+            return
+        lines = [
+            f"{counted(estimate.documents, 'document')}, {counted(estimate.questions, 'row')}",
+            f"{estimate.document_tokens:,} tokens of documents ({counted(estimate.counted, 'document')} counted"
+            + ("" if estimate.counted >= estimate.documents else ", the others estimated from their sizes")
+            + (f"; {estimate.unreadable:,} cannot be read)" if estimate.unreadable else ")"),
+            f"{estimate.chunks:,} chunks and {counted(estimate.calls, 'call')}",
+            f"at most {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} completion tokens, "
+            "if all memories and answers have their maximum length",
+            f"price: {price:,.2f}" if price is not None else "price: unknown; use --price-in and --price-out",
+            f"time: {timedelta(seconds=round(seconds))}"
+            if seconds is not None
+            else "time: unknown; use --tokens-per-second",
+        ]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+    def _print_summary(self, summary: CorpusSummary) -> None:
+        out = self._options.out
+        if self._options.as_json:
+            print_json({**asdict(summary), "ended": summary.ended.value, "out": out})
+            return
+        parts = [f"{counted(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
+        if summary.skipped:
+            parts.append(f"{summary.skipped:,} skipped, because they have all their rows")
+        if summary.changed:
+            parts.append(f"{summary.changed:,} checked again, because they may have changed")
+        if summary.failed:
+            kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(summary.kinds.items()))
+            parts.append(f"{summary.failed:,} with errors ({kinds})")
+        lines = ["; ".join(parts), f"{counted(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
+        if summary.failed_rows:
+            lines.append("the error messages are in the table; use --retry-failed to read these documents again")
+        if summary.ended is not StopCause.DONE:
+            option = f"--{summary.ended.value.replace('_', '-')}"
+            lines.append(f"stopped by {option}; to continue, run the same command without this option")
+        typer.echo("\n".join(lines), err=True)
+
+
+class CorpusProgress:
+    """Shows documents done, failures, rates and the time left; a `CorpusWatcher`."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._total = CorpusSize(None, None)
+        self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
+        self._sees_chunks = False
+        self._began = time.monotonic()
+
+    def on_start(self, total: CorpusSize) -> None:
+        """Start the clock."""
+        self._total = total
+        self._began = time.monotonic()
+
+    def on_skip(self, documents: int, size: int) -> None:
+        """Count documents that already have all of their rows; `size` is in bytes."""
+        self._skipped += documents
+        self._skipped_bytes += size
+        self._show()
+
+    def on_update(self, update: MemoryUpdate) -> None:
+        """Count the tokens of one chunk."""
+        self._sees_chunks = True
+        self._tokens += update.prompt_tokens + update.completion_tokens
+        self._show()
+
+    def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
+        """Count a finished document."""
+        self._read += 1
+        self._read_bytes += document.size or 0
+        self._failed += any(row.failed for row in rows)
+        if not self._sees_chunks:  # other processes read them
+            self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
+        self._show()
+
+    def _show(self) -> None:
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        parts = [
+            f"{self._failed:,} failed" if self._failed else "",
+            f"{60 * self._read / seconds:,.1f}/min",
+            f"{self._tokens / seconds:,.0f} tokens/s",
+        ]
+        if (seconds_left := self._seconds_left(seconds)) is not None:
+            parts.append(f"{timedelta(seconds=round(seconds_left))} left")
+        self._display.update(self._skipped + self._read, ", ".join(filter(None, parts)), total=self._total.documents)
+
+    def _seconds_left(self, seconds: float) -> float | None:
+        """Estimate the time left from bytes if they are known, else from the number of documents."""
+        if self._total.size and self._read_bytes:
+            left = self._total.size - self._skipped_bytes - self._read_bytes
+            return max(0.0, seconds * left / self._read_bytes)
+        if self._total.documents and self._read:
+            return max(0.0, seconds * (self._total.documents - self._skipped - self._read) / self._read)
+        return None
+
+
+def _actor_log_folder(log: Path) -> Path:
+    """Return the folder in which each actor of a cluster writes its own log file."""
+    return log.absolute().with_name(log.name + "-actors")

@@ -1,0 +1,188 @@
+"""Renders a report as Markdown, as one HTML page, and as DOCX. Text of documents and policies is escaped in each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memagent_graph.errors import MissingExtraError
+from memagent_graph.timeline.html_parts import content_policy, escaped, filled, page_title, resource
+from memagent_report.export_safety import markdown_text, one_line, writable
+
+_PACKAGE = "memagent_report"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One line of a chapter. All texts are as they came from documents and policies."""
+
+    text: str
+    source: str = ""
+    """The document whose statement it is; shown in front."""
+    number: int | None = None
+    """The number by which other passages cite it."""
+    cites: tuple[int, ...] = ()
+    quote: str = ""
+    """Words of a document, shown at the end between quotation marks."""
+    mark: str = ""
+    """A warning about it."""
+    details: tuple[str, ...] = ()
+    """Lines below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A heading with passages, a table, or a note if there are none."""
+
+    heading: str
+    passages: tuple[Passage, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+    """Rows of cells; the first row has the column heads, and the first cell of each row is its head."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manuscript:
+    """The content of a report in reading order, the same in every format."""
+
+    title: str
+    report_id: str
+    summary: str
+    chapters: tuple[Chapter, ...]
+
+
+# Markdown
+
+
+def markdown(manuscript: Manuscript) -> str:
+    """Return Markdown without links, images, HTML or TeX of documents."""
+    head = f"# {markdown_text(manuscript.title)}\n\n{markdown_text(manuscript.summary)}"
+    chapters = ["\n".join(_markdown_lines(chapter)) for chapter in manuscript.chapters]
+    return "\n\n".join([head, *chapters]) + "\n"
+
+
+def _markdown_lines(chapter: Chapter) -> Iterator[str]:
+    yield f"## {markdown_text(chapter.heading)}"
+    yield ""
+    for passage in chapter.passages:
+        number = "" if passage.number is None else f"[{passage.number}] "
+        source = f"{markdown_text(passage.source)}: " if passage.source else ""
+        quote = f": “{markdown_text(passage.quote)}”" if passage.quote else ""
+        cites = "".join(f"[{cited}]" for cited in passage.cites)
+        mark = f"**[{markdown_text(passage.mark)}]**" if passage.mark else ""
+        line = f"{number}{source}{markdown_text(passage.text)}{quote}"
+        yield "- " + " ".join(filter(None, (line, cites, mark)))
+        yield from (f"  - {markdown_text(detail)}" for detail in passage.details)
+    for place, row in enumerate(chapter.table):
+        yield "| " + " | ".join(map(markdown_text, row)) + " |"
+        if place == 0:
+            yield "|" + "---|" * len(row)
+    if chapter.note:
+        yield markdown_text(chapter.note)
+
+
+# HTML
+
+
+def html_page(manuscript: Manuscript) -> str:
+    """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
+    style = resource("page.css") + resource("report_page.css", _PACKAGE)
+    return filled(
+        resource("report_page.html", _PACKAGE),
+        {
+            "policy": content_policy(style),
+            "title": page_title(manuscript.title),
+            "style": style,
+            "report_id": _html_text(manuscript.report_id),
+            "question": _html_text(manuscript.title),
+            "summary": _html_text(manuscript.summary),
+            "chapters": "\n".join(map(_html_chapter, manuscript.chapters)),
+        },
+    )
+
+
+def _html_text(text: str) -> str:
+    return escaped(writable(text))
+
+
+def _html_chapter(chapter: Chapter) -> str:
+    parts = [f"<h2>{_html_text(chapter.heading)}</h2>"]
+    if chapter.passages:
+        parts.append(f'<ul class="passages">{"".join(map(_html_passage, chapter.passages))}</ul>')
+    if chapter.table:
+        (_, *heads), *rows = chapter.table
+        columns = "".join(f'<th scope="col">{_html_text(head)}</th>' for head in (chapter.table[0][0], *heads))
+        body = "".join(
+            f'<tr><th scope="row">{_html_text(name)}</th>'
+            + "".join(f"<td>{_html_text(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for name, *cells in rows
+        )
+        parts.append(f'<div class="wide"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>')
+    if chapter.note:
+        parts.append(f'<p class="hint">{_html_text(chapter.note)}</p>')
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _html_passage(passage: Passage) -> str:
+    kind = ' class="unquoted"' if passage.mark else ""
+    anchor = "" if passage.number is None else f' id="quote-{passage.number}"'
+    number = "" if passage.number is None else f"[{passage.number}] "
+    source = f'<span class="source">{_html_text(passage.source)}:</span> ' if passage.source else ""
+    quote = f"<br><q>{_html_text(passage.quote)}</q>" if passage.quote else ""
+    cites = "".join(f'<a class="reference" href="#quote-{cited}">[{cited}]</a>' for cited in passage.cites)
+    mark = f'<span class="mark">{_html_text(passage.mark)}</span>' if passage.mark else ""
+    details = "".join(f"<li>{_html_text(detail)}</li>" for detail in passage.details)
+    below = f"<ul>{details}</ul>" if details else ""
+    return f"<li{kind}{anchor}>{number}{source}{_html_text(passage.text)}{quote}{cites}{mark}{below}</li>"
+
+
+# DOCX
+
+
+def docx_bytes(manuscript: Manuscript) -> bytes:
+    """Return a DOCX file of plain text: no fields, links or images.
+
+    Raises:
+        MissingExtraError: python-docx is not installed.
+    """
+    try:
+        from docx import Document  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("report", "a report as DOCX") from error
+    document: Any = Document()
+    properties = document.core_properties
+    properties.author, properties.title, properties.comments = "", one_line(manuscript.title)[:250], ""
+    document.add_heading(one_line(manuscript.title), 0)
+    document.add_paragraph(one_line(manuscript.summary))
+    for chapter in manuscript.chapters:
+        document.add_heading(one_line(chapter.heading), 1)
+        for passage in chapter.passages:
+            _add_passage(document, passage)
+        if chapter.table:
+            table = document.add_table(rows=0, cols=len(chapter.table[0]))
+            table.style = "Table Grid"
+            for row in chapter.table:
+                for cell, text in zip(table.add_row().cells, row, strict=True):
+                    cell.text = one_line(text)
+        if chapter.note:
+            document.add_paragraph(one_line(chapter.note))
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
+def _add_passage(document: Any, passage: Passage) -> None:
+    number = "" if passage.number is None else f"[{passage.number}] "
+    source = f"{one_line(passage.source)}: " if passage.source else ""
+    paragraph = document.add_paragraph(f"{number}{source}{one_line(passage.text)}")
+    if passage.quote:
+        paragraph.add_run(f": “{one_line(passage.quote)}”").italic = True
+    if passage.cites:
+        paragraph.add_run(" " + "".join(f"[{cited}]" for cited in passage.cites))
+    if passage.mark:
+        paragraph.add_run(f" [{one_line(passage.mark)}]").bold = True
+    for detail in passage.details:
+        document.add_paragraph(one_line(detail), style="List Bullet")

@@ -1,0 +1,116 @@
+"""`memagent export` and `memagent import`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.output import print_json, size
+from memagent_graph.cli.run_choice import RunChoice, open_existing
+from memagent_graph.errors import RunLogError
+from memagent_graph.plain_text import counted, in_one_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(RunChoice):
+    """Export runs to one Parquet file, for training, for analysis, or to import into another log (extra `export`)."""
+
+    examples: ClassVar = (
+        "memagent export runs.parquet --for-training",
+        "memagent export lighthouse.parquet --question lighthouse --newest 10",
+    )
+    destination: Annotated[Path, typer.Argument(help="The file.")]
+    for_training: Annotated[
+        bool, typer.Option("--for-training", help="Refuse runs without token ids and log-probs.")
+    ] = False
+    skip_incomplete: Annotated[
+        bool, typer.Option("--skip-incomplete", help="With --for-training: leave such runs out instead.")
+    ] = False
+    no_superseded: Annotated[
+        bool, typer.Option("--no-superseded", help="Leave out conversations that a resume or an edit replaced.")
+    ] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.cli.console import Console
+        from memagent_graph.run_log.exchange import export_runs
+
+        if self.skip_incomplete and not self.for_training:
+            raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
+        chosen = self.filter()
+        with failures_told(as_json=self.as_json), Console().working("writing the runs"):
+            report = export_runs(
+                open_existing(self.log),
+                self.destination,
+                chosen=chosen,
+                superseded=not self.no_superseded,
+                for_training=self.for_training,
+                skip_incomplete=self.skip_incomplete,
+                overwrite=self.overwrite,
+            )
+        if self.as_json:
+            print_json({"file": str(self.destination), **asdict(report)})
+            return
+        typer.echo(
+            f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
+            f"{counted(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
+            err=True,
+        )
+        if report.incomplete:
+            named = ", ".join(map(in_one_line, report.incomplete))
+            typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """Import the runs of exported files, or of other logs, into the log."""
+
+    examples: ClassVar = (
+        "memagent import runs.parquet",
+        "memagent import node-1.sqlite node-2.sqlite --log all.sqlite",
+    )
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Files that `memagent export` wrote, or logs. What several logs have of one run is put together.",
+        ),
+    ]
+    replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are in the log with other content.")] = (
+        False
+    )
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.cli.console import Console
+        from memagent_graph.run_log import RunLog
+        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs
+        from memagent_graph.storage.paths import default_run_log
+
+        with failures_told(as_json=self.as_json), Console().working("importing the runs"):
+            if missing := next((source for source in self.sources if not source.exists()), None):
+                raise RunLogError(f"there is no file {missing}", hint="Check the path.")
+            log, logs = RunLog(self.log or default_run_log()), [source for source in self.sources if is_log(source)]
+            files = (source for source in self.sources if source not in logs)
+            reports = [import_runs(log, source, replace=self.replace) for source in files]
+            reports += [merge_logs(log, logs)] if logs else []
+        total = {name: sum(getattr(report, name) for report in reports) for name in asdict(reports[0])}
+        if self.as_json:
+            print_json(total)
+            return
+        there = f"; {counted(total['skipped'], 'run')} already there" if total["skipped"] else ""
+        typer.echo(
+            f"{counted(total['runs'], 'run')} with {counted(total['conversations'], 'conversation')} and "
+            f"{counted(total['rewards'], 'reward')} imported{there}",
+            err=True,
+        )

@@ -1,0 +1,165 @@
+"""The guard of paths that a language model, a table or a client names: what they lead to must be below a root.
+
+Such a name may come from a text that somebody else wrote. A path is accepted only if it leads to a regular file, with
+links followed at every level, below a folder that the user has named.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from memagent_graph.errors import DocumentError, RefusedSourceError
+from memagent_graph.plain_text import in_one_line
+
+_MOST_LISTED = 20
+"""How many names of a folder's contents an error lists."""
+_LONGEST_NAME = 100
+_LONGEST_SHOWN = 200
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+def file_below(root: Path, path: str, *, hint: str) -> Path:
+    """Return the regular file that a path leads to, with links followed at every level.
+
+    The user's own tables and folders need this function; for a language model, which must not learn which files exist
+    outside, use `AllowedRoots`.
+
+    Args:
+        root: the folder that the file must be below, or the file itself.
+        path: the path; a relative one begins at the root.
+        hint: what to do about a refusal.
+
+    Raises:
+        DocumentError: nothing is there.
+        RefusedSourceError: it is not a path, leads out of the root, or leads to a folder, a pipe or a device.
+    """
+    if not _is_path(path):
+        raise RefusedSourceError(f"{shortened_name(path)!r} is not a path", hint=hint)
+    try:
+        root = root.resolve(strict=True)
+        target = (root / path).resolve(strict=True)
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        raise DocumentError(f"the file {shortened_name(path)} does not exist", hint=hint) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RefusedSourceError(f"{shortened_name(path)!r} cannot be resolved", hint=hint) from error
+    if not _is_below(target, root):
+        raise RefusedSourceError(f"{shortened_name(path)!r} is outside {root}", hint=hint)
+    if not stat.S_ISREG(mode):
+        raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
+    return target
+
+
+class AllowedRoots:
+    """Folders below which a language model may name files, and how large a document may be.
+
+    Args:
+        roots: the folders (or single files); links in them are resolved once, now. If there are none, no file may be
+            read.
+        max_bytes: the largest file, and the longest text.
+
+    Raises:
+        FileNotFoundError: a root does not exist.
+    """
+
+    def __init__(self, roots: Iterable[Path | str] = (), *, max_bytes: int = 256 * 2**20) -> None:
+        self.roots = tuple(Path(root).expanduser().resolve(strict=True) for root in roots)
+        self.max_bytes = max_bytes
+
+    def within(self, paths: Iterable[Path]) -> AllowedRoots:
+        """Return the roots that are both below these and below `paths`, which must be resolved."""
+        pairs = [(path, root) for root in self.roots for path in paths]
+        inner = [path for path, root in pairs if _is_below(path, root)]
+        outer = [root for path, root in pairs if _is_below(root, path)]
+        return AllowedRoots(dict.fromkeys([*inner, *outer]), max_bytes=self.max_bytes)
+
+    def resolve(self, path: str) -> Path:
+        """Return the regular file that a path leads to. A relative path is looked up below each root in turn.
+
+        Raises:
+            RefusedSourceError: it is not a path, leads outside the roots, does not exist, is not a regular file, or is
+                too large. The message is written for a model: it says what would work, and nothing about files outside.
+        """
+        name = shortened_name(path)
+        if _SCHEME.match(path):
+            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted here", hint=self._remedy())
+        if not _is_path(path):
+            raise RefusedSourceError(f"{name!r} is not a path", hint=self._remedy())
+        for root in self.roots:
+            target = _target_below(root, path)
+            if target is not None:
+                return self._checked(target, name)
+        # The same message for a missing file and for one outside the roots: a model must not learn the difference.
+        raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._remedy())
+
+    def require_text(self, text: str, name: str) -> None:
+        """Raise `RefusedSourceError` if a text has more bytes in UTF-8 than may be read."""
+        # Characters first, so that a text that is far too long is not encoded.
+        self.require_size(len(text), name)
+        self.require_size(len(text.encode("utf-8", "surrogatepass")), name)
+
+    def require_size(self, size: int, name: str) -> None:
+        """Raise `RefusedSourceError` if there are more bytes than may be read, from any source."""
+        if size > self.max_bytes:
+            raise RefusedSourceError(
+                f"{name} has {size:,} bytes, more than the {self.max_bytes:,} that are allowed",
+                hint="Read something smaller, or a part of it.",
+            )
+
+    def _checked(self, path: Path, name: str) -> Path:
+        if path.is_dir():
+            raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._contents(path))
+        if not path.is_file():
+            raise RefusedSourceError(f"{name!r} is not a regular file", hint="Name one file.")
+        self.require_size(path.stat().st_size, repr(name))
+        return path
+
+    def _contents(self, folder: Path) -> str:
+        """What to name instead of a folder: the files and folders in it that may be read, except hidden ones."""
+        try:
+            names = sorted(
+                in_one_line(entry.name, _LONGEST_NAME) + ("/" if entry.is_dir() else "")
+                for entry in folder.iterdir()
+                if not entry.name.startswith(".") and self._is_readable(entry)
+            )
+        except OSError:
+            names = []
+        if not names:
+            return "There is nothing in it that may be read; " + self._remedy()
+        more = f" and {len(names) - _MOST_LISTED:,} more" if len(names) > _MOST_LISTED else ""
+        return f"Read its files one by one; it contains {', '.join(names[:_MOST_LISTED])}{more}."
+
+    def _is_readable(self, entry: Path) -> bool:
+        """Whether a name in a folder leads to a file or a folder below a root."""
+        targets = (_target_below(root, str(entry)) for root in self.roots)
+        return any(target is not None and (target.is_file() or target.is_dir()) for target in targets)
+
+    def _remedy(self) -> str:
+        if not self.roots:
+            return "No files may be read; pass the text itself."
+        return "Name a file below " + ", ".join(str(root) for root in self.roots) + "."
+
+
+def shortened_name(name: str) -> str:
+    """Return a name that is short enough for an error; it may be a whole text that was given as a path."""
+    return name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "..."
+
+
+def _is_path(path: str) -> bool:
+    return bool(path.strip()) and "\0" not in path
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    return path == root or root in path.parents
+
+
+def _target_below(root: Path, path: str) -> Path | None:
+    """Return what a path leads to, if that exists and is below the root, which is resolved."""
+    try:
+        target = (root / path).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return target if _is_below(target, root) else None

@@ -1,0 +1,118 @@
+"""How fields of records are stored: as columns of the log's tables, and of Parquet files.
+
+A field's annotation decides. So the dataclasses in `records` are the only lists of columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from operator import attrgetter
+from typing import Any, Final, TypeVar
+
+from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.trace import Span, Writes
+
+Record = TypeVar("Record")
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The two stored forms of a field.
+
+    `pack` and `unpack` convert a value to SQLite's and back, `export` and `restore` to Parquet's and back. What
+    `restore` returns is plain data, whose types are still to be checked.
+    """
+
+    sql: str
+    arrow: str
+    """Arrow's alias of a type, or one that `exchange.parquet` knows: ids, logprobs, names, spans, rewards."""
+    pack: Callable[[Any], Any] = _unchanged
+    unpack: Callable[[Any], Any] = _unchanged
+    export: Callable[[Any], Any] = _unchanged
+    restore: Callable[[Any], Any] = _unchanged
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether it holds ids or log-probs, which are most of a log."""
+        return self.arrow in {"ids", "logprobs"}
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values))
+
+
+def _packed_events(events: tuple[LoggedEvent, ...]) -> str:
+    return json.dumps(list(map(asdict, events)))
+
+
+def _events(text: str) -> tuple[LoggedEvent, ...]:
+    return tuple(LoggedEvent(**values) for values in json.loads(text))
+
+
+def _packed_spans(spans: tuple[Span, ...]) -> str:
+    return json.dumps(list(map(astuple, spans)), separators=(",", ":"))
+
+
+def _spans(text: str) -> tuple[Span, ...]:
+    return tuple(Span(*values) for values in json.loads(text))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))
+
+
+_VALUE: Final = attrgetter("value")
+_JSON: Final = Column("TEXT NOT NULL", "string", _json, json.loads, _json, json.loads)
+_BY_ANNOTATION: Final = {
+    "str": Column("TEXT NOT NULL", "string"),
+    "str | None": Column("TEXT", "string"),
+    "int": Column("INTEGER NOT NULL", "int64"),
+    "int | None": Column("INTEGER", "int64"),
+    "float": Column("REAL NOT NULL", "double"),
+    "float | None": Column("REAL", "double"),
+    "bool": Column("INTEGER NOT NULL", "bool", int, bool),
+    "Writes": Column("TEXT NOT NULL", "string", _VALUE, Writes, _VALUE),
+    "Outcome": Column("TEXT NOT NULL", "string", _VALUE, Outcome, _VALUE),
+    "DocumentRef": _JSON,
+    "Mapping[str, Any]": _JSON,
+    "Mapping[str, str]": _JSON,
+    "LongText": Column("BLOB", "string", pack_text, unpack_text),
+    "TokenIds": Column("BLOB", "ids", pack_ids, unpack_ids),
+    "LogProbs": Column("BLOB", "logprobs", pack_logprobs, unpack_logprobs),
+    "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, _names, list),
+    "tuple[Span, ...]": Column("TEXT NOT NULL", "spans", _packed_spans, _spans, lambda spans: list(map(asdict, spans))),
+    "tuple[LoggedEvent, ...]": Column("TEXT NOT NULL", "string", _packed_events, _events, _packed_events, json.loads),
+}
+
+
+_COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
+    kind: {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(kind)}
+    for kind in (RunRecord, Conversation, LoggedEvent, Reward)
+}
+
+
+def columns_of(kind: type) -> Mapping[str, Column]:
+    """Return the columns of a class of records, by the names of its fields."""
+    return _COLUMNS[kind]
+
+
+def row_of(record: Any) -> dict[str, Any]:
+    """Return a record's row: its values as SQLite stores them, by column."""
+    return {name: column.pack(getattr(record, name)) for name, column in columns_of(type(record)).items()}
+
+
+def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
+    """Return the record in a row. A column that the row lacks has the field's default; one of another table is ignored.
+
+    Raises:
+        ValueError, TypeError: it is not a row that `row_of` made.
+    """
+    columns = columns_of(kind)
+    return kind(**{name: columns[name].unpack(row[name]) for name in row.keys() if name in columns})  # noqa: SIM118  a sqlite3.Row

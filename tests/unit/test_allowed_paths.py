@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.documents.allowed_paths import AllowedRoots, file_below
+from memagent_graph.errors import DocumentError, RefusedSourceError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "open" / "inner").mkdir(parents=True)
+    (tmp_path / "open" / "inner" / "book.txt").write_text("a book")
+    (tmp_path / "secret.txt").write_text("a secret")
+    (tmp_path / "open" / "way_out.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "open" / "way_up").symlink_to(tmp_path)
+    (tmp_path / "open" / "same.txt").symlink_to("inner/book.txt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("given", ["inner/book.txt", "same.txt", "./inner/../inner/book.txt", "{root}/inner/book.txt"])
+def test_files_below_a_root_are_found(tree: Path, given: str) -> None:
+    roots = AllowedRoots([tree / "open"])
+    assert roots.resolve(given.format(root=tree / "open")) == (tree / "open" / "inner" / "book.txt").resolve()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "../secret.txt",
+        "inner/../../secret.txt",
+        "way_out.txt",
+        "way_up/secret.txt",
+        "{root}/secret.txt",
+        "/etc/passwd",
+        "~/.ssh/id_rsa",
+        "absent.txt",
+        "",
+        "\0",
+        "inner\0/book.txt",
+        "file:///etc/passwd",
+        "http://example.org/x",
+        "x" * 100_000,
+    ],
+)
+def test_whatever_leads_elsewhere_is_refused(tree: Path, given: str) -> None:
+    with pytest.raises(RefusedSourceError) as refusal:
+        AllowedRoots([tree / "open"]).resolve(given.format(root=tree))
+    assert "a secret" not in str(refusal.value)
+    assert str(tree / "open") in str(refusal.value)
+    assert len(str(refusal.value)) < 1000
+
+
+def test_a_missing_file_and_one_outside_are_not_told_apart(tree: Path) -> None:
+    roots = AllowedRoots([tree / "open"])
+    messages = []
+    for given in ("../secret.txt", "../absent.txt"):
+        with pytest.raises(RefusedSourceError) as refusal:
+            roots.resolve(given)
+        messages.append(str(refusal.value).replace(given, "X"))
+    assert messages[0] == messages[1]
+
+
+def test_a_folder_is_refused_with_the_names_of_what_may_be_read_in_it(tree: Path) -> None:
+    roots = AllowedRoots([tree / "open"])
+    with pytest.raises(RefusedSourceError) as refusal:
+        roots.resolve(".")
+    assert str(refusal.value) == "'.' is a folder, not a file. Read its files one by one; it contains inner/, same.txt."
+    for number in range(30):
+        (tree / "open" / "inner" / f"{number:02}.txt").write_text("a page")
+    with pytest.raises(RefusedSourceError, match=r"contains 00.txt, 01.txt, .*, 19.txt and 11 more\.$"):
+        roots.resolve("inner")
+    (tree / "open" / "empty").mkdir()
+    with pytest.raises(RefusedSourceError, match="nothing in it that may be read"):
+        roots.resolve("empty")
+
+
+def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
+    os.mkfifo(tree / "open" / "pipe")
+    with (tree / "open" / "huge.txt").open("wb") as file:
+        file.truncate(10 * 2**30)
+    roots = AllowedRoots([tree / "open"])
+    for given, words in (("inner", "is a folder"), ("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
+        with pytest.raises(RefusedSourceError, match=words):
+            roots.resolve(given)
+
+
+def test_without_roots_no_file_may_be_read(tree: Path) -> None:
+    with pytest.raises(RefusedSourceError, match="pass the text itself"):
+        AllowedRoots().resolve(str(tree / "secret.txt"))
+    with pytest.raises(FileNotFoundError):
+        AllowedRoots([tree / "absent"])
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../secret.txt", "is outside"),
+        ("inner/../../secret.txt", "is outside"),
+        ("way_out.txt", "is outside"),
+        ("way_up/secret.txt", "is outside"),
+        ("{root}/secret.txt", "is outside"),
+        ("way_up/open/pipe", "is not a regular file"),
+        ("inner", "is not a regular file"),
+        ("pipe", "is not a regular file"),
+        ("/dev/zero", "is outside"),
+        (" ", "is not a path"),
+        ("inner\0/book.txt", "is not a path"),
+        ("inner/book.txt/more", "cannot be resolved"),
+        ("x" * 100_000, "cannot be resolved"),
+    ],
+)
+def test_a_table_is_told_why_a_path_is_refused(tree: Path, path: str, message: str) -> None:
+    os.mkfifo(tree / "open" / "pipe")
+    with pytest.raises(RefusedSourceError, match=message) as refusal:
+        file_below(tree / "open", path.format(root=tree), hint="Correct it in the table.")
+    assert str(refusal.value).endswith("Correct it in the table.")
+    assert len(str(refusal.value)) < 1000
+
+
+def test_a_table_names_regular_files_below_its_root(tree: Path) -> None:
+    for path in ("inner/book.txt", "same.txt", "way_up/open/inner/book.txt", str(tree / "open" / "same.txt")):
+        assert file_below(tree / "open", path, hint="") == (tree / "open" / "inner" / "book.txt").resolve()
+    with pytest.raises(DocumentError, match=r"the file absent.txt does not exist"):
+        file_below(tree / "open", "absent.txt", hint="")
+
+
+def test_roots_are_narrowed_to_those_of_a_client(tree: Path) -> None:
+    roots, inner = AllowedRoots([tree / "open"]), (tree / "open" / "inner").resolve()
+    assert roots.within([inner]).roots == (inner,)
+    assert roots.within([tree.resolve(), inner]).roots == (inner, roots.roots[0])
+    assert roots.within([Path("/proc")]).roots == ()
+    assert AllowedRoots().within([inner]).roots == ()

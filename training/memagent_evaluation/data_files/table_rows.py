@@ -1,0 +1,265 @@
+"""Rows of data files, one in memory at a time: JSON lines, JSON lists, Parquet files, Hugging Face dataset folders.
+
+JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes works like lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from memagent_evaluation.extra_modules import extra_module
+from memagent_graph.errors import EvaluationError
+
+TableRow: TypeAlias = dict[str, Any]
+
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
+"""A whole string, or a structural character. Possessive, so that a string of megabytes causes no backtracking."""
+_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_WRAPPED_LIST: Final = re.compile(
+    rb"\s*\{\s*(?:" + _STRING + rb"\s*:\s*(?:" + _STRING + rb'|[-+.\w]+)\s*,\s*)*+"data"\s*:\s*\[', re.DOTALL
+)
+_SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
+_PARQUET: Final = b"PAR1"
+
+
+class RowSource(Protocol):
+    """The rows of one file, in a fixed order; each is read on request."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        """Return the row.
+
+        Raises:
+            EvaluationError: it is damaged; the file and line are named.
+        """
+        ...
+
+    def place(self, index: int) -> str:
+        """Its place, for messages."""
+        ...
+
+
+class TableRows:
+    """The rows of several files, one after another, with one numbering."""
+
+    def __init__(self, sources: Sequence[RowSource]) -> None:
+        self._places = [(source, place) for source in sources for place in range(len(source))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        source, place = self._places[index]
+        return source[place]
+
+    def place(self, index: int) -> str:
+        """Return where a row is, for messages."""
+        source, place = self._places[index]
+        return source.place(place)
+
+
+def open_rows(paths: Sequence[Path]) -> TableRows:
+    """Return the rows of files and dataset folders. The content determines the format, not the name.
+
+    Raises:
+        EvaluationError: a file cannot be read, has no rows, or has an unknown format.
+        MissingExtraError: a format needs pyarrow (the extra "eval").
+    """
+    return TableRows([_open_one(path) for path in paths])
+
+
+class JsonRows:
+    """The objects of a file of JSON lines, or of a JSON list, which may be in an object under "data"."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._starts, self._ends = array("Q"), array("Q")
+        with _mapped(path) as content:
+            wrapped = _WRAPPED_LIST.match(content)
+            begin = _end_of_space(content, 0)
+            if wrapped or content[begin : begin + 1] == b"[":
+                self._index_list(content, wrapped.end() if wrapped else begin + 1)
+            elif content[begin : begin + 1] == b"{":
+                self._index_lines(content, begin)
+            else:
+                raise EvaluationError(
+                    f"{path} is neither JSON lines nor a JSON list: it begins with {content[begin : begin + 20]!r}",
+                    hint="Name the data file as it was published, unpacked.",
+                )
+        if not self._starts:
+            raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published, unpacked.")
+
+    def _index_list(self, content: mmap.mmap, begin: int) -> None:
+        depth, start = 1, begin
+        for token in _TOKEN.finditer(content, begin):
+            mark = content[token.start()]
+            depth += (mark in b"[{") - (mark in b"]}")
+            if depth == 0 or (depth == 1 and mark == ord(",")):
+                self._add(content, start, token.start(), last=depth == 0)
+                start = token.end()
+            if depth == 0:
+                return
+        raise EvaluationError(
+            f"{self.path} is cut off after {len(self._starts)} entries", hint="Copy or download the file again."
+        )
+
+    def _add(self, content: mmap.mmap, start: int, end: int, *, last: bool) -> None:
+        start = _end_of_space(content, start)
+        if start < end or not last or self._starts:
+            self._starts.append(start)
+            self._ends.append(max(start, end))
+
+    def _index_lines(self, content: mmap.mmap, begin: int) -> None:
+        while begin < len(content):
+            end = content.find(b"\n", begin)
+            end = len(content) if end < 0 else end
+            start = _end_of_space(content, begin)
+            if start < end:
+                self._starts.append(start)
+                self._ends.append(end)
+            begin = end + 1
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        start, end = self._starts[index], self._ends[index]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(start)
+                row = json.loads(file.read(end - start))
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        except ValueError as error:
+            raise EvaluationError(
+                f"{self.place(index)} is not valid JSON: {error}",
+                hint="Correct or remove it, or download the file again.",
+            ) from error
+        if not isinstance(row, dict):
+            raise EvaluationError(
+                f"{self.place(index)} is not a JSON object but {type(row).__name__}", hint="Correct or remove it."
+            )
+        return row
+
+    def place(self, index: int) -> str:
+        """Return the file and the line."""
+        with _mapped(self.path) as content:
+            line, at = 1, content.find(b"\n", 0, self._starts[index])
+            while at >= 0:
+                line, at = line + 1, content.find(b"\n", at + 1, self._starts[index])
+        return f"{self.path}, line {line}"
+
+
+class ParquetRows:
+    """The rows of a Parquet file; two of its row groups are in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._opened() as file:
+            groups = file.metadata
+        sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+        self._places = [(number, place) for number, size in enumerate(sizes) for place in range(size)]
+        self._group = functools.lru_cache(maxsize=2)(self._read_group)
+        if not len(self):
+            raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """The file, opened each time, because an open one is not for several threads."""
+        parquet = extra_module("pyarrow.parquet", f"reading {self.path.name}")
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                yield file
+        except (OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+
+    def _read_group(self, number: int) -> Any:
+        with self._opened() as file:
+            return file.read_row_group(number)
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        group, place = self._places[index]
+        return _first(self._group(group), place)
+
+    def place(self, index: int) -> str:
+        """Return the file and the row."""
+        return f"{self.path}, row {index + 1}"
+
+
+class DatasetRows:
+    """The rows of a folder that `datasets.Dataset.save_to_disk` wrote, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        pa = extra_module("pyarrow", f"reading the dataset folder {path.name}")
+        try:
+            names = [part["filename"] for part in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
+            tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
+            self._table = pa.concat_tables(tables)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(path, error) from error
+        if not len(self):
+            raise EvaluationError(f"{path} has no rows", hint="Name another dataset folder.")
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        return _first(self._table, index)
+
+    def place(self, index: int) -> str:
+        """Return the folder and the row."""
+        return f"{self.path}, row {index + 1}"
+
+
+def _open_one(path: Path) -> RowSource:
+    if path.is_dir():
+        if (path / "dataset_dict.json").is_file():
+            raise EvaluationError(
+                f"{path} holds several splits of a dataset",
+                hint=f"Name one: {', '.join(str(state.parent) for state in sorted(path.glob('*/state.json')))}.",
+            )
+        return DatasetRows(path)
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(_PARQUET))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return ParquetRows(path) if beginning == _PARQUET else JsonRows(path)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise EvaluationError(f"{path} is empty", hint="Copy or download the file again.") from error
+
+
+def _end_of_space(content: mmap.mmap, start: int) -> int:
+    match = _SPACE.match(content, start)
+    return match.end() if match else start
+
+
+def _first(table: Any, index: int) -> TableRow:
+    row: TableRow = table.slice(index, 1).to_pylist()[0]
+    return row
+
+
+def _unreadable(path: Path, error: Exception) -> EvaluationError:
+    return EvaluationError(f"{path} cannot be read: {error}", hint="Check the path and that the file is whole.")
