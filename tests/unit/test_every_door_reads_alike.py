@@ -18,7 +18,7 @@ from support.scripts import document_with
 from typer.testing import CliRunner
 
 from langchain_memagent import ReadLongDocument, platform
-from memagent_corpus.corpus_command import Corpus
+from memagent_corpus.corpus_command import CorpusCommand
 from memagent_evaluation.eval_command import Eval
 from memagent_graph import MemAgent, load_tokenizer
 from memagent_graph.cli import app
@@ -130,7 +130,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": Doctor,
     "mcp": Mcp,
     "serve": Serve,
-    "corpus": lambda **given: Corpus(source="books", out="table", **given),
+    "corpus": lambda **given: CorpusCommand(source="books", out="table", **given),
     "eval": lambda **given: Eval(context=typer.Context(typer.main.get_command(app)), **given),
     "report": lambda **given: WriteReport(question=QUESTION, documents=[], **given),
 }
