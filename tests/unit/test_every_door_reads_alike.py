@@ -26,7 +26,7 @@ from memagent_graph.cli.doctor import Doctor
 from memagent_graph.cli.read import Read
 from memagent_graph.settings import ReadSettings
 from memagent_mcp.mcp_command import Mcp
-from memagent_report.report_command import WriteReport
+from memagent_report.report_command import ReportDocuments
 from memagent_serve.serve_command import Serve
 
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1200)
@@ -132,7 +132,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "serve": Serve,
     "corpus": lambda **given: CorpusCommand(source="books", out="table", **given),
     "eval": lambda **given: Eval(context=typer.Context(typer.main.get_command(app)), **given),
-    "report": lambda **given: WriteReport(question=QUESTION, documents=[], **given),
+    "report": lambda **given: ReportDocuments(question=QUESTION, documents=[], **given),
 }
 
 
