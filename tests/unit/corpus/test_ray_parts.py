@@ -59,7 +59,7 @@ def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -
 
 
 def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:
-    plan = ActorPlan(settings=ReadSettings(requests_per_minute=60, concurrency=8), api_key="a-secret")
+    plan = ActorPlan(settings=ReadSettings(requests_per_minute=60, concurrency=8, api_key="a-secret"))
     share = plan.with_divided_limits(4).settings
     assert (share.requests_per_minute, share.tokens_per_minute, share.concurrency) == (15, None, 8)
     assert "a-secret" not in repr(plan)
