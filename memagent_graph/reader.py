@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
+from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
@@ -27,13 +28,15 @@ from memagent_graph.errors import (
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
-from memagent_graph.policy import Policy, TokenUsage, strip_reasoning
+from memagent_graph.policy import Policy, TokenUsage
 from memagent_graph.policy_registry import make_policy, require_own_settings
 from memagent_graph.reading.assembly import Parts, assemble
-from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
+from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
+from memagent_graph.reading.inputs import check_question, checked_questions
+from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
-from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
+from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, structured
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
@@ -60,19 +63,18 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSoFar:
-    """What the policy answers from the memory of a run that may be at work still."""
+    """The policy's answer from the memory of a run that may still be running."""
 
     answer: str
-    """Empty where it wrote nothing, or refused."""
+    """Empty if the policy wrote nothing, or refused."""
     memory: str
-    """What it was asked from."""
-    usage: TokenUsage | None
-    """None where the policy reports none."""
+    """The memory it was answered from."""
+    usage: TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """How one call reads: what a run may use, who sees it, and what it keeps to."""
+class _ReadOptions:
+    """How one run is read: its limits, who sees it, and the pace and lines of memory that bind it."""
 
     limits: Limits | None
     """None for the reader's own."""
@@ -266,7 +268,7 @@ class MemAgent:
                 )
             reference = self._chosen(document, pages)
             return await result_of(
-                self._start(reference, question, response_format, run_id, _Call(limits, shown=False))
+                self._start(reference, question, response_format, run_id, _ReadOptions(limits, shown=False))
             )
         outcomes = await self._read_each(
             self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
@@ -290,8 +292,8 @@ class MemAgent:
 
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        call = _Call(limits, pace=pace)
-        started = self._start(self._chosen(document, pages), question, response_format, run_id, call)
+        options = _ReadOptions(limits, pace=pace)
+        started = self._start(self._chosen(document, pages), question, response_format, run_id, options)
         async with aclosing(started) as parts:
             async for part in parts:
                 yield part
@@ -321,8 +323,8 @@ class MemAgent:
                 except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                     return error
 
-        each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
-        outcomes = await asyncio.gather(*map(one, each))
+        pairs = (request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests)
+        outcomes = await asyncio.gather(*map(one, pairs))
         return outcomes if return_exceptions else [*raise_first(outcomes)]
 
     batch = synchronous(abatch)
@@ -420,8 +422,8 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            call = _Call(limits, pace=pace)
-            async with aclosing(self._run(graph, None, state, done, call)) as parts:
+            options = _ReadOptions(limits, pace=pace)
+            async with aclosing(self._run(graph, None, state, done, options)) as parts:
                 async for part in parts:
                     yield part
 
@@ -450,13 +452,12 @@ class MemAgent:
         """
         graph = await self._graph()
         context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
-        asked = question or state["question"]
-        check_question(asked, context)
+        question = question or state["question"]
+        check_question(question, context)
         memory = graph.strategy.so_far(state, context)[0]
-        sampling = replace(context.sampling, max_tokens=ANSWER.tokens(context.budget), logprobs=False)
-        completion = await context.policy.complete(context.prompts.answer_messages(asked, memory), sampling)
-        text = strip_reasoning(completion.text).strip()
-        return AnswerSoFar(context.prompts.extract_answer(text) or text, memory, completion.usage)
+        context = replace(context, sampling=replace(context.sampling, logprobs=False))
+        reply = await ask_once(ANSWER, {**state, "question": question}, context, memory=memory)
+        return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
 
     answer_so_far = synchronous(aanswer_so_far)
 
@@ -483,13 +484,13 @@ class MemAgent:
         logged = await asyncio.to_thread(self._logged_settings, run_id)
         form = format_for_resume(state, None, logged, run_id)
         await self._require_same(state, structured(graph.reader_context, form), run_id, None)
-        step = await edit_memory(graph, run_id, chunk, text, branch, author)
+        call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            kept = {each.id for each in (await trace_so_far(graph, run_id)).steps}
+            remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
             context = graph.reader_context  # another machine's log may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
-            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, kept=kept)
-            await asyncio.to_thread(self.run_log.wait, entered)
+            entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
+            await asyncio.to_thread(self.run_log.wait, entry)
 
     edit_memory = synchronous(aedit_memory)
 
@@ -655,18 +656,18 @@ class MemAgent:
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         form = None if response_format is None else ResponseFormat.of(response_format)
-        asked = checked_questions(questions, structured((await self._graph()).reader_context, form))
+        several = checked_questions(questions, structured((await self._graph()).reader_context, form))
         reference = await self._reference(document)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
             own_id = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            call = _Call(limits, shown=report is not None, pace=pace)
-            return await result_of(self._start(reference, question, form, own_id, call), report)
+            options = _ReadOptions(limits, shown=report is not None, pace=pace)
+            return await result_of(self._start(reference, question, form, own_id, options), report)
 
-        reads = {question: partial(one, asked.index(question), question) for question in dict.fromkeys(asked)}
+        reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
         outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
-        return [outcomes[question] for question in asked]
+        return [outcomes[question] for question in several]
 
     async def _start(
         self,
@@ -674,7 +675,7 @@ class MemAgent:
         question: str,
         response_format: ResponseFormatSource | None,
         run_id: str | None,
-        call: _Call,
+        options: _ReadOptions,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(response_format)
@@ -686,12 +687,12 @@ class MemAgent:
             given["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
-            async with aclosing(self._run(graph, given, given, done, call)) as parts:
+            async with aclosing(self._run(graph, given, given, done, options)) as parts:
                 async for part in parts:
                     yield part
 
     async def _run(
-        self, graph: ReaderGraph, given: Any, state: Mapping[str, Any], done: Trace, call: _Call
+        self, graph: ReaderGraph, given: Any, state: Mapping[str, Any], done: Trace, options: _ReadOptions
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end; yield its updates, then the result."""
         run_id = state["run_id"]
@@ -699,14 +700,14 @@ class MemAgent:
         memory = state.get("memory", "")
 
         def keep(change: Mapping[str, Any]) -> None:
-            progress.steps += trace_steps(change.get("steps", ()), change)
+            progress.steps += calls_of(change.get("steps", ()), change)
 
         context = replace(
             graph.reader_context,
-            limits=call.limits or graph.reader_context.limits,
-            unseen_update=None if call.shown else keep,
+            limits=options.limits or graph.reader_context.limits,
+            unseen_update=None if options.shown else keep,
             done=done,
-            pace=call.pace,
+            pace=options.pace,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
@@ -718,7 +719,7 @@ class MemAgent:
                 before = len(progress.steps)
                 keep({"memory": memory, **(change or {})})
                 memory = (change or {}).get("memory", memory)
-                if call.shown:
+                if options.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
         yield _result(graph, values, progress.trace)
@@ -745,32 +746,6 @@ class MemAgent:
                 hint="Resume with the same document, or start a new run.",
                 run_id=run_id,
             ) from error
-
-
-async def result_of(
-    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
-) -> ReadResult:
-    """The result that a reader's stream ends with; every update before it is reported."""
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, ReadResult):
-                return part
-            if report is not None:
-                report(part)
-    raise AssertionError("a stream ends with its result")
-
-
-def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
-    """The results, unless one of them is a failure.
-
-    Raises:
-        Exception: the first failure.
-    """
-    if failures := [each for each in outcomes if isinstance(each, Exception)]:
-        if len(failures) > 1:
-            failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
-        raise failures[0]
-    return [each for each in outcomes if isinstance(each, ReadResult)]
 
 
 def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:

@@ -10,7 +10,7 @@ from memagent_graph.results import ReadResult
 
 
 def cited_answer(result: ReadResult) -> AIMessage:
-    """The answer as one standard text block (`message.content_blocks`), with a `Citation` for each quote.
+    """Return the answer as one standard text block (`message.content_blocks`), with a `Citation` for each quote.
 
     A citation refers to the whole answer. Its `cited_text` is the quote, its `title` the document's name, with the page
     if the document has pages. Its `url` names the stored text and the characters (`urn:sha256:...#char=START,END`);

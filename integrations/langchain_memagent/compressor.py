@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
-from memagent_graph.reader import raise_first
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
+from memagent_graph.reading.outcome import raise_first
 
 
 class Citation(TypedDict):
@@ -109,7 +109,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
         return [Document(text, metadata=metadata)] if text else []
 
     def _citations(self, documents: Sequence[Document], result: ReadResult) -> Iterator[Citation]:
-        """The evidence, by retrieved document; a quote that spans two of them becomes two."""
+        """Return the evidence, by retrieved document; a quote that spans two of them becomes two."""
         starts = [mark.start_char for mark in self.agent.store.sections(result.document)]
         for evidence in result.evidence:
             for index, (document, first) in enumerate(zip(documents, starts, strict=True)):
@@ -127,5 +127,5 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
 
 
 def _within(callbacks: Callbacks | None) -> AbstractContextManager[Context]:
-    """The calling context, in which a read is also reported to these callbacks."""
+    """Return the calling context, in which a read is also reported to these callbacks."""
     return set_config_context(ensure_config({"callbacks": callbacks} if callbacks else None))

@@ -27,15 +27,15 @@ from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
+from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.outcome import Progress
 from memagent_graph.reading.state import Limits, LineState, ReaderState
-from memagent_graph.reading.state_views import Progress, trace_steps
-from memagent_graph.reading.steps import read_chunk, update_memory
+from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
@@ -159,12 +159,12 @@ class MemAgentConversationMemory:
         return run_sync(self._loaded(self._get))
 
     def to_dict(self) -> dict[str, Any]:
-        """The complete state as JSON-ready values, for `from_dict`."""
+        """Return the complete state as JSON-ready values, for `from_dict`."""
         return self._values(self._text, self._messages_read, self._unread)
 
     @classmethod
     def from_dict(cls, agent: MemAgent, values: Mapping[str, Any], **options: Any) -> MemAgentConversationMemory:
-        """The memory that `to_dict` was called on; `options` are those of the constructor.
+        """Return the memory that `to_dict` was called on; `options` are those of the constructor.
 
         Raises:
             MemAgentError: the values are not from `to_dict`.
@@ -195,8 +195,7 @@ class MemAgentConversationMemory:
             waiting = [*old, *new]
             # The waiting messages fill a chunk and are read without the newest, which would start another chunk.
             if read_all or len(new) < len(messages) or await self._are_too_many(waiting):
-                asked = question or self._question
-                text = await read_on(self._agent, text, old, asked, config=ensure_config())
+                text = await read_on(self._agent, text, old, question or self._question, config=ensure_config())
                 read, waiting = read + len(old), new
             await put(self._values(text, read, waiting))
             self._text, self._messages_read, self._unread = text, read, waiting
@@ -269,7 +268,7 @@ class MemAgentConversationMemory:
 
 
 def memory_message(text: str, messages_read: int) -> HumanMessage:
-    """A memory as a message that says what it is, to replace the messages that it was made from."""
+    """Return a memory as a message that says what it is, to replace the messages that it was made from."""
     return HumanMessage(
         f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
         "\n\n[The conversation continues from there.]",
@@ -286,7 +285,7 @@ async def read_on(
     config: RunnableConfig,
     report: Report | None = None,
 ) -> str:
-    """The memory after more messages; unchanged if they have no text.
+    """Return the memory after more messages; unchanged if they have no text.
 
     Args:
         agent: the reader.
@@ -323,7 +322,7 @@ async def read_on(
                     continue
                 for change in filter(None, part.values()):
                     count = len(progress.steps)
-                    progress.steps += trace_steps(change.get("steps", ()), {**state, **change})
+                    progress.steps += calls_of(change.get("steps", ()), {**state, **change})
                     for update in progress.updates_since(count, complete=bool(change.get("chunks_read"))):
                         update_made(state["run_id"], update)
         return state
@@ -368,12 +367,12 @@ def _after_read_chunk(state: LineState) -> str:
     return END if state.get("span") is None else "update_memory"
 
 
-def _messages(given: Messages) -> list[BaseMessage]:
-    is_one = isinstance(given, BaseMessage | str | dict) or (
-        isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given)
+def _messages(messages: Messages) -> list[BaseMessage]:
+    is_one = isinstance(messages, BaseMessage | str | dict) or (
+        isinstance(messages, tuple) and len(messages) == 2 and all(isinstance(part, str) for part in messages)
     )
     try:
-        return convert_to_messages([given] if is_one else given)  # type: ignore[arg-type, list-item]
+        return convert_to_messages([messages] if is_one else messages)  # type: ignore[arg-type, list-item]
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
         raise MemAgentError(
             f"something is not a message: {str(error).splitlines()[0]}",

@@ -58,7 +58,7 @@ class Spent:
         self.outputs = outputs
 
     def as_result(self) -> LLMResult:
-        """The output of a model's run."""
+        """Return the output of a model's run."""
         message = AIMessage(
             "",
             usage_metadata=UsageMetadata(
@@ -74,7 +74,7 @@ class Spent:
 
 @asynccontextmanager
 async def reported(config: RunnableConfig, model: str, inputs: Mapping[str, Any]) -> AsyncIterator[Spent]:
-    """A detached read as a run below the one that `config` belongs to; handlers see no text of the document.
+    """Report a detached read as a run below the one that `config` belongs to; handlers see no text of the document.
 
     Args:
         config: that of the graph around.

@@ -29,7 +29,8 @@ from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
-from memagent_graph.reader import MemAgent, raise_first
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.shortening import shortened
@@ -163,7 +164,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return any(over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
 
     async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
-        """The result with a reading instead of every text that is too long, and an entry for it in the state."""
+        """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
         messages = _tool_messages(result)
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
         replacements = {id(old): new for old, (new, _) in zip(messages, readings, strict=True)}
@@ -207,8 +208,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             with suppress(MemAgentError, OSError):
                 document = document or await self._stored(text, tool)
             shown = failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
-            kept: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
-            new = replaced_text(message, shown, {"run_id": run_id, **kept, "error": str(error)})
+            original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
+            new = replaced_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
             return new, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
         return replaced_text(message, reading_text(tool, tokens, result), values), {run_id: result.document}
@@ -277,7 +278,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return await handler(request.override(messages=await self._shown(self._history, request)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
-        """Whether the history is certainly short. A limit that no history can fit in is an error at the first call."""
+        """Return whether the history is certainly short. At the first call, check the limit itself."""
         if self._agent.prepared is None and not self._was_asked:
             self._was_asked = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
@@ -298,7 +299,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
 
 def _tool_messages(result: ToolResult) -> list[ToolMessage]:
-    """The tool messages in what a tool returned, except those for a parent graph."""
+    """Return the tool messages in what a tool returned, except those for a parent graph."""
     if isinstance(result, ToolMessage):
         return [result]
     if isinstance(result, Command) and result.graph is None and isinstance(result.update, dict):
@@ -308,7 +309,7 @@ def _tool_messages(result: ToolResult) -> list[ToolMessage]:
 
 
 def _messages(state: Any) -> list[AnyMessage]:
-    """The messages of an agent's state of any type."""
+    """Return the messages of an agent's state of any type."""
     if isinstance(state, list):
         return state
     messages = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)

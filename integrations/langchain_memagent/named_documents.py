@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from memagent_graph.documents import Document
-from memagent_graph.documents.allowed_paths import AllowedRoots
+from memagent_graph.documents.allowed_paths import AllowedRoots, shortened_name
 from memagent_graph.errors import RefusedSourceError
 
 Fetched: TypeAlias = str | bytes
@@ -24,7 +24,6 @@ Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
 """Downloads a web address. It decides which hosts are allowed; it is called with http and https addresses only."""
 
 _SCHEMES = ("http", "https")
-_LONGEST_SHOWN = 200
 _KINDS = ("path", "text", "state_key", "url")
 
 
@@ -32,7 +31,7 @@ class FileBackend(Protocol):
     """The used part of a deepagents backend: a folder's list, and a file's bytes."""
 
     async def als(self, path: str) -> Any:
-        """The folder's entries, with their sizes if the backend knows them."""
+        """Return the folder's entries, with their sizes if the backend knows them."""
 
     async def adownload_files(self, paths: list[str]) -> Sequence[Any]:
         """Each file's content, or an error."""
@@ -80,7 +79,7 @@ class DocumentSources:
         return tuple(kind for kind, is_offered in offered.items() if is_offered)
 
     async def open(self, named: NamedSource, state: Any = None) -> Document:
-        """The document that a model named.
+        """Return the document that a model named.
 
         Args:
             named: what it named.
@@ -108,16 +107,17 @@ class DocumentSources:
         return await self._fetched(named.url or "")
 
     async def _file(self, path: str) -> Document:
-        if self.backend is not None and (found := await self._virtual_file(path, self.backend)):
-            return found
+        if self.backend is not None and (file := await self._virtual_file(path, self.backend)):
+            return file
         if self.backend is not None and not self.roots.roots:
             raise RefusedSourceError(
-                f"there is no file {_shown(path)!r} that may be read", hint="Name a file as your file tools list it."
+                f"there is no file {shortened_name(path)!r} that may be read",
+                hint="Name a file as your file tools list it.",
             )
         return Document.from_path(await asyncio.to_thread(self.roots.resolve, path))
 
     async def _virtual_file(self, path: str, backend: FileBackend) -> Document | None:
-        """A backend's file; None if the path cannot be a backend's, or the backend has no such file."""
+        """Return a backend's file; None if the path cannot be a backend's, or the backend has no such file."""
         virtual = PurePosixPath(path)
         if not virtual.is_absolute() or ".." in virtual.parts or "\0" in path:
             return None
@@ -125,24 +125,24 @@ class DocumentSources:
             # The size first: a backend returns a file's bytes only as a whole.
             for entry in (await backend.als(str(virtual.parent))).entries or ():
                 if PurePosixPath(entry["path"]) == virtual:
-                    self.roots.require_size(entry.get("size") or 0, repr(_shown(path)))
+                    self.roots.require_size(entry.get("size") or 0, repr(shortened_name(path)))
             (reply,) = await backend.adownload_files([path])
         except (OSError, ValueError):
             return None
         if reply.content is None:
             return None
-        return self._document(reply.content, repr(_shown(path)), virtual.name)
+        return self._document(reply.content, repr(shortened_name(path)), virtual.name)
 
     def _from_state(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
             remedy = f"Name one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
-            raise RefusedSourceError(f"the state key {_shown(key)!r} may not be read", hint=remedy)
+            raise RefusedSourceError(f"the state key {shortened_name(key)!r} may not be read", hint=remedy)
         value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
         if isinstance(value, str | bytes):
             return self._document(value, f"state key {key!r}", key)
         documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-        if documents and all(isinstance(getattr(each, "page_content", None), str) for each in documents):
-            size = sum(len(each.page_content.encode("utf-8", "replace")) for each in documents)
+        if documents and all(isinstance(getattr(item, "page_content", None), str) for item in documents):
+            size = sum(len(item.page_content.encode("utf-8", "replace")) for item in documents)
             self.roots.require_size(size, f"state key {key!r}")
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
@@ -151,7 +151,7 @@ class DocumentSources:
         )
 
     async def _fetched(self, url: str) -> Document:
-        shown = _shown(url)
+        shown = shortened_name(url)
         if self.fetcher is None:
             raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")
         try:
@@ -169,7 +169,7 @@ class DocumentSources:
                 content = await content
         except Exception as error:  # a fetcher may raise anything, and the model should be told
             raise RefusedSourceError(
-                f"{shown!r} could not be fetched ({type(error).__name__}: {_shown(str(error))})",
+                f"{shown!r} could not be fetched ({type(error).__name__}: {shortened_name(str(error))})",
                 hint="Check the address, or read something else.",
             ) from error
         if not isinstance(content, str | bytes):
@@ -186,7 +186,3 @@ class DocumentSources:
         self.roots.require_text(content, what)
         # Not `Document.of`, which checks whether a short text names a file: that would reveal files outside.
         return Document.from_text(content, name)
-
-
-def _shown(given: str) -> str:
-    return given if len(given) <= _LONGEST_SHOWN else given[:_LONGEST_SHOWN] + "..."

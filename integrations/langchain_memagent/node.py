@@ -13,8 +13,8 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, e
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
-from memagent_graph.reader import raise_first
-from memagent_graph.reading.graph import checked_questions
+from memagent_graph.reading.inputs import checked_questions
+from memagent_graph.reading.outcome import raise_first
 from memagent_graph.response_format import ResponseFormatSource
 
 From: TypeAlias = str | Callable[[Any], Any]
@@ -36,7 +36,7 @@ def memagent_node(
     write: Callable[[Any, Any], Mapping[str, Any]] | None = None,
     name: str = "memagent",
 ) -> Runnable[Any, dict[str, Any]]:
-    """A node that reads a document for one question or several, and writes the answers into the parent's state.
+    """Return a node that reads a document for one question or several, and writes the answers into the parent's state.
 
     It works under `invoke` and `ainvoke`, with the parent's callbacks, and without counting against the parent's
     recursion limit. Every memory update is on the parent's stream (`stream_mode="custom"`). When the parent is resumed
@@ -80,7 +80,7 @@ def memagent_node(
     reads = GraphReads(agent, response_format)
 
     def values_of(result: ReadResult) -> dict[str, Any]:
-        """The values of one result. Quotes are looked up in the document's text, which may take a moment."""
+        """Return the values of one result. Quotes are looked up in the document's text, which may take a moment."""
         keys = {answer: result.answer, memory: result.memory, run_id: result.run_id, value: result.json_value}
         keys[stop_reason] = result.stop_reason.value
         if evidence is not None:
@@ -88,7 +88,7 @@ def memagent_node(
         return {key: content for key, content in keys.items() if key is not None}
 
     def change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
-        """What the node writes."""
+        """Return what the node writes."""
         rows = [values_of(result) for result in results]
         written = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
         return written | dict(write(state, results if is_list else results[0]) if write else {})

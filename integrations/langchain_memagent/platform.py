@@ -63,7 +63,7 @@ class ServedGraph(ReaderGraph):
 
 
 async def make_graph() -> ReaderGraph:
-    """The graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
+    """Return the graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
 
     Raises:
         MemAgentError: a variable cannot be parsed, or the policy cannot be reached or loaded.

@@ -12,7 +12,7 @@ from langchain_memagent.transcripts import call_text, content_text
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
 
-Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """An argument of a tool: models that ask one question often pass it as plain text."""
 
 SOURCE = "lc_source"
@@ -27,7 +27,7 @@ trained on single questions: the embedded one finds ten of ten facts with them, 
 
 
 def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
-    """The index and text of the user's last message; messages that a middleware wrote for the user do not count.
+    """Return the index and text of the user's last message; messages that a middleware wrote for the user do not count.
 
     None if there is none.
     """
@@ -41,7 +41,7 @@ def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
 
 
 def about_result(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
-    """The question for reading what a tool returned: the user's request, then which call it was.
+    """Return the question for reading what a tool returned: the user's request, then which call it was.
 
     Long arguments are cut first, to a third of the budget, then the request; "[...]" marks what is missing. A small
     budget is the request's alone.
@@ -53,7 +53,7 @@ def about_result(request: str | None, tool: str, arguments: Any, tokens: int, to
 
 
 def about_history(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
-    """The question for reading the older part of a dialogue: the user's request, then whatever may matter later.
+    """Return the question for reading the older part of a dialogue: the user's request, then whatever may matter later.
 
     A small budget is the request's alone.
     """

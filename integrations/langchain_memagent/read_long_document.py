@@ -42,7 +42,7 @@ from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.settings import ReadSettings
 
@@ -195,7 +195,7 @@ class ReadLongDocument(BaseTool):
         return questions
 
     async def _unfinished(self, questions: list[str], document: _OnceStored, runtime: Any) -> dict[str, str]:
-        """The run ids of those questions that earlier calls of this agent left unfinished for the same document."""
+        """Return the run ids of the questions that earlier calls left unfinished for the same document."""
         run_ids = unfinished_runs(getattr(runtime, "state", None), self.name)
         if not run_ids:
             return {}
@@ -203,7 +203,7 @@ class ReadLongDocument(BaseTool):
         return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
 
     def _accepted(self, outcome: ReadResult | Exception) -> Outcome:
-        """The outcome, unless it is an error that has to be raised."""
+        """Return the outcome, unless it is an error that has to be raised."""
         if isinstance(outcome, ReadResult) or (self.on_failure == "tell" and isinstance(outcome, MemAgentError)):
             return outcome
         raise outcome
@@ -257,7 +257,7 @@ class _Arguments(BaseModel):
 
 
 def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
-    """The arguments, with only the kinds of source that can be read here."""
+    """Return the arguments, with only the kinds of source that can be read here."""
     fields: dict[str, Any] = {
         "questions": (
             Questions,

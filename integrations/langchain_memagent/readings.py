@@ -126,7 +126,7 @@ def _lines(outcome: Outcome, *, is_kept: bool) -> list[str]:
 
 
 def _says_none(result: ReadResult) -> bool:
-    """Whether an answer in words says that there is none."""
+    """Return whether an answer in words says that there is none."""
     if not result.answer or result.response_format is not None:
         return False
     return gives_no_answer(result.answer, quoted=bool(result.evidence))

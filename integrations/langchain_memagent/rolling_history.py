@@ -57,11 +57,11 @@ class RollingHistory:
         self._memories: OrderedDict[str, str] = OrderedDict()
 
     def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
-        """Whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
+        """Return whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
         return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
     async def within(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
-        """The messages unchanged if they fit; otherwise a memory of the older ones, and the recent ones.
+        """Return the messages unchanged if they fit; otherwise a memory of the older ones, and the recent ones.
 
         The user's latest request always stays, shortened if it alone would fill the limit.
 
@@ -81,9 +81,9 @@ class RollingHistory:
         if sum(sizes) <= self._tokens:
             return messages
         request = latest_request(messages)
-        asked = _within_a_quarter(messages, request, self._tokens, context.tokenizer)
-        asked_size = context.tokenizer.count(transcript([asked])) if asked else 0
-        room = self._tokens - context.budget.memory_tokens - _AROUND - asked_size
+        wish = _within_a_quarter(messages, request, self._tokens, context.tokenizer)
+        wish_size = context.tokenizer.count(transcript([wish])) if wish else 0
+        room = self._tokens - context.budget.memory_tokens - _AROUND - wish_size
         cuts = self._cuts(messages, thread)
         begin, memory = self._newest(cuts)
         chosen = self._chosen(cuts, sizes, room)
@@ -96,15 +96,15 @@ class RollingHistory:
             position = chosen.position
         recent = messages[position:]
         shown: list[AnyMessage] = [memory_message(memory, position)] if position else []
-        if request and asked:
+        if request and wish:
             if request[0] < position:
-                shown.append(asked)
+                shown.append(wish)
             else:
-                recent[request[0] - position] = asked
+                recent[request[0] - position] = wish
         return shown + recent
 
     def _newest(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
-        """How much of the history is in a memory already, and that memory."""
+        """Return how much of the history is in a memory already, and that memory."""
         for cut in reversed(cuts):
             memory = self._memories.get(cut.key)
             if memory is not None:
@@ -113,7 +113,7 @@ class RollingHistory:
         return 0, ""
 
     def _chosen(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
-        """The last cut that keeps enough messages, or, if those are too long, the first later one that fits."""
+        """Return the last cut that keeps enough messages, or, if those are too long, the first later one that fits."""
         preferred = max(place for place, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
         later = cuts[preferred:]
         return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
@@ -125,7 +125,7 @@ class RollingHistory:
             self._memories.popitem(last=False)
 
     def _cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
-        """Every safe cut before the last message, with its key; a key holds all messages before it."""
+        """Return every safe cut before the last message, with its key; a key holds all messages before it."""
         start = hashlib.sha256(thread.encode()).hexdigest()
         keys = list(accumulate(map(_digest, messages), _chained, initial=start))
         return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
@@ -144,7 +144,7 @@ class RollingHistory:
 def _within_a_quarter(
     messages: Sequence[BaseMessage], request: tuple[int, str] | None, tokens: int, tokenizer: Tokenizer
 ) -> HumanMessage | None:
-    """The user's latest request, cut if its text takes more than a quarter of the limit."""
+    """Return the user's latest request, cut if its text takes more than a quarter of the limit."""
     if request is None:
         return None
     position, text = request
@@ -155,13 +155,13 @@ def _within_a_quarter(
 
 
 def _digest(message: BaseMessage) -> str:
-    """A hash of a message's content; ids and metadata may change between calls."""
-    said: list[object] = [message.type, message.content, message.name]
+    """Return a hash of a message's content; ids and metadata may change between calls."""
+    content: list[object] = [message.type, message.content, message.name]
     if isinstance(message, AIMessage):
-        said.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
+        content.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
     if isinstance(message, ToolMessage):
-        said.append(message.tool_call_id)
-    return hashlib.sha256(json.dumps(said, default=str, sort_keys=True).encode()).hexdigest()
+        content.append(message.tool_call_id)
+    return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
 
 
 def _chained(before: str, digest: str) -> str:

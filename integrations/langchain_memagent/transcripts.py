@@ -14,7 +14,7 @@ _SPEAKERS = ((HumanMessage, "User"), (AIMessage, "Assistant"), (SystemMessage, "
 
 
 def transcript(messages: Iterable[BaseMessage]) -> str:
-    """The messages as a dialogue, one paragraph each: the speaker, tool calls with arguments, and their results.
+    """Return the messages as a dialogue, one paragraph each: the speaker, tool calls with arguments, and their results.
 
     Blocks that are not text are named, so that a reader knows that they were there.
     """
@@ -37,19 +37,19 @@ def transcript(messages: Iterable[BaseMessage]) -> str:
 
 
 def call_text(name: str, arguments: Any) -> str:
-    """A tool call as one line."""
+    """Return a tool call as one line."""
     return f"{name}({json.dumps(arguments, ensure_ascii=False, default=str)})"
 
 
 def content_text(content: str | Sequence[str | dict[str, Any]]) -> str:
-    """A message's content as text; other blocks as their kind in brackets."""
+    """Return a message's content as text; other blocks as their kind in brackets."""
     if isinstance(content, str):
         return content
     return "\n".join(block_text(block) or f"[{_kind(block)}]" for block in content if _is_shown(block))
 
 
 def block_text(block: str | dict[str, Any]) -> str | None:
-    """The text of a content block; None for an image or anything else that is not text."""
+    """Return the text of a content block; None for an image or anything else that is not text."""
     if isinstance(block, str):
         return block
     text = block.get("text")
@@ -57,7 +57,7 @@ def block_text(block: str | dict[str, Any]) -> str | None:
 
 
 def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Every position at which the messages may be divided, in ascending order; 0 is always one.
+    """Return every position at which the messages may be divided, in ascending order; 0 is always one.
 
     A tool call and its results stay together, a call that still waits for its results is in the later part, and the
     later part never begins with a tool result, which model servers refuse.

@@ -83,8 +83,8 @@ async def _declared(context: ToolContext) -> tuple[Path, ...] | None:
         raise RefusedSourceError(
             "the client declares roots but did not list them, so no file may be read", hint="Pass the text itself."
         ) from error
-    found = (local_path(str(root.uri)) for root in listed.roots)
-    return tuple(path for path in found if path is not None)
+    paths = (local_path(str(root.uri)) for root in listed.roots)
+    return tuple(path for path in paths if path is not None)
 
 
 def local_path(uri: str) -> Path | None:

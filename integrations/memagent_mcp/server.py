@@ -69,7 +69,7 @@ class MemAgentServer(FastMCP[Any]):
         await self._tools.active.aclose()
 
     async def list_resources(self) -> list[Resource]:
-        """The newest runs of the log."""
+        """Return the newest runs of the log."""
         if not self._with_log:
             return []
         listing = await asyncio.to_thread(self._tools.listing, _LISTED, "")

@@ -28,7 +28,8 @@ from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
-from memagent_graph.reader import MemAgent, result_of
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult

@@ -15,7 +15,7 @@ from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
 from memagent_graph.reader import DocumentSource, MemAgent
-from memagent_graph.reading.graph import check_question, checked_questions
+from memagent_graph.reading.inputs import check_question, checked_questions
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_of
 from memagent_report.evidence_matrix import ReportDocument
@@ -73,7 +73,7 @@ async def areport(
         agent: the reader; the caller closes it.
         question: the question of the report.
         documents: anything that `Document.of` accepts, or `ReportSource`s. A document that cannot be read gets a row of
-            failed cells. Live streams are not accepted.
+            failed cells.
         questions: the questions that every document is read for. If there are none, the policy writes two to six. If
             it has no prompt for this, every document is read for the report's own question.
         extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response
 from memagent_graph.documents import DocumentRef
 from memagent_graph.policy import Message
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.ask import shown_tokens
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
+from memagent_graph.tokenizers.fitting import shown_tokens
 from memagent_graph.tokenizers.shortening import shortened
 from memagent_serve.api_errors import ApiError, bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodyMemory, bounded, whole_body

@@ -124,6 +124,7 @@ class ObservedPolicy:
             response_metadata={
                 "model_name": completion.model or self.name,
                 "finish_reason": completion.finish_reason.value,
+                **completion.origin,
             },
         )
         return LLMResult(generations=[[ChatGeneration(message=message)]])

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_graph.trace import Span, Writes
 
 Record = TypeVar("Record")
 
@@ -57,7 +57,7 @@ def _events(text: str) -> tuple[LoggedEvent, ...]:
 
 
 def _packed_spans(spans: tuple[Span, ...]) -> str:
-    return json.dumps(list(map(astuple, spans)), separators=(",", ":"))
+    return json.dumps(list(map(_SPAN_VALUES, spans)), separators=(",", ":"))
 
 
 def _spans(text: str) -> tuple[Span, ...]:
@@ -68,6 +68,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
 
 
+_SPAN_VALUES: Final = attrgetter(*(field.name for field in fields(Span)))
 _VALUE: Final = attrgetter("value")
 _JSON: Final = Column("TEXT NOT NULL", "string", _json, json.loads, _json, json.loads)
 _BY_ANNOTATION: Final = {

@@ -47,7 +47,7 @@ class RunLog:
         redact: masks texts before they are written.
 
     Raises:
-        RunLogError: the file is not a run log, is of a newer version of this package, or cannot be written.
+        RunLogError: the file is not a run log, is one of another version of this package, or cannot be written.
     """
 
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
@@ -145,7 +145,7 @@ class RunLog:
         *,
         step: str | None = None,
         author: str | None = None,
-        kept: Collection[str] | None = None,
+        remaining: Collection[str] | None = None,
     ) -> Future[None]:
         """Log that a person replaced the memory that a step wrote: what depends on it, or came later, is superseded.
 
@@ -155,7 +155,8 @@ class RunLog:
             memory: the new memory.
             step: the step's id; the trunk's newest at that chunk if left out.
             author: who did it, if known.
-            kept: the ids of the steps that the run still has; if left out, only what depends on the step is superseded.
+            remaining: the ids of the steps that the run still has; if left out, only what depends on the step is
+                superseded.
         """
         text = self._redacted(TextKind.MEMORY, memory)
 
@@ -164,8 +165,8 @@ class RunLog:
                 raise RunNotFoundError(f"there is no run {run_id!r} in {self.path}", hint="Begin it first.")
             edited = step if step is not None else rows.step_at(connection, run_id, position)
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
-            if kept is not None:
-                rows.supersede_except(connection, run_id, kept)
+            if remaining is not None:
+                rows.supersede_except(connection, run_id, remaining)
             event = LoggedEvent(time.time(), "memory_edited", edited_by(author), position)
             rows.insert_event(connection, run_id, replace(event, text=text, step=edited))
             rows.withdraw_rewards(connection, run_id, event.time)
@@ -192,9 +193,9 @@ class RunLog:
             RunNotFoundError: there is no such run, or it has no such conversation.
             RunLogError: the value is not a finite number, or the file cannot be written.
         """
-        given = Reward(run_id, name, float(value), source, time.time(), conversation, note)
-        if not math.isfinite(given.value):
-            raise RunLogError(f"a reward must be a finite number, not {given.value}", run_id=run_id)
+        new = Reward(run_id, name, float(value), source, time.time(), conversation, note)
+        if not math.isfinite(new.value):
+            raise RunLogError(f"a reward must be a finite number, not {new.value}", run_id=run_id)
         self.get(run_id)
 
         def job(connection: sqlite3.Connection) -> None:
@@ -202,7 +203,7 @@ class RunLog:
                 row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
                 if row is None or row["run_id"] != run_id:
                     raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", run_id=run_id)
-            rows.insert_reward(connection, given)
+            rows.insert_reward(connection, new)
 
         self.wait(self._writer.submit(job))
 
@@ -363,12 +364,12 @@ class RunLog:
         """Totals of runs, by id; with `superseded`, conversations that no longer count are included."""
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
-        given = json.dumps(ids)
+        chosen = json.dumps(ids)
         with self._connection() as connection:
             for row in connection.execute(
                 "SELECT run_id, name, value FROM rewards "
                 "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
-                (given,),
+                (chosen,),
             ):
                 rewards[row["run_id"]][row["name"]] = row["value"]
             totals = {run_id: RunTotals(rewards=given_to) for run_id, given_to in rewards.items()}
@@ -378,7 +379,7 @@ class RunLog:
                 "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
                 "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded <= ? "
                 "GROUP BY run_id",
-                (given, int(superseded)),
+                (chosen, int(superseded)),
             )
             for row in sums:
                 counts = dict(row)

@@ -28,7 +28,7 @@ _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1
 _FEW_IDS: Final = 1024
 """Up to this many, as in a completion, the second plane is deflated too: four times the time and a fifth less space."""
-LARGEST_TEXT_BYTES: Final = 1 << 26
+LARGEST_TEXT_BYTES: Final = 1 << 24
 """Of UTF-8. A completion of a million tokens has about 4 MB."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
@@ -66,8 +66,17 @@ def unpack_logprobs(blob: bytes | None) -> list[float] | None:
 
 
 def pack_text(text: str | None) -> bytes | None:
-    """Pack a text, lone surrogates included."""
-    return None if text is None else _deflate(text.encode("utf-8", "surrogatepass"), _TEXT_LEVEL)
+    """Pack a text, lone surrogates included.
+
+    Raises:
+        ValueError: it has more than `LARGEST_TEXT_BYTES`.
+    """
+    if text is None:
+        return None
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) > LARGEST_TEXT_BYTES:
+        raise ValueError(f"a text has more than {LARGEST_TEXT_BYTES:,} bytes")
+    return _deflate(data, _TEXT_LEVEL)
 
 
 def unpack_text(blob: bytes | None) -> str | None:

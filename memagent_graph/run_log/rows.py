@@ -83,9 +83,11 @@ class NewConversation:
     """
 
     def __init__(self, conversation: Conversation, *, supersede: bool) -> None:
-        events = tuple(replace(event, position=conversation.position) for event in conversation.events)
+        if conversation.events:
+            events = tuple(replace(event, position=conversation.position) for event in conversation.events)
+            conversation = replace(conversation, events=events)
         self.supersede = supersede
-        self.values = row_of(replace(conversation, events=events, id=None))
+        self.values = row_of(conversation) | {"id": None}
 
     def __call__(self, connection: sqlite3.Connection) -> int:
         """Add it alone."""

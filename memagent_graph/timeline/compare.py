@@ -48,7 +48,7 @@ def compare_runs(
     """Compare two runs, with the same or with different questions and documents."""
     left, right = build_timeline(a), build_timeline(b)
     pairs = same_places(left, right)
-    bounds = [[(each.update.start_char, each.update.end_char) for each in side] for side in zip(*pairs, strict=True)]
+    bounds = [[(step.update.start_char, step.update.end_char) for step in side] for side in zip(*pairs, strict=True)]
     given_a, given_b = dict(settings_a or {}), dict(settings_b or {})
     return RunComparison(
         a=left,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 
+from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.evidence import (
@@ -20,7 +21,7 @@ from memagent_graph.provenance.evidence import (
 from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Trace, TraceStep, Writes
+from memagent_graph.trace import MemoryUpdate, Trace
 
 _MOST_NAMED = 8
 
@@ -162,17 +163,17 @@ class Timeline:
 
     def quotes(self, line_index: int) -> list[Evidence]:
         """The quotes of one line of the final memory, longest first."""
-        return [each for each in self.provenance.evidence if each.line_index == line_index]
+        return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
     def supported(self, line_index: int) -> list[tuple[str, bool]]:
         """A line of the final memory in pieces, and whether the answer repeats each."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
-        for each in self.support:
-            if each.line_index == line_index:
-                pieces += [(line[end : each.start], False), (line[each.start : each.end], True)]
-                end = each.end
+        for part in self.support:
+            if part.line_index == line_index:
+                pieces += [(line[end : part.start], False), (line[part.start : part.end], True)]
+                end = part.end
         pieces.append((line[end:], False))
         return [piece for piece in pieces if piece[0]]
 
@@ -198,12 +199,12 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, each in enumerate(order):
-        places[each] = place
+    for place, number in enumerate(order):
+        places[number] = place
     asked = _asked(trace)
     steps = []
-    for each in order:
-        update, sources = trace.updates[each], trace.sources(trace.updates[each])
+    for number in order:
+        update, sources = trace.updates[number], trace.sources(trace.updates[number])
         previous = trace.memory_before(update.step)
         change = () if update.memory == previous else tuple(word_diff(previous, update.memory))
         inserted, deleted, kept = (
@@ -216,8 +217,8 @@ def build_timeline(view: RunView) -> Timeline:
         steps.append(
             Step(
                 update=update,
-                name=_name(update, asked[each], [trace.updates[source].branch for source in sources]),
-                kept=all(step.writes is Writes.DECISION for step in asked[each]),
+                name=_name(update, asked[number], [trace.updates[source].branch for source in sources]),
+                kept=all(step.writes is Writes.DECISION for step in asked[number]),
                 sources=tuple(places[source] for source in sources),
                 previous=previous,
                 diff=change,
@@ -264,16 +265,16 @@ def _order(trace: Trace) -> list[int]:
     return order
 
 
-def _asked(trace: Trace) -> list[list[TraceStep]]:
+def _asked(trace: Trace) -> list[list[Call]]:
     """The steps of each update."""
-    asked: list[list[TraceStep]] = [[] for _ in trace.updates]
+    asked: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
             asked[trace.place(step.id)].append(step)
     return asked
 
 
-def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[str]) -> str:
+def _name(update: MemoryUpdate, asked: Sequence[Call], branches: Sequence[str]) -> str:
     """The name of an update.
 
     Args:

@@ -52,9 +52,9 @@ def _strip(timeline: Timeline) -> str:
 
 def _lane(timeline: Timeline, branch: str, height: int, *, named: bool) -> str:
     values = timeline.density(_COLUMNS, branch)
-    each = _STRIP_WIDTH / len(values)
+    bar = _STRIP_WIDTH / len(values)
     bars = "".join(
-        f'<rect x="{index * each:.2f}" y="{height - tall:.1f}" width="{max(1.0, each - 0.4):.2f}" height="{tall:.1f}"/>'
+        f'<rect x="{index * bar:.2f}" y="{height - tall:.1f}" width="{max(1.0, bar - 0.4):.2f}" height="{tall:.1f}"/>'
         for index, value in enumerate(values)
         if value and (tall := max(3.0, value**0.5 * height))
     )
@@ -72,7 +72,7 @@ def _lane(timeline: Timeline, branch: str, height: int, *, named: bool) -> str:
 def _memory(timeline: Timeline) -> str:
     if timeline.excerpt is not None:
         return "".join(
-            f'<div style="{_RULE};padding:.3em 0;{_MUTED}">{_quoted(each)}</div>' for each in timeline.excerpt
+            f'<div style="{_RULE};padding:.3em 0;{_MUTED}">{_quoted(quote)}</div>' for quote in timeline.excerpt
         )
     lines = timeline.provenance.lines
     if not lines:

@@ -117,7 +117,9 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "branches": list(timeline.lanes),
         "stopReason": view.stop_reason,
         "began": view.began,
-        "rewards": [{"name": each.name, "value": f"{each.value:g}", "source": each.source} for each in view.rewards],
+        "rewards": [
+            {"name": reward.name, "value": f"{reward.value:g}", "source": reward.source} for reward in view.rewards
+        ],
         "totals": {
             "chunks": totals.chunks,
             "changes": totals.changes,
@@ -138,7 +140,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             }
             for index, line in enumerate(timeline.provenance.lines)
         ],
-        "excerpt": None if timeline.excerpt is None else [_quote(timeline, each) for each in timeline.excerpt],
+        "excerpt": None if timeline.excerpt is None else [_quote(timeline, quote) for quote in timeline.excerpt],
         "unquoted": timeline.unquoted,
         "shown": view.trace.tokens_shown,
         "lost": [

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Span, Trace
+from memagent_graph.trace import MemoryUpdate, Trace
 
 Value = TypeVar("Value")
+Default = TypeVar("Default")
 
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
@@ -76,7 +78,7 @@ def _span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span 
     return lambda part: _unless_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def _unless_lost(read: Callable[[], Value], otherwise: Value) -> Value:
+def _unless_lost(read: Callable[[], Value], otherwise: Default) -> Value | Default:
     try:
         return read()
     except (DocumentError, OSError):

@@ -152,8 +152,8 @@ def _answer(timeline: Timeline) -> RenderableType:
         parts.append(Text("no answer", style="yellow"))
     parts += _events(view.answer_events)
     repeated: dict[int, int] = {}
-    for each in timeline.support:
-        repeated[each.line_index] = repeated.get(each.line_index, 0) + each.end - each.start
+    for part in timeline.support:
+        repeated[part.line_index] = repeated.get(part.line_index, 0) + part.end - part.start
     if repeated:
         most = sorted(repeated, key=lambda index: -repeated[index])[:_MOST_SUPPORTING_LINES]
         parts.append(Text("In memory:", style="dim"))
@@ -222,8 +222,8 @@ def _excerpt(timeline: Timeline) -> list[RenderableType]:
     """What supports the answer, if an excerpt was shown instead of chunks."""
     if timeline.excerpt is None:
         return []
-    quotes = [_quote(timeline, each) for each in timeline.excerpt]
-    return [Padding(each, (0, 0, 0, 2)) for each in quotes] or [Text(timeline.unquoted, style="dim")]
+    quotes = [_quote(timeline, evidence) for evidence in timeline.excerpt]
+    return [Padding(quote, (0, 0, 0, 2)) for quote in quotes] or [Text(timeline.unquoted, style="dim")]
 
 
 def _memory_lines(timeline: Timeline) -> list[RenderableType]:

@@ -13,12 +13,12 @@ pytest.importorskip("tokenizers")
 
 from memagent_evaluation.tasks.invented_names import Names
 from memagent_evaluation.tasks.multi_hop import draw_chain
+from memagent_graph.calls import Writes
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, require_profile
-from memagent_graph.reading.ask import word_from_nowhere
 from memagent_graph.roles import Parsed, Role, prompts_for, require_room
 from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.trace import Writes
+from memagent_graph.tokenizers.fitting import invented_word
 from recipes.embedded.role_examples import Problem, RoleRowBuilder, Turn
 from recipes.embedded.role_templates import ROLE_TEMPLATES, write_role_folder
 from recipes.embedded.tokenizer import load_encoding
@@ -81,7 +81,7 @@ def test_every_reply_that_is_taught_is_within_the_grammar_of_its_role(
         text, role = reply.removesuffix("<|end|>").strip(), roles[name]
         assert isinstance(role.parse(text, profile.prompts), Parsed), (name, text)
         if role.writes is Writes.MEMORY:  # or a reader of this policy would refuse it
-            assert word_from_nowhere(text, [prompt]) is None, (prompt, text)
+            assert invented_word(text, [prompt]) is None, (prompt, text)
         tally[name] += 1
     assert tally.keys() == {"update", "answer", *ROLE_TEMPLATES}
 

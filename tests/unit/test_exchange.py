@@ -144,7 +144,6 @@ stored = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 ids = st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=6)
 small_json = st.dictionaries(stored, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
-whole = st.none() | st.integers(0, 2**40)
 logged_events = st.builds(
     LoggedEvent, finite, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
 )
@@ -179,7 +178,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
             place = each.branch, each.role, each.slot, each.attempt
             conversations[at] = replace(each, superseded=each.superseded or place in counted)
             counted.add(place)
-        document = {**DOCUMENT, "name": draw(stored), "size": draw(whole)}
+        document = {**DOCUMENT, "name": draw(stored), "size": draw(st.integers(0, 2**40))}
         record = RunRecord(
             run_id, draw(finite), draw(st.none() | finite), draw(stored), document, draw(small_json),
             draw(st.none() | stored), draw(st.none() | stored), draw(st.dictionaries(stored, stored, max_size=2)),

@@ -485,12 +485,14 @@ def test_a_text_that_is_larger_than_any_reply_is_refused_before_it_fills_the_mem
     log.begin("r", QUESTION, REF, {})
     log.wait(log.record(conversation(0)))
     stream = zlib.compressobj(9, zlib.DEFLATED, -12)
-    bomb = b"".join(stream.compress(b"a" * 2**20) for _ in range(80)) + stream.flush()
+    bomb = b"".join(stream.compress(b"a" * 2**20) for _ in range(20)) + stream.flush()
     with closing(sqlite3.connect(log.path)) as connection:
         connection.execute("UPDATE conversations SET text = ?", (bomb,))
         connection.commit()
-    with pytest.raises(RunLogError, match="a text has more than 67,108,864 bytes"):
+    with pytest.raises(RunLogError, match="a text has more than 16,777,216 bytes"):
         list(log.conversations("r"))
+    with pytest.raises(ValueError, match="more than 16,777,216 bytes"):
+        log.record(conversation(1, text="a" * (2**24 + 1)))
 
 
 @pytest.mark.parametrize("column", ["text", "prompt_token_ids", "reads", "writes", "sampling"])

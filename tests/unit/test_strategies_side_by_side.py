@@ -15,8 +15,8 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.nodes import StepContext
 from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, joined, unless_none
+from memagent_graph.reading.steps import StepContext
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -250,7 +250,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     monkeypatch.setattr("memagent_graph.reading.side_by_side._MOST_PLACES", 5)
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
-    step = StepContext({"document": document, "question": QUESTION}, await agent.aprepare(), "cut", None)
+    step = StepContext.outside_a_run({"document": document, "question": QUESTION}, await agent.aprepare())
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
     while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)

@@ -41,7 +41,7 @@ class Attempt:
     outcome: QuestionOutcome
     """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
     answer: str | None
-    """The answer in the requested form, or the whole completion if it lacks that form; None without an answer."""
+    """The answer in the requested form, or the whole completion if it has another; None if there is no answer."""
     raw_answer: str | None
     """The whole completion that holds the answer."""
     usage: Usage

@@ -14,7 +14,7 @@ from typing import Any, Final
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunNotFoundError
 from memagent_graph.reader import AnswerSoFar
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.run_views import view_of_run

@@ -39,12 +39,12 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from memagent_graph.calls import Span
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.run_log.columns import Column, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.trace import Span
 
 _OF_CONVERSATION: Final = {
     "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
@@ -289,11 +289,13 @@ def _is_utf8(text: str) -> bool:
 
 
 def _schema(pa: Any) -> Any:
+    alias = {"int": "int64", "bool": "bool"}
+    place = [(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)]
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
-        "spans": pa.list_(pa.struct([(field.name, pa.int64()) for field in fields(Span)])),
+        "spans": pa.list_(pa.struct(place)),
         "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
     }
     return pa.schema(

@@ -16,7 +16,7 @@ from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFac
 from memagent_evaluation.samples import Metric, Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.layouts import Insertion
+from memagent_evaluation.tasks.placements import Insertion
 from memagent_graph.errors import EvaluationError
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.layouts import Haystack, Insertion, lay_out, least_tokens
+from memagent_evaluation.tasks.placements import Haystack, Insertion, lay_out, least_tokens
 from memagent_graph.errors import EvaluationError
 
 DEPTHS = tuple(step / 39 for step in range(40))

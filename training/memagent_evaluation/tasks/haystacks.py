@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memagent_evaluation.prose import library_docstrings, reference_topics
-from memagent_evaluation.tasks.layouts import Haystack
+from memagent_evaluation.tasks.placements import Haystack
 from memagent_graph.errors import EvaluationError
 
 NOISE = (

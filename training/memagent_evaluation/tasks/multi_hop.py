@@ -24,7 +24,7 @@ from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.invented_names import Entity, Kind, Names
-from memagent_evaluation.tasks.layouts import Insertion
+from memagent_evaluation.tasks.placements import Insertion
 from memagent_graph.errors import EvaluationError
 
 

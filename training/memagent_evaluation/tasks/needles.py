@@ -21,7 +21,7 @@ from memagent_evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFac
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import DEPTHS, SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.layouts import Haystack, Insertion
+from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_evaluation.tasks.vocabulary import pair
 from memagent_graph.errors import EvaluationError
 

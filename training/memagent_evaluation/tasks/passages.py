@@ -20,7 +20,7 @@ from memagent_evaluation.data_files.published import data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Order, source
-from memagent_evaluation.tasks.layouts import DocumentLayout, Insertion
+from memagent_evaluation.tasks.placements import DocumentLayout, Insertion
 from memagent_graph.errors import EvaluationError
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}

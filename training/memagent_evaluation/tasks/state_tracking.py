@@ -22,7 +22,7 @@ from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.invented_names import FIRST_NAMES, WORDS
-from memagent_evaluation.tasks.layouts import Haystack, Insertion
+from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 
 PLACES, THINGS = WORDS["places"], WORDS["small_things"]

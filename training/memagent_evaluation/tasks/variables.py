@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import DEPTHS, GeneratedTask
-from memagent_evaluation.tasks.layouts import Insertion
+from memagent_evaluation.tasks.placements import Insertion
 
 _ANSWER_TOKENS = 30
 _SHORT_LENGTH = 4096

@@ -19,10 +19,10 @@ from itertools import compress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
-from memagent_graph.trace import Writes
 from memagent_training.data.replay_report import Refusal, ReplayReport, named
 from memagent_training.data.reward_functions import (
     LARGEST_REWARD,
@@ -161,10 +161,10 @@ def load_groups(
         else:
             rollouts[run.run_id] = found
     if whole_groups:
-        for run_id in [each for each in ledger.candidates if ledger.group_of[each] in ledger.broken]:
+        for run_id in [run_id for run_id in ledger.candidates if ledger.group_of[run_id] in ledger.broken]:
             ledger.refuse(run_id, Refusal.INCOMPLETE_GROUP)
-    sizes = Counter(ledger.group_of[each] for each in ledger.candidates)
-    for run_id in [each for each in ledger.candidates if sizes[ledger.group_of[each]] < min_group]:
+    sizes = Counter(ledger.group_of[run_id] for run_id in ledger.candidates)
+    for run_id in [run_id for run_id in ledger.candidates if sizes[ledger.group_of[run_id]] < min_group]:
         ledger.refuse(run_id, Refusal.GROUP_TOO_SMALL)
     members: dict[str, list[Rollout]] = {}
     for run_id in ledger.candidates:
@@ -214,7 +214,7 @@ class _Ledger:
     def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
         """The refused runs, the oldest of each reason first."""
         ids = [run_id for run_id in self.group_of if run_id in self.refused]
-        found = {reason: tuple(each for each in ids if self.refused[each] is reason) for reason in Refusal}
+        found = {reason: tuple(run_id for run_id in ids if self.refused[run_id] is reason) for reason in Refusal}
         return {reason: run_ids for reason, run_ids in found.items() if run_ids}
 
 
@@ -231,26 +231,27 @@ def _refusals(
 
     Reasons why it does not belong to its group come first: it must not count as a gap there.
     """
-    if versions is not None and any(each.policy_version not in versions for each in kept):
+    if versions is not None and any(conversation.policy_version not in versions for conversation in kept):
         yield Refusal.STALE
-    if tokenizer is not None and any(each.tokenizer != tokenizer for each in kept):
+    if tokenizer is not None and any(conversation.tokenizer != tokenizer for conversation in kept):
         yield Refusal.OTHER_TOKENIZER
-    if template is not None and any(each.template != template for each in kept):
+    if template is not None and any(conversation.template != template for conversation in kept):
         yield Refusal.OTHER_TEMPLATE
     if run.record.stop_reason not in _TRAINABLE:
         yield Refusal.UNFINISHED
-    steps = {each.step for each in run.conversations_K}  # an edit of an earlier reading of this run is not of this one
+    # An edit of an earlier reading of this run is not of this one.
+    steps = {conversation.step for conversation in run.conversations_K}
     of_run = (event for event in run.events if event.step is None or event.step in steps)
-    events = [*of_run, *(event for each in kept for event in each.events)]
+    events = [*of_run, *(event for conversation in kept for event in conversation.events)]
     if any(event.kind == EventKind.MEMORY_EDITED for event in events):
         yield Refusal.EDITED
     if not _unbroken(run):
         yield Refusal.LOST_CONVERSATIONS
-    if not all(each.has_ids for each in kept):
+    if not all(conversation.has_ids for conversation in kept):
         yield Refusal.NO_TOKEN_IDS
     if not all(map(_sound, kept)):
         yield Refusal.DAMAGED_TOKENS
-    if max_tokens is not None and any(_tokens(each) > max_tokens for each in kept):
+    if max_tokens is not None and any(_tokens(conversation) > max_tokens for conversation in kept):
         yield Refusal.TOO_LONG
 
 
@@ -290,13 +291,13 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
 def _unbroken(run: TrainingRun) -> bool:
     """Whether every step with all its attempts is there, and an answer."""
     steps: dict[str, list[Conversation]] = {}
-    for each in run.conversations_K:
-        steps.setdefault(each.step, []).append(each)
+    for conversation in run.conversations_K:
+        steps.setdefault(conversation.step, []).append(conversation)
     for attempts in steps.values():
-        outcomes = [each.outcome is Outcome.DISCARDED for each in attempts]
+        outcomes = [attempt.outcome is Outcome.DISCARDED for attempt in attempts]
         if (
-            [each.attempt for each in attempts] != list(range(len(attempts)))
-            or len({(each.role, each.branch, each.slot) for each in attempts}) != 1
+            [attempt.attempt for attempt in attempts] != list(range(len(attempts)))
+            or len({(attempt.role, attempt.branch, attempt.slot) for attempt in attempts}) != 1
             or outcomes != [True] * (len(attempts) - 1) + [False]
             or not steps.keys() >= set(attempts[-1].parents)
         ):
@@ -310,7 +311,7 @@ def _sound(conversation: Conversation) -> bool:
     return (
         len(conversation.prompt_token_ids or ()) > 0
         and len(conversation.token_ids or ()) == len(logprobs)
-        and all(math.isfinite(each) and each <= _HIGHEST_LOGPROB for each in logprobs)
+        and all(math.isfinite(logprob) and logprob <= _HIGHEST_LOGPROB for logprob in logprobs)
     )
 
 
@@ -344,7 +345,7 @@ def _rollout(
             unknown[f"{name}: {why_unknown(function, run)}"] += 1
             return Refusal.NO_REWARD
         values = tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(abs(each) <= LARGEST_REWARD for each in values):
+        if not all(abs(number) <= LARGEST_REWARD for number in values):
             return Refusal.NON_FINITE_REWARD
         if isinstance(value, Iterable):
             earned[name] = tuple(compress(checked_steps(values, run, name), run.is_sampled))
@@ -383,13 +384,13 @@ def _report(
     missing: tuple[str, ...],
 ) -> ReplayReport:
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    conversations = [each for rollout in rollouts for each in rollout.conversations_K]
+    conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
     newest = len(policy_versions or ()) - 1
     lag = {name: newest - at for at, name in enumerate(policy_versions or ())}
     staleness = Counter(
-        max(lag[each.policy_version] for each in rollout.conversations_K) for rollout in rollouts if lag
+        max(lag[conversation.policy_version] for conversation in rollout.conversations_K) for rollout in rollouts if lag
     )
-    lengths = [(len(each.prompt_ids_P), len(each.completion_ids_T)) for each in conversations]
+    lengths = [(len(conversation.prompt_ids_P), len(conversation.completion_ids_T)) for conversation in conversations]
     return ReplayReport(
         source=source,
         runs=len(ledger.group_of),
@@ -401,13 +402,15 @@ def _report(
         prompt_tokens=sum(prompt for prompt, _ in lengths),
         completion_tokens=sum(completion for _, completion in lengths),
         longest=max(map(sum, lengths), default=0),
-        equal_rewards=sum(len({_earned(each) for each in group.rollouts_G}) == 1 for group in groups),
+        equal_rewards=sum(len({_earned(rollout) for rollout in group.rollouts_G}) == 1 for group in groups),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
-        versions=dict(Counter(each.policy_version for each in conversations)),
+        versions=dict(Counter(conversation.policy_version for conversation in conversations)),
         staleness=dict(staleness),
         missing=missing,
-        temperatures=dict(Counter(_temperature(each) for run in ledger.candidates.values() for each in run.sampled)),
+        temperatures=dict(
+            Counter(_temperature(conversation) for run in ledger.candidates.values() for conversation in run.sampled)
+        ),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 

@@ -97,8 +97,8 @@ class LoggedStepReward:
 
 def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int | None, float]:
     """The newest logged value by conversation; None is the run itself."""
-    found = (each for each in run.rewards if name in {None, each.name} and source in {None, each.source})
-    return {each.conversation: each.value for each in found}
+    rewards = (reward for reward in run.rewards if name in {None, reward.name} and source in {None, reward.source})
+    return {reward.conversation: reward.value for reward in rewards}
 
 
 def not_usable(value: float) -> str:

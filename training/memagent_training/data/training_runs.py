@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from memagent_evaluation.samples import Metric
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore, store_of
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
-from memagent_graph.trace import Trace, Writes
+from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -72,7 +73,7 @@ class TrainingRun:
     @property
     def raw_answer(self) -> str | None:
         """The whole answer completion, including reasoning; None if the run has none or it was redacted."""
-        answers = [each.text for each in self.conversations_K if each.writes is Writes.ANSWER]
+        answers = [conversation.text for conversation in self.conversations_K if conversation.writes is Writes.ANSWER]
         return answers[-1] if answers else None
 
     @cached_property
@@ -103,15 +104,18 @@ class TrainingRun:
                 before = before if trace.continued(trace.updates[trace.place(step.id)]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
         found = []
-        for each in self.conversations_K:
-            before, after = around.get(each.step, ("", ""))
-            found.append((before, before if each.outcome is Outcome.DISCARDED else after))
+        for conversation in self.conversations_K:
+            before, after = around.get(conversation.step, ("", ""))
+            found.append((before, before if conversation.outcome is Outcome.DISCARDED else after))
         return found
 
     def without_discarded(self) -> TrainingRun:
         """The same run without discarded attempts."""
         return replace(
-            self, conversations_K=tuple(each for each in self.conversations_K if each.outcome is not Outcome.DISCARDED)
+            self,
+            conversations_K=tuple(
+                conversation for conversation in self.conversations_K if conversation.outcome is not Outcome.DISCARDED
+            ),
         )
 
     @property

@@ -9,12 +9,12 @@ from typing import Final
 
 from memagent_evaluation.samples import Metric
 from memagent_evaluation.scorers import contains, parted
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
 from memagent_graph.run_log import Conversation, Outcome
-from memagent_graph.trace import Writes
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 

@@ -27,8 +27,8 @@ import torch
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.statistics import wilson
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.reading.ask import word_from_nowhere
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.tokenizers.fitting import invented_word
 from recipes.embedded.batches import collate
 from recipes.embedded.corpus import SEPARATOR
 from recipes.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
@@ -220,7 +220,7 @@ class Reader:
         if reply == reader.memory:
             return True
         prompt = (self.form.literal, chunk, reader.memory, reader.question.problem)
-        return word_from_nowhere(reply, prompt) is None
+        return invented_word(reply, prompt) is None
 
 
 def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float) -> float:

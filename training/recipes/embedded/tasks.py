@@ -27,7 +27,7 @@ from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.haystacks import ProseHaystack
-from memagent_evaluation.tasks.layouts import Haystack, Insertion
+from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR
 from recipes.embedded.training_examples import EMPTY
