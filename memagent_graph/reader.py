@@ -13,12 +13,10 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_graph.budget import Budget
 from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import (
     DocumentError,
     DocumentMismatchError,
@@ -28,28 +26,27 @@ from memagent_graph.errors import (
     RunMismatchError,
 )
 from memagent_graph.events import StopReason
-from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.profile import Profile, policy_folder, require_profile
-from memagent_graph.policy import Policy, SamplingParams, TokenUsage
-from memagent_graph.prompts import Prompts
-from memagent_graph.reading.assembly import Choices, assemble
+from memagent_graph.policies.profile import policy_folder, require_profile
+from memagent_graph.policy import Policy, TokenUsage
+from memagent_graph.policy_registry import make_policy, require_own_settings
+from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
 from memagent_graph.reading.inputs import check_question, checked_questions
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
-from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
+from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
-from memagent_graph.reading.strategy import Strategy
 from memagent_graph.reading.structured import format_for_resume, structured
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_of, open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
-from memagent_graph.strategies import load_strategy
-from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
+from memagent_graph.strategies import reading_strategy
+from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
 DocumentSource: TypeAlias = Any
@@ -92,97 +89,79 @@ class MemAgent:
     What is left out is taken from the policy: its tokenizer, its context window, and the budgets and prompts it
     was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
+    >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
+    >>> MemAgent(model="qwen", base_url="http://localhost:8000/v1")  # doctest: +SKIP
+
     Args:
-        policy: the language model; if left out, one that was added to this machine (`memagent policy add`),
-            else the embedded one (needs the extra "local").
-        profile: what the policy was trained with, if it does not report that itself (because its server's files are
-            elsewhere): a folder with `memagent.json`, whose `tokenizer.json` is used too; or "embedded".
-        tokenizer: the policy's own, or what `load_tokenizer` takes.
-        budget: how the context window is shared.
-        budget_changes: single values to change in that budget, or in the policy's own.
-        prompts: the prompt templates.
-        prompt_changes: single parts to change in them, or in the policy's own: what `changed_prompts` takes.
-        sampling: temperature, top_p, seed; its `max_tokens` is set by the budget.
-        rules: what to do with truncated, empty, refused and invented updates.
-        limits: where a read stops early.
-        boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
-        strategy: the way of reading: a name ("overwrite", the paper's, is the default), "file.py:Name" for one of
-            your own, or an object.
-        concurrency: how many branches of one read run in parallel, if the strategy has branches.
+        policy: the language model, or its name; if left out, `model` or `base_url` says it, else OPENAI_BASE_URL, else
+            one that was added to this machine (`memagent policy add`), else the embedded one (needs the extra "local").
+        settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
             a PostgreSQL server's URL (the extra "postgres"), or a LangGraph checkpointer. Without it no run can be
             resumed.
         run_log: where runs are logged: a log, its file's path, or True for the one in the user's data folder; False
             for none. With a log, token ids and log-probs are requested if the policy can return them.
-        settings: what this reader was built from, for the log; it must not contain secrets.
-        replace_undecodable: replace bytes that cannot be decoded with U+FFFD instead of raising.
+        **choices: fields of `ReadSettings`, in place of those of `settings`. `profile`, `tokenizer` and `strategy` may
+            be names or objects; the groups `budget`, `sampling` and `rules` stand for several fields.
 
     Raises:
+        MemAgentError: there is no such setting, or it is for a policy that is made already.
         BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
+        PolicyError: a policy that does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         *,
-        profile: Profile | Path | str | None = None,
-        tokenizer: Tokenizer | Path | str | None = None,
-        budget: Budget | None = None,
-        budget_changes: Mapping[str, int] | None = None,
-        prompts: Prompts | None = None,
-        prompt_changes: Mapping[str, Any] | None = None,
-        sampling: SamplingParams | None = None,
-        rules: UpdateRules | None = None,
-        limits: Limits | None = None,
-        boundary: Boundary | None = None,
-        strategy: Strategy | str | None = None,
-        concurrency: int = 16,
+        settings: ReadSettings | None = None,
         store: DocumentStore | Path | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
-        settings: Mapping[str, Any] | None = None,
-        replace_undecodable: bool = False,
+        **choices: Any,
     ) -> None:
-        self.policy = policy if policy is not None else _default_policy()
+        settings = settings or ReadSettings()
+        if policy is not None:
+            choices["policy"] = policy
+        settings = settings.replace(**choices)
+        if isinstance(settings.policy, str | None):
+            settings = settings.resolve()
+            self.policy = make_policy(settings)
+        else:
+            require_own_settings(settings)
+            self.policy = settings.policy
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
-        self.profile = require_profile(profile) if isinstance(profile, str | Path) else profile
+        self._checkpoints = checkpoints
+        profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
             tokenizer = _tokenizer_beside(profile)
-        self.strategy = load_strategy(strategy)
-        self._checkpoints = checkpoints
-        choices = Choices(
-            policy=self.policy,
-            store=self.store,
-            profile=self.profile,
-            tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
-            budget=budget,
-            budget_changes=budget_changes or {},
-            prompts=prompts,
-            prompt_changes=prompt_changes or {},
-            sampling=sampling or SamplingParams(),
-            rules=rules or UpdateRules(),
-            limits=limits or Limits(),
-            boundary=boundary,
-            concurrency=concurrency,
-            replace_undecodable=replace_undecodable,
-            run_log=self.run_log,
-            log_settings=dict(settings or {}),
+        self._settle(
+            Parts(
+                settings=settings,
+                policy=self.policy,
+                store=self.store,
+                profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
+                tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
+                run_log=self.run_log,
+            )
         )
-        self._settle(choices)
 
-    def _settle(self, choices: Choices) -> None:
-        """Use these choices; nothing is opened or asked yet."""
-        self._choices = choices
+    def _settle(self, parts: Parts) -> None:
+        """Use these parts; nothing is opened or asked yet."""
+        self._parts = parts
+        self.settings = parts.settings
+        """How it reads."""
+        self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
-        if choices.is_sufficient:
-            context = assemble(choices, ModelInfo())
-            self._context = context if choices.is_complete else None
+        if parts.is_sufficient:
+            context = assemble(parts, ModelInfo())
+            self._context = context if parts.is_complete else None
 
     # Reading
 
@@ -521,36 +500,26 @@ class MemAgent:
         self,
         *,
         policy: Policy | None = None,
-        strategy: Strategy | str | None = None,
-        budget_changes: Mapping[str, int] | None = None,
-        sampling: SamplingParams | None = None,
-        limits: Limits | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | bool | None = None,
-        settings: Mapping[str, Any] | None = None,
+        **choices: Any,
     ) -> MemAgent:
-        """A reader like this one, with the same policy and store, and the given changes; None leaves a value as it is.
+        """Return a reader like this one, with the same policy and store, and other choices.
 
-        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared. Another `policy`
-        must be of the same model.
+        `choices` are as for `MemAgent`. Checkpoints may be shared. Another `policy` must be of the same model.
         """
         other = self.__copy__()
         other.policy = self.policy if policy is None else policy
         other.run_log = self.run_log if run_log is None else _open_log(run_log)
         other._owns_log = not isinstance(run_log, RunLog | None)
-        other.strategy = self.strategy if strategy is None else load_strategy(strategy)
         other._checkpoints = self._checkpoints if checkpoints is None else checkpoints
-        given = self._choices
         other._settle(
             replace(
-                given,
+                self._parts,
+                settings=self.settings.replace(**choices),
                 policy=other.policy,
-                tokenizer=self._context.tokenizer if self._context else given.tokenizer,
-                budget_changes={**given.budget_changes, **(budget_changes or {})},
-                sampling=sampling or given.sampling,
-                limits=limits or given.limits,
+                tokenizer=self._context.tokenizer if self._context else self._parts.tokenizer,
                 run_log=other.run_log,
-                log_settings={**given.log_settings, **(settings or {})},
             )
         )
         return other
@@ -579,7 +548,9 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = await asyncio.to_thread(assemble, self._choices, await self._model_info())
+                info = await self._model_info()
+                self.strategy = reading_strategy(self.settings.strategy, self._parts.profile or info.profile)
+                self._context = await asyncio.to_thread(assemble, self._parts, info)
         return self._context
 
     async def _model_info(self) -> ModelInfo:
@@ -589,7 +560,7 @@ class MemAgent:
         try:
             return await self.policy.describe()
         except PolicyError:
-            if self._choices.is_sufficient:
+            if self._parts.is_sufficient:
                 return ModelInfo()
             raise
 
@@ -669,7 +640,7 @@ class MemAgent:
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
-        return await self.store.add_async(Document.of(document), replace_undecodable=self._choices.replace_undecodable)
+        return await self.store.add_async(Document.of(document), replace_undecodable=self.settings.replace_undecodable)
 
     async def _read_each(
         self,
@@ -767,7 +738,7 @@ class MemAgent:
             return
         try:
             await self.store.reattach_async(
-                state["document"], Document.of(document), replace_undecodable=self._choices.replace_undecodable
+                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
             )
         except DocumentMismatchError as error:
             raise RunMismatchError(
@@ -799,9 +770,3 @@ def _tokenizer_beside(profile: Path | str) -> Path | str | None:
         return profile
     folder = policy_folder(profile)
     return folder if (folder / "tokenizer.json").is_file() else None
-
-
-def _default_policy() -> Policy:
-    from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only when it is needed
-
-    return LocalPolicy(default_policy())

@@ -284,7 +284,7 @@ class ReportWork:
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
         tokens = _chunk_tokens(strategy, await self.agent.aprepare())
-        agent = self.agent.copy(strategy=strategy, checkpoints=saver, budget_changes={"chunk_tokens": tokens})
+        agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         return await _outside_this_graph(
             result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}"))

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
@@ -374,11 +374,12 @@ class ReadManager:
             policy = self._reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
                 policy = policy.with_fields({"cache_salt": hashlib.sha256(f"memagent {salt}".encode()).hexdigest()})
+            choices: dict[str, Any] = {} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens}
             self._readers[key] = self._reader.copy(
                 policy=policy,
                 sampling=replace(ask.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
-                budget_changes={} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens},
                 checkpoints=await self._reader.acheckpointer(),
+                **choices,
             )
             while len(self._readers) > _READERS_KEPT:
                 self._readers.popitem(last=False)

@@ -26,7 +26,7 @@ def size(count: int) -> str:
 
 def console(width_without_terminal: int | None = None) -> Console:
     """Standard output for tables, with this width if it is not a terminal."""
-    import rich.console  # noqa: PLC0415
+    import rich.console
 
     made = rich.console.Console(highlight=False)
     if width_without_terminal is None or made.is_terminal:

@@ -57,6 +57,8 @@ class Strategy(ABC):
     without supersteps if nothing observes the read; see `memagent_graph.reading.nodes`."""
     looks_back: ClassVar[bool] = False
     """Whether its steps use `StepContext.past`, which is only kept then."""
+    reads_all: ClassVar[bool] = True
+    """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     shows: ClassVar[str] = "all of it, from beginning to end"
     """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
     chooses: ClassVar[str] = "read_chunk"

@@ -24,6 +24,8 @@ class RunFilter:
     """A value of `StopReason`, or "unfinished"."""
     reward: str | None = None
     """The name of one of its rewards."""
+    is_own: bool | None = None
+    """Whether it was read here; False for runs that were imported."""
     since: float | None = None
     """Begun at or after this time (seconds since 1970)."""
     until: float | None = None
@@ -41,6 +43,7 @@ class RunFilter:
             "WHERE c.run_id = runs.run_id AND instr(lower(c.policy), lower(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,
             "EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
+            "(run_id NOT IN (SELECT run_id FROM imported)) = ?": self.is_own,
             "began >= ?": self.since,
             "began < ?": self.until,
         }

@@ -100,6 +100,7 @@ class RunLog:
             rows.withdraw_rewards(connection, run_id, run.began)
             rows.insert_run(connection, run, "replace" if afresh else "continue")
             if afresh:
+                connection.execute("DELETE FROM imported WHERE run_id = ?", (run_id,))
                 connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
             if prompts is not None:
                 rows.insert_template(connection, prompts.fingerprint, prompts.wording)
@@ -216,7 +217,7 @@ class RunLog:
         templates: Mapping[str, Mapping[str, str]] | None = None,
         replacing: bool = False,
     ) -> None:
-        """Add a whole run from another log in one transaction. The redaction hook is not called.
+        """Add a whole run from another log in one transaction, marked as imported. The redaction hook is not called.
 
         Args:
             run: the run.
@@ -234,6 +235,7 @@ class RunLog:
             if replacing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
             rows.insert_run(connection, run)
+            connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
             row_of = {one.id: rows.NewConversation(one, supersede=False)(connection) for one in conversations}

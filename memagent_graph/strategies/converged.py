@@ -95,6 +95,7 @@ class Converged(Strategy):
             "chooses": inner.chooses,
             "concludes": inner.concludes,
             "looks_back": inner.looks_back,
+            "reads_all": inner.reads_all,
         }.items():
             object.__setattr__(self, attribute, value)
 

@@ -127,6 +127,7 @@ class Excerpt(Strategy):
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
     state: ClassVar[type] = ExcerptState
+    reads_all: ClassVar[bool] = False
     tries: int = 1
     """How many excerpts are shown at most."""
 

@@ -20,6 +20,7 @@ class FullContext(Excerpt):
     so that a document as long as the window fits, as in RULER."""
 
     name: ClassVar[str] = "full_context"
+    reads_all: ClassVar[bool] = True
 
     async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
         """The whole document.

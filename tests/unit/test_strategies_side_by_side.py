@@ -65,7 +65,7 @@ def merged(policy) -> list[str]:
 @pytest.mark.parametrize("bound", [1, 3])
 async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> None:
     policy = Counting()
-    assert (await reader(policy, concurrency=bound).aread(LONG, QUESTION)).answer == "4711"
+    assert (await reader(policy, branches=bound).aread(LONG, QUESTION)).answer == "4711"
     assert policy.most == bound
     assert len(mapped(policy)) > 30
 
@@ -76,7 +76,7 @@ async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_o
 
     policy = Counting(script, delay=0.002)
     with pytest.raises(MemAgentError, match="broken"):
-        await reader(policy, MapReduce(width=8), concurrency=2).aread(LONG, QUESTION)
+        await reader(policy, MapReduce(width=8), branches=2).aread(LONG, QUESTION)
     await asyncio.sleep(0.05)
     assert 2 <= len(policy.prompts) <= 3
     assert policy.at_once == 0

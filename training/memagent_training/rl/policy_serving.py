@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, UpdateRule
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
@@ -137,8 +137,9 @@ class Serving:
             self._policy,
             profile=self._prepared.profile,
             tokenizer=self._prepared.base.folder,
-            sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
-            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
+            temperature=temperature,
+            logprobs=logprobs,
+            on_invented=UpdateRule.ACCEPT,  # rewards are for what the policy wrote itself
             run_log=run_log,
             store=self._prepared.job.out / "documents",
             strategy=self._prepared.job.strategy,
