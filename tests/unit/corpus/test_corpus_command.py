@@ -76,7 +76,7 @@ def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path
 
 
 def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 12)
+    source = folder_of(tmp_path / "in", 30)
     with CountingServer(delay=0.05) as server:
         command = corpus_command(source, tmp_path / "out", server, "--documents", "2", "--quiet")
         with Program(command, stderr=subprocess.PIPE) as process:
@@ -89,7 +89,7 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_pat
         assert "finished rows are kept" in told and "Traceback" not in told
         memagent(*typed(source, tmp_path / "out", server))
     rows = rows_in(tmp_path / "out")
-    assert len(rows) == 36 == len({row["id"] for row in rows})
+    assert len(rows) == 90 == len({row["id"] for row in rows})
 
 
 def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
