@@ -337,7 +337,7 @@ class MemAgent:
         return self._checkpoints is not None
 
     async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
-        """The checkpointer of the running loop, to share with copies; it is open until this reader is closed."""
+        """Return the checkpointer of the running loop, to share with copies; it is open until this reader is closed."""
         saver = (await self._graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
@@ -428,7 +428,7 @@ class MemAgent:
                     yield part
 
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
-        """The memory after every chunk so far, in order; after an edit, of the chunks that lead to the newest state.
+        """Return the memory after each chunk so far, in order; after an edit, of those that lead to the newest state.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -554,7 +554,7 @@ class MemAgent:
         return self._context
 
     async def _model_info(self) -> ModelInfo:
-        """What the policy reports about itself."""
+        """Return what the policy reports about itself."""
         if not isinstance(self.policy, SelfDescribing):
             return ModelInfo()
         try:
@@ -565,7 +565,7 @@ class MemAgent:
             raise
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
-        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's.
+        """Return the LangGraph graph, without its own checkpointer: as a node it uses its parent's.
 
         Args:
             response_format: the form of its answers, if they are structured; its `answer` is then JSON.
@@ -607,7 +607,7 @@ class MemAgent:
         self.close()
 
     async def _graph(self) -> ReaderGraph:
-        """The running loop's graph, with the reader's own checkpointer."""
+        """Return the running loop's graph, with the reader's own checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
         async with self._preparing.get():  # otherwise every first read would open the checkpoints
@@ -617,7 +617,7 @@ class MemAgent:
         return graphs[0]
 
     def _logged_settings(self, run_id: str) -> Mapping[str, Any]:
-        """The settings in the run's log; none if it is not logged."""
+        """Return the settings in the run's log; none if it is not logged."""
         if self.run_log is None:
             return {}
         try:
@@ -627,7 +627,7 @@ class MemAgent:
 
     @staticmethod
     def _chosen(document: DocumentSource | DocumentRef, pages: str | None) -> Any:
-        """The document with the pages that were chosen."""
+        """Return the document with the pages that were chosen."""
         if pages is None:
             return document
         if isinstance(document, dict):
@@ -652,7 +652,7 @@ class MemAgent:
         max_concurrency: int,
         on_update: Callable[[str, MemoryUpdate], None] | None,
     ) -> list[ReadResult | Exception]:
-        """The outcome of each question, in their order."""
+        """Return the outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         form = None if response_format is None else ResponseFormat.of(response_format)
@@ -765,7 +765,7 @@ def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
 
 
 def _tokenizer_beside(profile: Path | str) -> Path | str | None:
-    """The argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
+    """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile
     folder = policy_folder(profile)

@@ -110,7 +110,7 @@ class Trace:
         return tuple(reversed(path))
 
     def place(self, step_id: str) -> int:
-        """The index in `updates` of the one that a step belongs to.
+        """Return the index in `updates` of the one that a step belongs to.
 
         Raises:
             KeyError: it belongs to none, because it answered, or neither read a chunk nor wrote a memory.
@@ -118,7 +118,7 @@ class Trace:
         return self._replayed.place(step_id)
 
     def sources(self, update: MemoryUpdate) -> tuple[int, ...]:
-        """The indices in `updates` of those whose memories, joined, an update started from."""
+        """Return the indices in `updates` of those whose memories, joined, an update started from."""
         return self._replayed.places(update.sources or ())
 
     def continued(self, update: MemoryUpdate) -> tuple[int, ...]:
@@ -132,17 +132,17 @@ class Trace:
         return (max(own),) if own else () if begins else places
 
     def memory_before(self, step_id: str) -> str:
-        """The memory that a step started from; several memories of a merge are joined."""
+        """Return the memory that a step started from; several memories of a merge are joined."""
         replayed = self._replayed
         return replayed.memory_of(replayed.sources.get(step_id, ()), self.by_id[step_id].branch)
 
     def memory_after(self, step_id: str) -> str:
-        """The memory after a step, on its branch."""
+        """Return the memory after a step, on its branch."""
         step = self.by_id[step_id]
         return (step.text or "") if step.writes is Writes.MEMORY else self.memory_before(step_id)
 
     def path(self, step_id: str) -> tuple[Call, ...]:
-        """A step with all its ancestors, in order."""
+        """Return a step with all its ancestors, in order."""
         wanted = {step_id}
         path = []
         for step in reversed(self.steps):
@@ -191,15 +191,15 @@ class Replayed:
     _bytes_read: int = 0
 
     def place(self, step_id: str) -> int:
-        """The place of the update that a step belongs to."""
+        """Return the place of the update that a step belongs to."""
         return self._places[step_id]
 
     def places(self, sources: Iterable[str]) -> tuple[int, ...]:
-        """The places of the updates that steps belong to, each once."""
+        """Return the places of the updates that steps belong to, each once."""
         return tuple(dict.fromkeys(map(self.place, sources)))
 
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
-        """The memory of a branch after updates: its own newest one, or all of theirs joined."""
+        """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""
         places = self.places(sources)
         if len(places) == 1:
             return self.updates[places[0]].memory
@@ -229,7 +229,7 @@ class Replayed:
         return self.updates[place]
 
     def _begun(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
-        """The update that a step is the first of."""
+        """Return the update that a step is the first of."""
         first = step.reads[0] if step.reads else None
         last = max(step.reads, key=lambda span: span.end_byte, default=None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)

@@ -152,7 +152,7 @@ class ReportDocuments(ReaderOptions):
             )  # fmt: skip
 
     def _sources(self) -> list[ReportSource]:
-        """The documents, with their metadata from the file that --metadata names.
+        """Return the documents, with their metadata from the file that --metadata names.
 
         Raises:
             DocumentError: the file cannot be read, or names a document that was not given.

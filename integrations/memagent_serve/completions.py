@@ -310,7 +310,7 @@ class ChatCompletions:
         return JSONResponse(reply)
 
     async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
-        """A streamed reply: progress as reasoning, then the answer."""
+        """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead.of(read.run_id, long_request.options.model)
         names = ", ".join(long_request.names)
         try:
@@ -367,7 +367,7 @@ class ChatCompletions:
                     yield merged
 
     def _merged(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
-        """An event of the model's reply as a part of this one; None for one that was not requested."""
+        """Return an event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
         values = json.loads(event)
@@ -406,7 +406,7 @@ async def _gone(request: Request) -> None:
 
 
 def _body_after(long_request: LongRequest, continuation: Continuation, result: ReadResult) -> bytes:
-    """The body that is passed on, with the findings."""
+    """Return the body that is passed on, with the findings."""
     request, plan = continuation.request, continuation.plan
     return body_after(
         request, messages_after(request, plan, long_request.names, result, continuation.shortened_request)
@@ -418,7 +418,7 @@ def _has_news(progress: ReadProgress) -> bool:
 
 
 def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
-    """The question of the read, and the replacement of a long user request in the request that is passed on."""
+    """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
     was_read = continues and any(place.message == plan.latest for place in plan.places)
@@ -426,7 +426,7 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
 
 
 def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
-    """A question that is within its budget also where tags in it are escaped."""
+    """Return a question that is within its budget also where tags in it are escaped."""
     most = tokens
     while (excess := shown_tokens(context, question) - tokens) > 0 and most > 1:
         most = max(1, most - excess)

@@ -218,7 +218,7 @@ class ReadManager:
         read.task = asyncio.create_task(self._drive(read, kind))
 
     def find(self, owner: Owner, run_id: str) -> ServedRead | None:
-        """A waiting or running read; None if there is none, or it belongs to another key."""
+        """Return a waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
         return read if read is not None and read.ask.owner.name == owner.name else None
 
@@ -227,11 +227,11 @@ class ReadManager:
         return len(self._reads)
 
     def running(self, owner: Owner) -> list[ServedRead]:
-        """The reads of a key that are waiting or running."""
+        """Return the reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
 
     async def follow(self, read: ServedRead) -> AsyncGenerator[ReadProgress | ReadResult, None]:
-        """The progress of a read, now and at each change, and its result at the end.
+        """Yield the progress of a read, now and at each change, and its result at the end.
 
         A slow follower misses changes in between, and nothing waits for it.
 
@@ -367,7 +367,7 @@ class ReadManager:
                 yield part
 
     async def reader_for(self, ask: ReadRequest) -> MemAgent:
-        """A reader with the request's sampling, on the shared connections of policy and checkpoints."""
+        """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
         salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
         key = (salt, ask.sampling, ask.answer_tokens)
         if key not in self._readers:

@@ -109,7 +109,7 @@ class Serve(ReaderOptions):
     log: Log = None
 
     def make_reader(self) -> MemAgent:
-        """The server's reader."""
+        """Return the server's reader."""
         from memagent_graph.documents import open_store  # noqa: PLC0415
         from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
@@ -122,7 +122,7 @@ class Serve(ReaderOptions):
         )
 
     def serve_settings(self) -> ServeSettings:
-        """The server's settings.
+        """Return the server's settings.
 
         Raises:
             MemAgentError: the keys cannot be read, or the address is open to everyone.

@@ -127,7 +127,7 @@ _PLACE: Final = {name: place for place, name in enumerate(_GROUP_OF)}
 
 
 def _in_group(annotation: Any, group: str) -> Any:
-    """The annotation with its option in this group of the help."""
+    """Return the annotation with its option in this group of the help."""
     kind, info = get_args(annotation)
     if not isinstance(info, OptionInfo):
         return annotation
@@ -201,7 +201,7 @@ class _Commands(Mapping[str, Any]):
         return self._loaded[name]
 
     def summaries(self) -> dict[str, Any]:
-        """The commands as the list of all shows them: those of other packages with nothing but their help."""
+        """Return the commands as the list of all shows them: those of other packages with nothing but their help."""
         added = {name: typer.core.TyperCommand(name, help=summary(entry)) for name, entry in self._added.items()}
         return {name: self[name] for name in _BUILT_IN} | added
 
@@ -219,7 +219,7 @@ def _made(register: Callable[[typer.Typer], Any]) -> Any:
 
 
 def _made_elsewhere(entry: EntryPoint) -> Any:
-    """A command of another package; if it cannot be loaded, a command that says what is wrong."""
+    """Return a command of another package; if it cannot be loaded, a command that says what is wrong."""
     from memagent_graph.entry_points import failure_of
     from memagent_graph.errors import MemAgentError
 

@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
 
 
 def exit_code(error: MemAgentError) -> ExitCode:
-    """The exit code for an error."""
+    """Return the exit code for an error."""
     codes = (
         (DocumentError, ExitCode.DOCUMENT),
         (PolicyError, ExitCode.POLICY),

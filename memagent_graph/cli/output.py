@@ -17,7 +17,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 
 def size(count: int) -> str:
-    """A number of bytes in a suitable unit."""
+    """Return a number of bytes in a suitable unit."""
     for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit_size:
             return f"{count / unit_size:.1f} {unit}"

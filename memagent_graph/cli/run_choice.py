@@ -66,7 +66,7 @@ class RunChoice:
     ] = None
 
     def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
-        """The filter for the log.
+        """Return the filter for the log.
 
         Args:
             run_ids: only these runs, if there are any.
@@ -123,7 +123,7 @@ _NAMED: Final = 8
 
 
 def open_existing(path: Path | None) -> RunLog:
-    """The log; it is not created if there is none."""
+    """Return the log; it is not created if there is none."""
     from memagent_graph.run_log import RunLog
     from memagent_graph.storage.paths import default_run_log
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def existing_file(path: Path) -> Path:
-    """The path of a document that exists.
+    """Return the path of a document that exists.
 
     Raises:
         DocumentError: there is no such file.
@@ -66,7 +66,7 @@ class RunOptions:
     def make_reader(
         self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
     ) -> MemAgent:
-        """A reader with these checkpoints, this log, and the given store or that of `--store`."""
+        """Return a reader with these checkpoints, this log, and the given store or that of `--store`."""
         from memagent_graph.documents import open_store
         from memagent_graph.reader import MemAgent
         from memagent_graph.storage.paths import default_checkpoints

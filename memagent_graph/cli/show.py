@@ -87,7 +87,7 @@ class Diff:
 
 
 def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
-    """A run with its document, if that is still in the given store; without one, where such runs keep it."""
+    """Return a run with its document, if that is still in the given store; without one, where such runs keep it."""
     from memagent_graph.documents import open_store, store_of
     from memagent_graph.timeline.run_views import view_of_run
 

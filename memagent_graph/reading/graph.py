@@ -47,7 +47,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         self.strategy = strategy
 
     def with_response_format(self, response_format: ResponseFormatSource | None) -> ReaderGraph:
-        """The same graph with structured answers.
+        """Return the same graph with structured answers.
 
         Args:
             response_format: a Pydantic model, a JSON schema, or None for this graph.

@@ -34,7 +34,7 @@ class RunFilter:
     """At most this many, the newest."""
 
     def sql(self) -> tuple[str, list[Any]]:
-        """The end of the query, from WHERE on, and its parameters."""
+        """Return the end of the query, from WHERE on, and its parameters."""
         terms = {
             "instr(run_id, ?) = 1": self.run_id_begins,
             "instr(lower(question), lower(?)) > 0": self.question,

@@ -72,7 +72,7 @@ class Redaction(Protocol):
     """
 
     def __call__(self, kind: TextKind, text: str) -> str | None:
-        """The text to keep."""
+        """Return the text to keep."""
         ...
 
 

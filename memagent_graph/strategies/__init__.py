@@ -55,7 +55,7 @@ _STOP_RULES: Final = {"converged": "Converged"}
 
 
 def strategy_names() -> tuple[str, ...]:
-    """The names that `load_strategy` takes."""
+    """Return the names that `load_strategy` takes."""
     return tuple(dict.fromkeys((*_SHIPPED, *added(STRATEGIES))))
 
 
@@ -89,7 +89,7 @@ def reading_strategy(chosen: Strategy | type[Strategy] | str | None, profile: Pr
 
 
 def load_strategy(given: Strategy | type[Strategy] | str | None, *, own_code: bool = True) -> Strategy:
-    """The strategy for a name, a class or an object.
+    """Return the strategy for a name, a class or an object.
 
     Args:
         given: a name, "file.py:Name" or "module:Name", each with optional options and stop rule; a strategy, or its
@@ -157,7 +157,7 @@ def _class_of(names: Mapping[str, str], name: str) -> Any:
 
 
 def _checked(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
-    """The given strategy, or an instance of the given class with these options."""
+    """Return the given strategy, or an instance of the given class with these options."""
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, Strategy):
         raise StrategyError(

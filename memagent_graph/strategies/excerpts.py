@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def _question_words(answer_format: AnswerFormat) -> str:
-    """The question on a text, and, as in the shipped prompt for the answer, its form."""
+    """Return the question on a text, and, as in the shipped prompt for the answer, its form."""
     return f"{shipped('question')}\n\n{answer_form(answer_format)}"
 
 
@@ -172,7 +172,7 @@ class Excerpt(Strategy):
 
 
 def unless_answered(state: ReaderState) -> str:
-    """The route after an excerpt: to the next one, or to the end."""
+    """Return the route after an excerpt: to the next one, or to the end."""
     return END if state.get("stop_reason") else "show_excerpt"
 
 

@@ -23,7 +23,7 @@ class FullContext(Excerpt):
     reads_all: ClassVar[bool] = True
 
     async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
-        """The whole document.
+        """Return the whole document.
 
         Raises:
             DoesNotFitError: it does not fit; nothing was asked.

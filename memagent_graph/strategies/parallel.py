@@ -86,7 +86,7 @@ async def _extract(state: ParallelBranch, step: StepContext) -> Change:
 
 
 def _known(state: ParallelState) -> dict[str, Any]:
-    """The memory of the previous passes, for the branches of this one."""
+    """Return the memory of the previous passes, for the branches of this one."""
     return {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
 
 

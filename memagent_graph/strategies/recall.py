@@ -103,7 +103,7 @@ class Recall(Strategy):
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
 
     def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
-        """The memory is replaced, and a requested look-up is dropped."""
+        """Replace the memory, and drop a requested look-up."""
         return {**super().edited(state, call, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:

@@ -98,7 +98,7 @@ class Retrieval(Excerpt):
 
 
 def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
-    """The best chunks with that many tokens in total, in the document's order."""
+    """Return the best chunks with that many tokens in total, in the document's order."""
     totals = accumulate(span.tokens for span in best)
     shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if shown:

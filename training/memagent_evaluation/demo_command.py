@@ -184,7 +184,7 @@ def _print(
 
 
 def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
-    """The trunk's memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
+    """Return the memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
     read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
     spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
     cells = ["·"] * width

@@ -51,7 +51,7 @@ class LiveReads:
     # Documents and questions
 
     async def document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """The text of an uploaded file.
+        """Return the text of an uploaded file.
 
         Raises:
             DocumentError: its text cannot be read.
@@ -65,7 +65,7 @@ class LiveReads:
         return self._documents[place]
 
     async def take(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """The text of a file that was just uploaded; a file without text is not kept."""
+        """Return the text of a file that was just uploaded; a file without text is not kept."""
         try:
             return await self.document(owner, file)
         except MemAgentError:
@@ -105,7 +105,7 @@ class LiveReads:
     # Queries
 
     async def entry(self, owner: Owner, run_id: str) -> Entry:
-        """A read of a key.
+        """Return a read of a key.
 
         Raises:
             ApiError: 404; there is none with that id, or it belongs to another key.
@@ -173,7 +173,7 @@ class LiveReads:
             self._remember(await self._manager.resume(await self._ask_of(owner, entry), entry))
 
     async def _ask_of(self, owner: Owner, entry: Entry) -> ReadRequest:
-        """The request of a read: the original one, or, after a restart of the server, from the run's log."""
+        """Return the request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
             return read.ask
         if entry.run_id in self._asks:

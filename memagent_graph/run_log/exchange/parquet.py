@@ -174,7 +174,7 @@ class _Numbers:
         self._missing.append(numbers is None)
 
     def arrow(self, pa: Any) -> Any:
-        """The column as an Arrow array, on the same memory."""
+        """Return the column as an Arrow array, on the same memory."""
         kind = pa.uint32() if self._values.typecode == "I" else pa.float32()
         values = pa.Array.from_buffers(kind, len(self._values), [None, pa.py_buffer(self._values)])
         ends = pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)])
@@ -304,7 +304,7 @@ def _schema(pa: Any) -> Any:
 
 
 def pyarrow(needed_for: str) -> Any:
-    """The package with its part for Parquet.
+    """Return the package with its part for Parquet.
 
     Raises:
         MissingExtraError: it is not installed.

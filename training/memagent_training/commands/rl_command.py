@@ -161,7 +161,7 @@ class RL(WordingSettings):
 
 
 def _job(request: RL) -> RLJob:
-    """The loop with the given options.
+    """Return the loop with the given options.
 
     Raises:
         TrainingError, EvaluationError, PolicyError: a value cannot be parsed, or a policy cannot be loaded.
@@ -200,7 +200,7 @@ def _job(request: RL) -> RLJob:
 
 
 def _model(request: RL) -> str:
-    """The folder or hub id of the weights to start from; for a named policy, those that it runs on."""
+    """Return the folder or hub id of the weights to start from; for a named policy, those that it runs on."""
     if request.policy is None:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
@@ -228,7 +228,7 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
-    """The server's options, split as in a shell."""
+    """Return the server's options, split as in a shell."""
     try:
         return tuple(word for each in options for word in shlex.split(each))
     except ValueError as error:

@@ -110,7 +110,7 @@ class TrainingRun:
         return found
 
     def without_discarded(self) -> TrainingRun:
-        """The same run without discarded attempts."""
+        """Return the same run without discarded attempts."""
         return replace(
             self,
             conversations_K=tuple(
@@ -134,7 +134,7 @@ class TrainingRun:
 
 
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
-    """The runs of a run log, or of a file that `memagent export` wrote, oldest first.
+    """Yield the runs of a run log, or of a file that `memagent export` wrote, oldest first.
 
     An export is read directly, without a log. One run at a time is in memory.
 

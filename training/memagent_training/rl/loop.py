@@ -126,7 +126,7 @@ class _Source:
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
     def groups_of(self, iteration: int) -> CollectedIteration:
-        """The groups of an iteration: a `GroupSource`."""
+        """Return the groups of an iteration: a `GroupSource`."""
         record = self.journal.of_iteration(iteration)
         if record is None and self._ahead is not None:
             record = self._during(iteration, Phase.COLLECT, self._awaited())

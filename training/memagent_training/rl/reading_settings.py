@@ -41,7 +41,7 @@ class ReadingSettings:
         return load_profile(base.folder) if self.profile is None else require_profile(self.profile)
 
     def resolved(self, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()) -> Profile | None:
-        """The profile that the policy reads with, and gets in its folder; None if nothing was chosen.
+        """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
         A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
 

@@ -65,7 +65,7 @@ class Outcome:
         return self.answer == (self.question.value or EMPTY)
 
     def expected_at(self, step: int) -> str:
-        """The expected memory."""
+        """Return the expected memory."""
         found = self.question.value if step == self.question.fact_chunk else None
         return self.memory if self.memory != EMPTY else found or EMPTY
 
@@ -114,14 +114,14 @@ class Reader:
         return list(torch.split(logits, [len(branch.learned) for branch in row.branches]))
 
     def choose(self, logits: torch.Tensor, temperature: float) -> list[int]:
-        """The policy's choice at each position."""
+        """Return the policy's choice at each position."""
         if not temperature:
             return cast("list[int]", logits.argmax(-1).tolist())
         chances = (logits / temperature).softmax(-1)
         return cast("list[int]", torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist())
 
     def complete(self, trunk: list[int], asked: Sequence[Asked]) -> list[tuple[str, float]]:
-        """The policy's replies to prompts that share a trunk (which may be empty).
+        """Return the policy's replies to prompts that share a trunk (which may be empty).
 
         Each with the log of the probability that sampling gives the expected one.
         """
@@ -152,7 +152,7 @@ class Reader:
         return [(self._text(begun[number]), scores[number]) for number in range(len(asked))]
 
     def _agreed(self, asked: Asked, logits: torch.Tensor) -> list[int]:
-        """The policy's choices up to the first token that differs from the expected reply."""
+        """Return the policy's choices up to the first token that differs from the expected reply."""
         chosen, expected = self.choose(logits, asked.temperature), asked.expected
         agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))
         return chosen[: min(agreed + 1, LONGEST_REPLY)]
@@ -224,7 +224,7 @@ class Reader:
 
 
 def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float) -> float:
-    """The log-probability of sampling these tokens, at temperature 1 if the choice is greedy."""
+    """Return the log-probability of sampling these tokens, at temperature 1 if the choice is greedy."""
     scores = (logits / (temperature or 1)).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
     return math.fsum(scores[:, 0].tolist())
 
@@ -280,7 +280,7 @@ def table_row(setting: Setting, temperature: float, outcomes: list[Outcome], sec
 
 
 def default_prose() -> str:
-    """The standard library's own reference text, which training never saw."""
+    """Return the standard library's own reference text, which training never saw."""
     from pydoc_data.topics import topics  # noqa: PLC0415
 
     return "\n\n".join(topics[name] for name in sorted(topics))

@@ -49,7 +49,7 @@ class Batch:
     weights: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         return Batch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
 
 
@@ -76,7 +76,7 @@ class Policy(LlamaForCausalLM):
 
 @torch.no_grad()
 def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
-    """A policy with random weights; with more layers, each adds less to the residual stream."""
+    """Return a policy with random weights; with more layers, each adds less to the residual stream."""
     heads = width // HEAD_WIDTH
     config = LlamaConfig(
         architectures=["LlamaForCausalLM"],
@@ -103,7 +103,7 @@ def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
 
 
 def load_policy(source: Path) -> Policy:
-    """The policy in a folder, released or made by reinforcement learning, or of a checkpoint, in float32."""
+    """Return the policy in a folder, released or made by reinforcement learning, or of a checkpoint, in float32."""
     if source.is_dir():
         return Policy.from_pretrained(source, dtype=torch.float32, local_files_only=True)
     state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
@@ -113,7 +113,7 @@ def load_policy(source: Path) -> Policy:
 
 
 def special_id(token: str) -> int:
-    """The id of a special token: they stand last in the vocabulary."""
+    """Return the id of a special token: they stand last in the vocabulary."""
     return VOCABULARY - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index(token)
 
 

@@ -57,7 +57,7 @@ def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = 
 
 @torch.no_grad()
 def between(policy: Policy, toward: Policy, share: float) -> Policy:
-    """The policy with weights of (1 - share) times its own and share times those of another of the same shape."""
+    """Return the policy with (1 - share) times its own weights and share times those of another of the same shape."""
     end = toward.state_dict()
     if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
         raise SystemExit("the two policies have no weights between them; name policies of one shape")

@@ -55,14 +55,14 @@ class Problem:
     chain: tuple[HopFact, ...]
 
     def after(self, entries: Sequence[str], present: Iterable[HopFact]) -> list[str]:
-        """What is known after these facts were read: each next hop, as far as they lead."""
+        """Return what is known after these facts were read: each next hop, as far as they lead."""
         known, there = list(entries), set(present)
         while len(known) < len(self.chain) and self.chain[len(known)] in there:
             known.append(self.chain[len(known)].object.bare)
         return known
 
     def next_question(self, entries: Sequence[str]) -> str | None:
-        """The question for the next hop; None if the chain has not begun, or is at its end."""
+        """Return the question for the next hop; None if the chain has not begun, or is at its end."""
         if not 0 < len(entries) < len(self.chain):
             return None
         return asked_alone(self.chain[len(entries)])
@@ -83,7 +83,7 @@ class Turn:
         return self.after[len(self.before) :]
 
     def reply(self, role: str) -> str:
-        """The scripted reader's reply in a role."""
+        """Return the scripted reader's reply in a role."""
         memory = lines(self.after)
         is_enough = len(self.after) >= self.hops
         if role == "extract":
@@ -100,12 +100,12 @@ def lines(entries: Sequence[str], separator: str = "\n ") -> str:
 
 
 def drawn(rng: random.Random, roles: Sequence[tuple[str, int]], count: int) -> list[str]:
-    """A number of roles, each as often as its weight says."""
+    """Return a number of roles, each as often as its weight says."""
     return rng.choices([role for role, _ in roles], [weight for _, weight in roles], k=count)
 
 
 def asked_alone(fact: HopFact) -> str:
-    """The question for one fact."""
+    """Return the question for one fact."""
     return RELATIONS[fact.relation].question.format(s=fact.subject.name)
 
 
@@ -176,7 +176,7 @@ class RoleRowBuilder(RowBuilder):
     # Branches
 
     def _read(self, rng: random.Random, role: str, chunk: str, turn: Turn) -> Branch:
-        """A step that reads a section."""
+        """Return a step that reads a section."""
         if role == "gated_update" and not turn.added and rng.random() < self.gate_noise:
             reply = f"REWRITE\n {lines(turn.after)}"
         else:
@@ -190,7 +190,7 @@ class RoleRowBuilder(RowBuilder):
         return self._weighted(Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
 
     def _weighted(self, branch: Branch) -> Branch:
-        """The first token of every entry has the weight of a reply's first token: it decides which entry is written."""
+        """Give the first token of every entry the weight of a reply's first token: it decides what is written."""
         (line_end,) = self.form.encoding.encode_ordinary("\n")
         before = [None, *(token for _, token, _ in branch.learned)]
         weighed = [
@@ -202,7 +202,7 @@ class RoleRowBuilder(RowBuilder):
     def _unread(
         self, rng: random.Random, role: str, problem: str, held: tuple[str, ...], facts: PlantedFacts
     ) -> Branch:
-        """A step without a section, about a planted fact."""
+        """Return a step without a section, about a planted fact."""
         if role == "decompose":
             return self._ends(role, "ANSWER", memory=lines(held), prompt=problem)
         if role == "integrate":
@@ -213,7 +213,7 @@ class RoleRowBuilder(RowBuilder):
         return self._answer(rng, problem, held)
 
     def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> Branch:
-        """A step without a section, about a chain with `depth` known entries."""
+        """Return a step without a section, about a chain with `depth` known entries."""
         known = tuple(fact.object.bare for fact in problem.chain)[:depth]
         memory = lines(known, rng.choice(("\n ", "\n")))
         if role == "decompose":
@@ -238,5 +238,5 @@ class RoleRowBuilder(RowBuilder):
 
 
 def entries(memory: str) -> tuple[str, ...]:
-    """A memory's entries, one per line."""
+    """Return a memory's entries, one per line."""
     return () if memory == EMPTY else tuple(line.strip() for line in memory.splitlines())

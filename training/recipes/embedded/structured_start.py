@@ -108,12 +108,12 @@ def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
 
 
 def part(which: int) -> slice:
-    """The slice of the width that holds one of the four parts."""
+    """Return the slice of the width that holds one of the four parts."""
     return slice(which * HEAD_WIDTH, (which + 1) * HEAD_WIDTH)
 
 
 def attention_of(policy: Policy, layer: int) -> LlamaAttention:
-    """The attention of one layer."""
+    """Return the attention of one layer."""
     return cast(LlamaDecoderLayer, policy.model.layers[layer]).self_attn
 
 

@@ -31,7 +31,7 @@ SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 
 
 def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
-    """The weighted mean loss, and the share of predicted tokens that are right."""
+    """Return the weighted mean loss, and the share of predicted tokens that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
         logits = policy.logits(batch).float()
     each = F.cross_entropy(logits, batch.targets, reduction="none")
@@ -54,13 +54,13 @@ def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint that `save` wrote."""
+    """Return a checkpoint that `save` wrote."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
 def choose_checkpoint(out: Path, steps: int) -> Path | None:
-    """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
+    """Return the last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
     none.
     """
     last, plateau = out / "last.pt", out / "plateau.pt"
@@ -193,7 +193,7 @@ def main() -> None:
 
 
 def schedule(step: int, total: int, decay: int, warmup: int = 20) -> float:
-    """The factor on both learning rates: a short rise, a plateau, then a straight line to zero in the last steps."""
+    """Return the factor on both learning rates: a short rise, a plateau, then a straight line to zero at the end."""
     return min(1.0, (step + 1) / warmup, (total - step) / max(1, decay))
 
 

@@ -129,7 +129,7 @@ class Branch:
 
     @classmethod
     def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> Branch:
-        """The reply's last token is predicted but never read, so it is left out of the tokens."""
+        """Leave the reply's last token out of the tokens: it is predicted but never read."""
         places = enumerate(reply, start=len(prompt) - 1)
         learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
         return cls(prompt + reply[:-1], learned, sees_trunk, kind)
@@ -155,7 +155,7 @@ class Prose:
         self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
 
     def stretch(self, rng: random.Random, characters: int) -> str:
-        """A piece from a random place."""
+        """Return a piece from a random place."""
         start = rng.randrange(max(1, len(self.text) - characters))
         return self.text[start : start + characters]
 
@@ -269,7 +269,7 @@ class RowBuilder:
                 return EMPTY, fact.question, EMPTY
 
     def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
-        """A memory to keep: mostly a value, sometimes other words."""
+        """Return a memory to keep: mostly a value, sometimes other words."""
         draw = rng.random()
         if draw < 0.8:
             return facts.fact().value

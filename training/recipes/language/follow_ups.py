@@ -15,7 +15,7 @@ from recipes.language.turns import NOT_STATED, NOTHING, Turn, asked, shuffled
 
 
 def follow_up(rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuestion]) -> Turn:
-    """A turn of the role "decompose", "integrate", "recall_last" or "answer".
+    """Return a turn of the role "decompose", "integrate", "recall_last" or "answer".
 
     Args:
         rng: decides everything.
@@ -72,7 +72,7 @@ def _noise(
 
 
 def _on_one_note(rng: random.Random, role: str, real: RealQuestion) -> Turn:
-    """A question about a sentence of prose, which is all of memory: nothing is missing."""
+    """Return a question about a sentence of prose, which is all of memory: nothing is missing."""
     question = asked(rng, paraphrased(rng, real.question))
     if role == "decompose":
         return Turn(role, question, {"memory": real.statement}, "ANSWER")

@@ -157,7 +157,7 @@ class TraceMaker:
     def _single(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A fact in this section, with a near miss next to it in most sections."""
+        """Return a fact in this section, with a near miss next to it in most sections."""
         fact = facts.fact()
         missed = [facts.near_miss(fact)] if rng.random() < 0.7 else []
         other = facts.near_miss(fact)
@@ -184,7 +184,7 @@ class TraceMaker:
     def _absent(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A near miss is here, but not what is asked for."""
+        """Return a near miss is here, but not what is asked for."""
         fact = facts.fact()
         missed = facts.near_miss(fact)
 
@@ -196,7 +196,7 @@ class TraceMaker:
     def _change(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A value that changes: the last statement counts."""
+        """Return a sample with a value that changes: the last statement counts."""
         old = facts.fact(facts.relation(changes=True))
         new = facts.change(old)
         both = rng.random() < 0.3
@@ -267,13 +267,13 @@ class TraceMaker:
 
 
 def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion]:
-    """The questions on sentences into which no statement was planted."""
+    """Return the questions on sentences into which no statement was planted."""
     words = " ".join(text.split())
     return [each for each in questions if each.statement in words]
 
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
-    """What a reader that tends to note too much may have noted before."""
+    """Return what a reader that tends to note too much may have noted before."""
     return tuple(each.statement for each in shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
@@ -282,7 +282,7 @@ def _list_note(subject: str, values: Sequence[str]) -> str:
 
 
 def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
-    """A sentence of this section; earlier notes are kept with it, because they may be what matters."""
+    """Return a sentence of this section; earlier notes are kept with it, because they may be what matters."""
     question = paraphrased(rng, real.question) if rng.random() < 0.7 else real.question
     if rng.random() < 0.2:
         return Quest(question, (real.statement,), (real.statement,), real.statement, True)
@@ -304,7 +304,7 @@ def _other_statements(rng: random.Random, real: RealQuestion, others: Sequence[R
 
 
 def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
-    """A turn of one of the roles that see a section."""
+    """Return a turn of one of the roles that see a section."""
     before, after = " ".join(quest.before), " ".join(quest.after) or "none"
     fields = {"chunk": section, "memory": before or rng.choice(("", "none"))}
     changed = quest.after != quest.before
@@ -336,7 +336,7 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
 
 
 def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> Turn:
-    """A turn that merges findings, or answers from memory."""
+    """Return a turn that merges findings, or answers from memory."""
     noise = [facts.fact().statement for _ in range(rng.randint(0, 2))]
     if quest.after and rng.random() < 0.2:
         is_list = any(":" in note for note in quest.after)

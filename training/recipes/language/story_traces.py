@@ -38,7 +38,7 @@ class _Quest:
     kind: str
 
     def notes(self, known: Situation) -> str:
-        """The memory of a reader who knows a situation."""
+        """Return the memory of a reader who knows a situation."""
         subject = self.asked.subject
         if self.kind == "state_1":
             return f"{subject}: {known.people[subject]}." if subject in known.people else ""
@@ -81,7 +81,7 @@ def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int
 
 
 def _part(rng: random.Random, events: int, characters: int) -> tuple[int, int]:
-    """The first event of a section, and the one after its last."""
+    """Return the first event of a section, and the one after its last."""
     first = rng.randint(0, events)
     if rng.random() < _NONE_HERE:
         return first, first

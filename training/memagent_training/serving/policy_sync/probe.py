@@ -145,7 +145,7 @@ class Probe:
 
 
 def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
-    """The largest difference; infinite if something is not a number."""
+    """Return the largest difference; infinite if something is not a number."""
     pairs = [*zip(one.given, other.given, strict=True), *zip(one.sampled, other.sampled, strict=True)]
     return max(_distance(*pair) for pair in pairs)
 
@@ -153,7 +153,7 @@ def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
 def find_fault(
     server: ProbeLogProbs, trainer: ProbeLogProbs, *, tolerance: float, before: Standing | None = None
 ) -> str | None:
-    """The reason why the server does not answer with the trainer's weights; None if there is none.
+    """Return the reason why the server does not answer with the trainer's weights; None if there is none.
 
     With small steps, the weights of two versions may be within the tolerance of each other. Then the log-probs before
     the swap distinguish them, if the trainer's moved much farther than the difference between the two: the server's

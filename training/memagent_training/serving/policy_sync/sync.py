@@ -197,7 +197,7 @@ class PolicySync:
             )
 
     async def _before(self, folder: PolicyFolder) -> Standing | None:
-        """What server and trainer say of the probe before the swap; the server's cache then holds its prompts.
+        """Return what server and trainer say of the probe before the swap; the server's cache then holds its prompts.
 
         None where that is not known: the server does not answer, which a restart may mend, or its weights are gone, or
         in files of an older format.
@@ -296,7 +296,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _verify(self, folder: PolicyFolder, model: str, before: Standing | None, how: How) -> float:
-        """The largest difference from the trainer's log-probs.
+        """Return the largest difference from the trainer's log-probs.
 
         Raises:
             SyncError: the server does not answer with these weights.
