@@ -191,7 +191,7 @@ class _Ledger:
     """The policy version of a group's first run."""
 
     def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
-        """Refuse a group with runs of several policy versions: what another policy earned is not what this one would have."""
+        """Return the group of the run's policy version: what another version earned is not what this one would."""
         if group is None:
             return None
         version = run.conversations_K[0].policy_version
