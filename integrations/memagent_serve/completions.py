@@ -41,7 +41,7 @@ from memagent_serve.chat_requests import ChatRequest, FileContent, JsonText, Opt
 from memagent_serve.keys import Owner
 from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import ReadManager, ReadProgress, ReadRequest, ServedRead
+from memagent_serve.reads import ReadManager, ReadProgress, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Source,
     body_after,
@@ -92,7 +92,7 @@ class LongRequest:
     options: Options
     names: tuple[str, ...]
     """The names of the texts that are read."""
-    ask: ReadRequest
+    ask: ServedRequest
     continuation: Continuation | None
     """None if the read's answer is the reply."""
     reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -231,7 +231,7 @@ class ChatCompletions:
         return LongRequest(
             options=options,
             names=tuple(source.name for source in sources),
-            ask=ReadRequest(
+            ask=ServedRequest(
                 owner=owner,
                 document=await self._stored(sources),
                 question=question,

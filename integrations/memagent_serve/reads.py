@@ -59,7 +59,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadRequest:
+class ServedRequest:
     """A request to read. Equal ones are one read."""
 
     owner: Owner
@@ -80,7 +80,7 @@ class ServedRead:
     """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
 
     run_id: str
-    ask: ReadRequest
+    ask: ServedRequest
     request: str
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
@@ -156,7 +156,7 @@ class ReadManager:
         """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
         self._retry_seconds = 0.0
 
-    async def start(self, ask: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
+    async def start(self, ask: ServedRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
         """Start a read, or join an earlier read of the same request.
 
         Args:
@@ -193,7 +193,7 @@ class ReadManager:
             self._launch(read, kind)
         return read, kind
 
-    async def resume(self, ask: ReadRequest, entry: Entry) -> ServedRead:
+    async def resume(self, ask: ServedRequest, entry: Entry) -> ServedRead:
         """Continue one read where it stopped, independent of other requests.
 
         Args:
@@ -366,7 +366,7 @@ class ReadManager:
             async for part in parts:
                 yield part
 
-    async def reader_for(self, ask: ReadRequest) -> MemAgent:
+    async def reader_for(self, ask: ServedRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
         salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
         key = (salt, ask.sampling, ask.answer_tokens)

@@ -13,7 +13,7 @@ from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_graph.cli.examination import Finding
+    from memagent_graph.cli.examination import Check
 
 _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
 
@@ -40,7 +40,7 @@ class Doctor(ReaderOptions):
 
         console = Console(as_json=self.as_json)
 
-        async def run() -> list[Finding]:
+        async def run() -> list[Check]:
             with console.working("loading the policy"):
                 loaded = MemAgent(settings=self.settings(), run_log=False)
             async with loaded as reader:
@@ -59,7 +59,7 @@ class Doctor(ReaderOptions):
             raise typer.Exit(ExitCode.POLICY)
 
 
-def _show(finding: Finding, console: Console) -> None:
+def _show(finding: Check, console: Console) -> None:
     from memagent_graph.cli.console import escape
 
     console.out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")

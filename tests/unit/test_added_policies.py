@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import Origin, added_folder, policies_folder, write_origin
+from memagent_graph.policies.added import PolicyOrigin, added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
 from memagent_graph.policies.base_weights import Base, WheelPart, sha256_of
 from memagent_graph.policy_registry import make_policy
@@ -289,7 +289,7 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
 def pretend_added(name: str) -> None:
     folder = policies_folder() / name
     folder.mkdir(parents=True)
-    write_origin(Origin("x", "y", None), folder)
+    write_origin(PolicyOrigin("x", "y", None), folder)
 
 
 def test_named_then_server_then_added_then_embedded(monkeypatch) -> None:

@@ -73,7 +73,7 @@ class GoldAnswers:
         )
 
 
-class _Line(msgspec.Struct):
+class _GoldLine(msgspec.Struct):
     run_id: str | None = None
     question: str | None = None
     document: str | None = None
@@ -84,7 +84,7 @@ class _Line(msgspec.Struct):
 
 def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
     try:
-        entry = msgspec.json.decode(line, type=_Line)
+        entry = msgspec.json.decode(line, type=_GoldLine)
     except msgspec.DecodeError as error:
         raise _no_entry(place) from error
     value = entry.answer if entry.answers is None else entry.answers

@@ -21,7 +21,7 @@ from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
-from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, LoopJournal
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import PreparedLoop
@@ -39,7 +39,7 @@ class Collector:
     A collection is in the journal before it is trained on, so that none is used twice.
     """
 
-    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: Journal) -> None:
+    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal) -> None:
         self._prepared = prepared
         self._serving = serving
         self._journal = journal

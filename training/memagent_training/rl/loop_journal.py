@@ -114,7 +114,7 @@ _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
 
 
 @dataclass
-class Journal:
+class LoopJournal:
     """The file and its content.
 
     Raises:

@@ -34,14 +34,14 @@ from recipes.embedded.corpus import SEPARATOR
 from recipes.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
 from recipes.embedded.policy_network import load_policy
 from recipes.embedded.tokenizer import load_encoding
-from recipes.embedded.training_examples import EMPTY, Branch, PromptFormat, Row
+from recipes.embedded.training_examples import EMPTY, PromptFormat, Row, RowBranch
 
 LONGEST_REPLY = 48
 MOST_BRANCHES = 48
 
 
 @dataclass
-class Outcome:
+class ReadOutcome:
     """The state of reading for one question, and its result."""
 
     question: Question
@@ -138,7 +138,7 @@ class Reader:
         for start in range(0, len(groups), MOST_BRANCHES):
             group = groups[start : start + MOST_BRANCHES]
             firsts = [asked[numbers[0]] for numbers in group]
-            branches = [Branch.of(each.prompt, each.expected, bool(trunk), "read", 1.0) for each in firsts]
+            branches = [RowBranch.of(each.prompt, each.expected, bool(trunk), "read", 1.0) for each in firsts]
             logits = self.logits(Row(trunk or [0], branches))
             for numbers, first, found in zip(group, firsts, logits, strict=True):
                 for number in numbers:
@@ -186,15 +186,15 @@ class Reader:
 
     def read(
         self, questions: Sequence[Question], temperatures: Sequence[float], *, guarded: bool = False
-    ) -> list[list[Outcome]]:
+    ) -> list[list[ReadOutcome]]:
         """Read every question's document to its end and answer: the outcomes at each temperature.
 
         With `guarded`, a memory with an invented word is not kept (`UpdateRules.invented`).
         """
-        ways = [[Outcome(question, temperature) for question in questions] for temperature in temperatures]
+        ways = [[ReadOutcome(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
         for step in range(len(questions[0].chunks) if questions else 0):
-            by_chunk: dict[str, list[Outcome]] = defaultdict(list)
+            by_chunk: dict[str, list[ReadOutcome]] = defaultdict(list)
             for reader in readers:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
@@ -215,7 +215,7 @@ class Reader:
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
         return ways
 
-    def _is_shown(self, reply: str, chunk: str, reader: Outcome) -> bool:
+    def _is_shown(self, reply: str, chunk: str, reader: ReadOutcome) -> bool:
         """Whether every word of a reply is in the reader's prompt."""
         if reply == reader.memory:
             return True
@@ -236,9 +236,9 @@ def _stands_in(value: str, memory: str) -> bool:
 
 def measure(
     reader: Reader, prose: str, setting: Setting, wanted: int, *, temperature: float, seed: int
-) -> list[Outcome]:
+) -> list[ReadOutcome]:
     """Outcomes of at least `wanted` present questions; among foreign facts of absent ones, too, one for 8 chunks."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ReadOutcome] = []
     documents = 0
     while sum(outcome.question.value is not None for outcome in outcomes) < wanted:
         rng = random.Random(f"{seed}/{setting.chunks}/{setting.foreign}/{documents}")
@@ -253,14 +253,14 @@ def measure(
     return outcomes
 
 
-def table_row(setting: Setting, temperature: float, outcomes: list[Outcome], seconds: float) -> str:
+def table_row(setting: Setting, temperature: float, outcomes: list[ReadOutcome], seconds: float) -> str:
     """One line of the table, in Markdown."""
     present = [outcome for outcome in outcomes if outcome.question.value is not None]
     whole = [outcome for outcome in present if outcome.question.whole]
     absent = [outcome for outcome in outcomes if outcome.question.value is None]
     false, empty = sum(o.false_records for o in outcomes), sum(o.empty_steps for o in outcomes)
 
-    def share(group: list[Outcome]) -> str:
+    def share(group: list[ReadOutcome]) -> str:
         if not group:
             return "-"
         found = wilson(sum(outcome.right for outcome in group), len(group))

@@ -29,10 +29,10 @@ from memagent_evaluation.tasks.multi_hop import RELATIONS, Chain, HopFact, draw_
 from recipes.embedded.training_examples import (
     EMPTY,
     FIRST_WEIGHT,
-    Branch,
     PromptFormat,
     Prose,
     Row,
+    RowBranch,
     RowBuilder,
     plant,
 )
@@ -69,7 +69,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoleTurn:
     """One reading step: what was known before and after, of how many entries."""
 
     problem: str
@@ -128,10 +128,10 @@ class RoleRowBuilder(RowBuilder):
         if rng.random() < _CHAINS:
             return self._of_chains(rng, section_tokens, branches)
         section = self.section(rng, facts, section_tokens)
-        ends: list[Branch] = []
+        ends: list[RowBranch] = []
         for _ in range(branches):
             memory, problem, reply = self.turn(rng, facts, section, hardness)
-            turn = Turn(problem, entries(memory), entries(reply))
+            turn = RoleTurn(problem, entries(memory), entries(reply))
             ends.append(self._read(rng, drawn(rng, _UPDATES, 1)[0], section.text, turn))
         for role in drawn(rng, _OTHERS, _UNREAD):
             held = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
@@ -152,7 +152,7 @@ class RoleRowBuilder(RowBuilder):
             problem, known = self._problem(rng, chains), rng.random()
             before = [fact.object.bare for fact in problem.chain]
             before = before[: 0 if known < 0.62 else 1 if known < 0.92 else 2]
-            turn = Turn(problem.question, tuple(before), tuple(problem.after(before, present)), len(problem.chain))
+            turn = RoleTurn(problem.question, tuple(before), tuple(problem.after(before, present)), len(problem.chain))
             ends.append(self._read(rng, drawn(rng, _UPDATES, 1)[0], text, turn))
         for role in drawn(rng, _OTHERS, _UNREAD):
             problem = self._problem(rng, chains, share_of_chains=0.8)
@@ -175,7 +175,7 @@ class RoleRowBuilder(RowBuilder):
 
     # Branches
 
-    def _read(self, rng: random.Random, role: str, chunk: str, turn: Turn) -> Branch:
+    def _read(self, rng: random.Random, role: str, chunk: str, turn: RoleTurn) -> RowBranch:
         """Return a step that reads a section."""
         if role == "gated_update" and not turn.added and rng.random() < self.gate_noise:
             reply = f"REWRITE\n {lines(turn.after)}"
@@ -187,9 +187,9 @@ class RoleRowBuilder(RowBuilder):
             prompt, shares = self.form.question(chunk, memory, turn.problem), self.form.is_section_first
         else:
             prompt, shares = self.form.role_prompt(role, chunk=chunk, memory=memory, prompt=turn.problem)
-        return self._weighted(Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
+        return self._weighted(RowBranch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
 
-    def _weighted(self, branch: Branch) -> Branch:
+    def _weighted(self, branch: RowBranch) -> RowBranch:
         """Give the first token of every entry the weight of a reply's first token: it decides what is written."""
         (line_end,) = self.form.encoding.encode_ordinary("\n")
         before = [None, *(token for _, token, _ in branch.learned)]
@@ -201,7 +201,7 @@ class RoleRowBuilder(RowBuilder):
 
     def _unread(
         self, rng: random.Random, role: str, problem: str, held: tuple[str, ...], facts: PlantedFacts
-    ) -> Branch:
+    ) -> RowBranch:
         """Return a step without a section, about a planted fact."""
         if role == "decompose":
             return self._ends(role, "ANSWER", memory=lines(held), prompt=problem)
@@ -212,7 +212,7 @@ class RoleRowBuilder(RowBuilder):
             return self._ends(role, lines(after), prompt=problem, **fields)
         return self._answer(rng, problem, held)
 
-    def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> Branch:
+    def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> RowBranch:
         """Return a step without a section, about a chain with `depth` known entries."""
         known = tuple(fact.object.bare for fact in problem.chain)[:depth]
         memory = lines(known, rng.choice(("\n ", "\n")))
@@ -227,14 +227,14 @@ class RoleRowBuilder(RowBuilder):
             return self._ends(role, lines((*known, *found)), prompt=problem.question, **fields)
         return self._answer(rng, problem.question, known)
 
-    def _answer(self, rng: random.Random, problem: str, held: Sequence[str]) -> Branch:
+    def _answer(self, rng: random.Random, problem: str, held: Sequence[str]) -> RowBranch:
         prompt = self.form.answer_prompt(lines(held, rng.choice(("\n ", "\n"))), problem)
-        return Branch.of(prompt, self.form.boxed(held[-1] if held else EMPTY), False, "answer", 1.0)
+        return RowBranch.of(prompt, self.form.boxed(held[-1] if held else EMPTY), False, "answer", 1.0)
 
-    def _ends(self, role: str, reply: str, **fields: str) -> Branch:
+    def _ends(self, role: str, reply: str, **fields: str) -> RowBranch:
         prompt, shares = self.form.role_prompt(role, **fields)
         kind = f"{role}/{reply.split(maxsplit=1)[0]}" if role == "decompose" else role
-        return Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
+        return RowBranch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
 
 
 def entries(memory: str) -> tuple[str, ...]:

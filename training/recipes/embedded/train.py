@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
 from recipes.embedded.batches import collate, make_batch
-from recipes.embedded.policy_network import Batch, Policy, load_policy, new_policy
+from recipes.embedded.policy_network import Batch, Network, load_policy, new_policy
 from recipes.embedded.role_examples import RoleRowBuilder
 from recipes.embedded.structured_start import give_structure, token_rarity
 from recipes.embedded.tokenizer import VOCABULARY, load_encoding
@@ -30,7 +30,7 @@ from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBu
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 
 
-def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
+def losses(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
     """Return the weighted mean loss, and the share of predicted tokens that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
         logits = policy.logits(batch).float()
@@ -39,7 +39,7 @@ def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor
     return (each * batch.weights).sum() / batch.weights.sum(), right
 
 
-def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
+def save(path: Path, policy: Network, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
     """Write a checkpoint to a temporary file, then rename it."""
     state = {
         "config": policy.config.to_dict(),
@@ -71,7 +71,7 @@ def choose_checkpoint(out: Path, steps: int) -> Path | None:
     return last if last.exists() else plateau if plateau.exists() else None
 
 
-def begin(arguments: argparse.Namespace, policy: Policy, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
+def begin(arguments: argparse.Namespace, policy: Network, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
     """Load a checkpoint if the run resumes; its first step, and the time spent so far."""
     planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
     source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
@@ -147,7 +147,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 @torch.no_grad()
-def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) -> str:
+def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int) -> str:
     """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
     rng = random.Random(7)
     made = [builder.row(rng, 250, 16) for _ in range(rows)]

@@ -33,7 +33,7 @@ from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from recipes.embedded.training_examples import Prose
 from recipes.language.reader_traces import MIXES, TraceMaker
 from recipes.language.story_traces import turns_on_story
-from recipes.language.turns import Turn
+from recipes.language.turns import LessonTurn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -92,7 +92,7 @@ class ExampleMaker:
             forwarded += lay_out(found[-1], "prefix_tree", pad_id=0).forwarded_tokens
         return found
 
-    def _example(self, turn: Turn) -> Example:
+    def _example(self, turn: LessonTurn) -> Example:
         messages = [{"role": "user", "content": turn.content(self._prompts)}]
         text = self._tokenizer.apply_chat_template(
             messages, chat_template=self._template, tokenize=False, add_generation_prompt=True

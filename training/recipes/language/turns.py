@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LessonTurn:
     """One prompt of a role, filled in, and the reply to learn."""
 
     role: str

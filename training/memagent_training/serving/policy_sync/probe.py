@@ -49,7 +49,7 @@ class ProbeLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeReading:
     """A server's reply to the probe."""
 
     rows: tuple[ProbeRow, ...]
@@ -97,7 +97,7 @@ class Probe:
         lengths = sorted({min(length, longest) for length in _LENGTHS})
         return cls(tuple(tuple(chosen.randrange(low, high) for _ in range(length)) for length in lengths))
 
-    async def read(self, api: ServerAPI, model: str) -> Reading:
+    async def read(self, api: ServerAPI, model: str) -> ProbeReading:
         """Ask a server.
 
         Raises:
@@ -128,7 +128,7 @@ class Probe:
             given += own
             sampled += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return Reading(tuple(rows), ProbeLogProbs(tuple(given), tuple(sampled)), cached)
+        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(given), tuple(sampled)), cached)
 
     @staticmethod
     def _body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
