@@ -58,7 +58,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
     _reads: GraphReads = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Called by pydantic."""
+        """Check the fields; pydantic calls it."""
         self._reads = GraphReads(self.agent)
 
     def compress_documents(

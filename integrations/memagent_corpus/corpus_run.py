@@ -85,15 +85,15 @@ class CorpusWatcher(Protocol):
     """Callbacks for the progress of a run."""
 
     def on_start(self, total: CorpusSize) -> None:
-        """Called before the first document is listed."""
+        """Prepare for the documents; called before the first is listed."""
         ...
 
     def on_skip(self, documents: int, size: int) -> None:
-        """Called with the number of skipped documents, which already have all of their rows, and their bytes."""
+        """Take note of the documents that are skipped, which have all of their rows, and of their bytes."""
         ...
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
-        """Called when a document is finished."""
+        """Take note of a finished document."""
         ...
 
 

@@ -70,7 +70,7 @@ class ServedRequest:
     """A smaller maximum for the answer than the budget's."""
 
     def digest(self, settings: str, model: str) -> str:
-        """Identifies the request; `settings` is the fingerprint of the reader's settings."""
+        """Return what identifies the request; `settings` is the fingerprint of the reader's settings."""
         values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
 

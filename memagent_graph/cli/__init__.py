@@ -45,7 +45,7 @@ def memagent(
 
 
 def main() -> None:
-    """The `memagent` command."""
+    """Run the `memagent` command."""
     # Threads that spin while they wait make a local policy many times slower if anything else is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _make_writable()

@@ -25,7 +25,7 @@ def size(count: int) -> str:
 
 
 def console(width_without_terminal: int | None = None) -> Console:
-    """Standard output for tables, with this width if it is not a terminal."""
+    """Return a console on standard output for tables, with this width if it is not a terminal."""
     import rich.console
 
     made = rich.console.Console(highlight=False)

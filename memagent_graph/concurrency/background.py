@@ -32,7 +32,7 @@ class _Background:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """The parent's loop runs in a thread that a child does not have."""
+        """Forget the parent's loop, which runs in a thread that a child does not have."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -15,7 +15,7 @@ class Forkable(Protocol):
     """An object with its own threads or locks."""
 
     def after_fork(self) -> None:
-        """Called in the child: start as if no thread had been started."""
+        """Start, in the child, as if no thread had been started."""
         ...
 
 

@@ -45,7 +45,7 @@ class Recording:
     _ended: bool = False
 
     def stop(self) -> None:
-        """The read fails: the next `settle` waits for everything."""
+        """Mark the read as failed: the next `settle` waits for everything."""
         self._ended = True
 
     def begin(

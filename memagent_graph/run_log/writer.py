@@ -52,7 +52,7 @@ class Writer:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """What was submitted before belongs to the parent process, whose thread writes it."""
+        """Forget what was submitted before: the parent process has the thread that writes it."""
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None

@@ -68,7 +68,7 @@ class EvalReport:
 def print_results(
     results: Results, folder: Path, log: Path | None, ended: str, prices: Prices | None, *, as_json: bool
 ) -> None:
-    """The report, or the figures as JSON."""
+    """Print the report, or the figures as JSON."""
     from memagent_evaluation.report import render_report, summary  # noqa: PLC0415
     from memagent_evaluation.standings import standings  # noqa: PLC0415
     from memagent_evaluation.suites import suites_as_json  # noqa: PLC0415

@@ -71,11 +71,11 @@ class EvaluationWatcher(Protocol):
     """Sees the progress of an evaluation."""
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
-        """The evaluation begins, or continues with existing rows."""
+        """Take note that the evaluation begins, or continues with existing rows."""
         ...
 
     def on_question(self, sample: Sample) -> None:
-        """A system is asked a question."""
+        """Take note that a system is asked a question."""
         ...
 
     def on_row(self, row: ResultRow) -> None:
@@ -212,7 +212,7 @@ class _EvaluationCall:
             await ready.put(None)
 
     async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
-        """Samples with the systems that still have to answer them; more are made while the first is awaited."""
+        """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
         under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
         samples = _by_sample(keys)
         try:

@@ -22,7 +22,7 @@ def library_docstrings() -> Iterator[str]:
 
 
 def whole_docstrings() -> Iterator[str]:
-    """These docstrings, with their line breaks and indentation."""
+    """Yield these docstrings, with their line breaks and indentation."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
             continue

@@ -42,7 +42,7 @@ class NodeMask(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch instead of its functions if they get a mask of this class."""
+        """Compute torch's functions for a mask of this class; torch calls it."""
         if func is functional.scaled_dot_product_attention:
             return attend(*args, **(kwargs or {}))
         if func in _HARMLESS or getattr(func, "__name__", None) == "__get__":
@@ -198,7 +198,7 @@ class _Blockwise(torch.autograd.Function):
 
 
 def _blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
-    """Queries, keys that they see, and whether these are one node's own tokens, each seeing those before it."""
+    """Yield queries, keys that they see, and whether these are one node's own tokens, seen by those after them."""
     for node in nodes:
         own, below = slice(node.start, node.end), slice(node.end, node.subtree_end)
         yield own, own, True

@@ -223,7 +223,7 @@ class _Told(TrainerCallback):
             check_metrics(logs, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint is complete."""
+        """Take note of a complete checkpoint."""
         self._watcher.saved(state.global_step)
 
 

@@ -57,7 +57,7 @@ class LoopProgress(Watcher):
         self.began = self.clock()
 
     def begins(self, iteration: int, phase: Phase) -> None:
-        """A phase begins, and the previous one ends."""
+        """Begin a phase, and end the previous one."""
         with self.lock:
             self._close_phase()
             self.iteration, self.phase = iteration, phase
@@ -87,7 +87,7 @@ class LoopProgress(Watcher):
         self.saved_step = step
 
     def ends(self, reason: str | None = None) -> None:
-        """The loop ended, or was given up (then without a reason); a second call changes nothing."""
+        """End the loop, without a reason if it was given up; a second call changes nothing."""
         with self.lock:
             if self.ended is None:
                 self._close_phase()

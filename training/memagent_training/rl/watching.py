@@ -27,25 +27,25 @@ class Watcher:
     """
 
     def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
-        """The loop continues from a checkpoint, if there is a complete one; newer ones are incomplete."""
+        """Take note of the checkpoint that the loop continues from; newer ones are incomplete."""
 
     def begins(self, iteration: int, phase: Phase) -> None:
-        """A phase of an iteration begins; the previous one has ended."""
+        """Take note that a phase of an iteration begins, and the previous one has ended."""
 
     def serves(self, iteration: int, served: Served) -> None:
-        """The weights of an iteration are served."""
+        """Take note that the weights of an iteration are served."""
 
     def measured(self, measurement: Measurement) -> None:
         """Held-out questions were read."""
 
     def collected(self, record: CollectionRecord) -> None:
-        """An iteration's groups are ready; also those that an earlier call collected."""
+        """Take note of an iteration's groups, also of those that an earlier call collected."""
 
     def trained(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An optimizer step is done."""
+        """Take note of an optimizer step."""
 
     def saved(self, step: int) -> None:
         """There is a checkpoint."""
 
     def ends(self, reason: str) -> None:
-        """The loop ended, with the reason."""
+        """Take note that the loop ended, and why."""

@@ -138,7 +138,7 @@ class AmongForeign(_PlantedFact):
 
 
 def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Match[str]]:
-    """Matches from `start` on, then from the beginning, and so on without end."""
+    """Yield matches from `start` on, then from the beginning, and so on without end."""
     yield from pattern.finditer(text, start)
     while True:
         yield from pattern.finditer(text)

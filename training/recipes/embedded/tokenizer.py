@@ -52,7 +52,7 @@ def byte_characters() -> list[str]:
 
 
 def digit_merges() -> list[tuple[str, str]]:
-    """Merges that make all two-digit and then all three-digit strings."""
+    """Return merges that make all two-digit and then all three-digit strings."""
     digits = "0123456789"
     pairs = [(a, b) for a in digits for b in digits]
     return pairs + [(a + b, c) for a, b in pairs for c in digits]

@@ -79,7 +79,7 @@ class TraceMaker:
         return EnglishFacts(rng, held_out=self.held_out, more=self._more)
 
     def turns(self, rng: random.Random, characters: int, on_section: int, elsewhere: int) -> list[LessonTurn]:
-        """Turns on one section of about the given number of characters, then turns of roles that see none."""
+        """Return turns on one section of about the given number of characters, then turns of roles that see none."""
         facts = self._facts(rng)
         text = self.prose.stretch(rng, characters)
         text = text[text.find(" ") + 1 :]
@@ -105,7 +105,7 @@ class TraceMaker:
         return found + [follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
 
     def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[LessonTurn]:
-        """Turns of the role "question", each on the same excerpt of about the given number of characters.
+        """Return turns of the role "question", each on the same excerpt of about the given number of characters.
 
         Retrieval shows passages that share words with a question, whether they answer it or not. So some
         questions are about sentences around the excerpt, and many facts have a near miss in it. At most half as many
