@@ -94,5 +94,5 @@ def _kind(block: str | dict[str, Any]) -> str:
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
-    """Return whether a part is dialogue: calls are shown from `tool_calls`, and reasoning is not part of the dialogue."""
+    """Return whether a part is dialogue: calls are shown from `tool_calls`, and reasoning is none of it."""
     return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}

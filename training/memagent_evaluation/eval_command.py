@@ -272,7 +272,7 @@ def _print_names(*, as_json: bool) -> None:
 
 
 def _print_how_to_continue(folder: Path, why: str = "") -> None:
-    """Print what to do about an evaluation that ended early. Other errors say it themselves, or leave nothing to continue."""
+    """Print how to continue an evaluation that ended early. Other errors say it themselves, or end it for good."""
     from memagent_evaluation.result_journal import JOURNAL  # noqa: PLC0415
 
     if (folder / JOURNAL).exists():

@@ -52,7 +52,9 @@ def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
-    """Return settings by name from NAME=VALUE texts. Unknown names pass; `load_preset` refuses them and suggests similar ones.
+    """Return settings by name from NAME=VALUE texts.
+
+    Unknown names pass; `load_preset` refuses them and suggests similar ones.
 
     Raises:
         TrainingError: there is no "=", the value has the wrong type, or the job determines it.

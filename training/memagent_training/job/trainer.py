@@ -213,8 +213,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write the Trainer's files, and then the one that marks a checkpoint as complete; older ones are deleted only after
-        that.
+        """Write the Trainer's files, and then the one that marks a checkpoint as complete.
+
+        Older ones are deleted only after that.
         """
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
