@@ -8,11 +8,11 @@
 FROM python:3.11-slim
 
 ARG EXTRAS=serve,files,hub
-COPY pyproject.toml constraints.txt README.md LICENSE /source/
+COPY pyproject.toml constraints/development.txt README.md LICENSE /source/
 COPY memagent_graph /source/memagent_graph
 COPY training /source/training
 COPY integrations /source/integrations
-RUN pip install --no-cache-dir --constraint /source/constraints.txt "/source[$EXTRAS]" \
+RUN pip install --no-cache-dir --constraint /source/development.txt "/source[$EXTRAS]" \
     && rm -r /source \
     && useradd --system --home-dir /data --create-home memagent
 

@@ -10,10 +10,10 @@ export HF_HUB_OFFLINE ?= 1
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints/development.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints/development.txt pip
+	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
 	touch $@
 
 $(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/smollm2/*.* memagent_graph/smollm2/templates/*)
@@ -61,9 +61,9 @@ clients:  ## The virtual environments of the clients of the OpenAI API that test
 test-clients: install clients  ## The tests that run other projects' clients against memagent serve
 	$(BIN)/pytest tests/clients
 
-.venv-services/.installed: pyproject.toml constraints-services.txt
+.venv-services/.installed: pyproject.toml constraints/services.txt
 	$(PYTHON) -m venv .venv-services
-	.venv-services/bin/python -m pip install --quiet --constraint constraints-services.txt --editable ".[corpus,files,schema,postgres]" s3fs "moto[s3]" flask flask-cors pytest pytest-asyncio pytest-timeout
+	.venv-services/bin/python -m pip install --quiet --constraint constraints/services.txt --editable ".[corpus,files,schema,postgres]" s3fs "moto[s3]" flask flask-cors pytest pytest-asyncio pytest-timeout
 	touch $@
 
 test-services: .venv-services/.installed  ## The tests against PostgreSQL and S3 (Debian: apt-get install postgresql)

@@ -1,6 +1,6 @@
-"""Chunking 15 MB of English: its time against tiktoken's own encoding of the same text, and its memory.
+"""Chunking 15 MB of English: its time against the tokenizers library's own encoding of the same text, and its memory.
 
-tiktoken's encodings cannot be downloaded without a network, so two tokenizers replace them: the embedded policy's
+Two tokenizers: the embedded policy's
 (small vocabulary, many tokens) and a byte-level BPE of about 50,000 tokens, trained here once and kept in the folder
 for temporary files. Times are processor seconds of one process, alternating, the best of three each.
 """
@@ -25,7 +25,7 @@ from typing import get_args
 from benchmarks.figures import Figure, print_table
 from memagent_graph.documents import Document, DocumentRef, DocumentStore, chunking
 from memagent_graph.documents.chunking import Boundary, Chunker
-from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
+from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
 
 TEXT_BYTES = 15_000_000
 SMALL_BYTES = 150_000
@@ -56,7 +56,7 @@ def english() -> str:
     return "\n".join(lines).encode()[:TEXT_BYTES].decode("utf-8", "ignore")
 
 
-def large_tokenizer() -> TiktokenTokenizer:
+def large_tokenizer() -> HFTokenizer:
     """A byte-level BPE of about 50,000 tokens, with the rules of cl100k_base."""
     path = Path(tempfile.gettempdir()) / f"memagent-benchmark-{LARGE_VOCABULARY}.json"
     if not path.exists():
@@ -82,9 +82,13 @@ def large_tokenizer() -> TiktokenTokenizer:
         library = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
         backend.train_from_iterator((each.read_text("utf-8", "replace") for each in library), trainer)
         backend.save(str(path))
-    tokenizer = load_tokenizer(path)
-    if not isinstance(tokenizer, TiktokenTokenizer):
-        raise TypeError("the benchmark's tokenizer was not converted")
+    return load_library_tokenizer(path)
+
+
+def load_library_tokenizer(spec: str | Path) -> HFTokenizer:
+    tokenizer = load_tokenizer(spec)
+    if not isinstance(tokenizer, HFTokenizer):
+        raise TypeError(f"{spec} is not a tokenizer.json")
     return tokenizer
 
 
@@ -102,14 +106,17 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def _chunk_all(store: DocumentStore, ref: DocumentRef, tokenizer: TiktokenTokenizer) -> int:
+def _chunk_all(store: DocumentStore, ref: DocumentRef, tokenizer: HFTokenizer) -> int:
     # Drop the pieces of the previous round: this measures a document that was not read before.
     chunking._PIECES = chunking._PieceCache(chunking._CACHED_BYTES)
     return sum(chunk.tokens for chunk in Chunker(store, ref, tokenizer, CHUNK_TOKENS).chunks())
 
 
-def _against_tiktoken(tokenizer: TiktokenTokenizer, store: DocumentStore, text: str) -> Iterator[Figure]:
-    encode = tokenizer._encoding.encode_ordinary
+def _against_library(tokenizer: HFTokenizer, store: DocumentStore, text: str) -> Iterator[Figure]:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     fed = [text[at : at + FED_CHARACTERS] for at in range(0, len(text), FED_CHARACTERS)]
     ref = store.add(Document.from_text(text, name="english"))
     encoding, cutting = [], []
@@ -119,10 +126,10 @@ def _against_tiktoken(tokenizer: TiktokenTokenizer, store: DocumentStore, text: 
         begin = time.process_time()
         tokens = _chunk_all(store, ref, tokenizer)
         cutting.append(time.process_time() - begin)
-    name = f"{tokenizer._encoding.n_vocab:,} tokens' vocabulary"
-    yield _stated(f"tiktoken alone, 15 MB, {name}", min(encoding), "s")
+    name = f"{tokenizer._backend.get_vocab_size():,} tokens' vocabulary"
+    yield _stated(f"the library alone, 15 MB, {name}", min(encoding), "s")
     yield _stated(f"chunked, {name}, {tokens:,} tokens", min(cutting), "s")
-    yield _at_most(f"chunked / tiktoken alone, {name}", min(cutting) / min(encoding), "", 1.3)
+    yield _at_most(f"chunked / the library alone, {name}", min(cutting) / min(encoding), "", 1.3)
 
 
 def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
@@ -135,7 +142,7 @@ def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
     return _seconds(lambda: [list(reader.chunks()) for _ in range(rounds)]) / (rounds * count) * 1000
 
 
-def _boundaries(store: DocumentStore, tokenizer: TiktokenTokenizer) -> Iterator[Figure]:
+def _boundaries(store: DocumentStore, tokenizer: HFTokenizer) -> Iterator[Figure]:
     """Facts of one sentence that a chunk's end cuts in two, and the time of chunking, by where chunks may end."""
     source = random.Random(1)
     sentences = [line for line in english()[:BOUNDARY_CHARACTERS].split("\n") if line]
@@ -201,11 +208,9 @@ def measure() -> list[Figure]:
         figures.append(_at_most("peak memory on 15 MB above that on 150 kB", megabytes, "MB", 30))
         figures.append(_at_most("adding a 15 MB file to the store", of_large["stored"], "s", 0.2))
         store = DocumentStore(Path(folder) / "store")
-        embedded = load_tokenizer("embedded")
-        if not isinstance(embedded, TiktokenTokenizer):
-            raise TypeError("the embedded tokenizer was not converted")
+        embedded = load_library_tokenizer("embedded")
         for tokenizer in (embedded, large_tokenizer()):
-            figures += _against_tiktoken(tokenizer, store, text)
+            figures += _against_library(tokenizer, store, text)
         figures += _boundaries(store, embedded)
         cached = _cached_chunk_milliseconds(store, text)
         figures.append(_at_most("a chunk of 5000 tokens besides its tokenisation", cached, "ms", 0.2))

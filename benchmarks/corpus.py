@@ -28,6 +28,8 @@ from benchmarks import throughput
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server, take_turns
+from memagent_corpus import CorpusReader, TableFolder, open_inputs
+from memagent_corpus.corpus_run import exclusive, run_corpus
 from memagent_graph import (
     Budget,
     Completion,
@@ -37,8 +39,6 @@ from memagent_graph import (
     SamplingParams,
     load_prompts,
 )
-from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
-from memagent_graph.corpus.corpus_run import exclusive, run_corpus
 from memagent_graph.policy import Messages, TokenIds, TokenUsage
 
 IN_FLIGHT: Final = 256

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster_simulation import Operation, Outcome, Replica, Workload, simulate
-from memagent_graph.corpus.corpus_ledger import CorpusLedger
-from memagent_graph.corpus.corpus_rows import Row, RowUsage
+from memagent_corpus.corpus_ledger import CorpusLedger
+from memagent_corpus.corpus_rows import Row, RowUsage
 from memagent_graph.storage.checkpoints import open_saver
 
 TURNOVER: Final = 4

@@ -25,11 +25,11 @@ from benchmarks import throughput
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server
-from memagent_graph.corpus import CorpusDocument, CorpusReader, Row, TableFolder, open_inputs
-from memagent_graph.corpus.corpus_documents import Total
-from memagent_graph.corpus.corpus_run import CHECKPOINTS, exclusive, run_corpus
+from memagent_corpus import CorpusDocument, CorpusReader, Row, TableFolder, open_inputs
+from memagent_corpus.corpus_documents import Total
+from memagent_corpus.corpus_run import CHECKPOINTS, exclusive, run_corpus
+from memagent_corpus.on_ray import ActorPlan, ActorPool, RayEngine, connected
 from memagent_graph.settings import ReaderSettings
-from memagent_ray import ActorPlan, ActorPool, RayEngine, connected
 
 PER_ACTOR: Final = int(os.environ.get("MEMAGENT_BENCHMARK_IN_FLIGHT", "128"))
 WAVES: Final = 4

@@ -30,10 +30,10 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from memagent_evaluation.demo_command import is_right
+from memagent_evaluation.demo_document import DemoDocument, compose
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
-from memagent_graph.cli.demo import is_right
 from memagent_graph.documents import Document
-from memagent_graph.evaluation.demo_document import DemoDocument, compose
 from memagent_graph.policies.added import added_folder
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.tokenizers import load_tokenizer

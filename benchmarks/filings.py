@@ -24,8 +24,8 @@ from rich.table import Table
 
 from benchmarks import filing_texts
 from benchmarks.filing_texts import QUESTION, Filing, GeneratedFiling, write_filings
-from memagent_graph.corpus import TableFolder
-from memagent_graph.evaluation.statistics import wilson
+from memagent_corpus import TableFolder
+from memagent_evaluation.statistics import wilson
 
 FIELDS: Final = tuple(Filing.model_fields)
 _TOLERANCE: Final = 0.0005

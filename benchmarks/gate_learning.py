@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from memagent_evaluation.paired_tests import compare
+from memagent_evaluation.samples import Sample, TaskSettings
+from memagent_evaluation.scorers import score
+from memagent_evaluation.statistics import estimate
+from memagent_evaluation.tasks.registry import load_task
 from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
-from memagent_graph.evaluation.paired_tests import compare
-from memagent_graph.evaluation.samples import Sample, TaskSettings
-from memagent_graph.evaluation.scorers import score
-from memagent_graph.evaluation.statistics import estimate
-from memagent_graph.evaluation.tasks.registry import load_task
 from memagent_graph.policies import LocalPolicy
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policy import Messages, SamplingParams, TokenIds

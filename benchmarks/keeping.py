@@ -24,10 +24,10 @@ def main() -> None:
     """Command line."""
     import torch
 
-    from memagent_graph.evaluation.planted_facts import PlantedFacts
+    from memagent_evaluation.planted_facts import PlantedFacts
     from memagent_graph.policies.profile import load_profile
-    from memagent_training.embedded.documents import Setting, cut, prose_from
-    from memagent_training.embedded.evaluate import Asked, Reader, default_prose
+    from recipes.embedded.documents import Setting, cut, prose_from
+    from recipes.embedded.evaluate import Asked, Reader, default_prose
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")

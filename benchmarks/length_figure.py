@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.length_reads import GUARDED, READER, Cell, Read, fill, reads_in
-from memagent_graph.evaluation.statistics import Estimate, wilson
+from memagent_evaluation.statistics import Estimate, wilson
 
 BASELINES = ("middle_truncation", "full_context", "retrieval")
 
@@ -108,7 +108,7 @@ def draw(reads: Sequence[Read], folder: Path, longest_in_training: int | None = 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    from memagent_graph.evaluation.plots import STYLE
+    from memagent_evaluation.plots import STYLE
 
     style: Any = STYLE  # matplotlib's stub needs its keys as literals
     with mpl.rc_context(style):
@@ -140,7 +140,7 @@ def draw(reads: Sequence[Read], folder: Path, longest_in_training: int | None = 
 
 def _draw_curves(axes: Any, reads: Sequence[Read]) -> None:
     """A colour per model and per baseline; a solid line for greedy reads, others for temperatures."""
-    from memagent_graph.evaluation.plots import CURVE_COLOURS, MARKERS
+    from memagent_evaluation.plots import CURVE_COLOURS, MARKERS
 
     cells = gathered(reads)
     names = list(dict.fromkeys(map(name_of, sorted(cells, key=lambda cell: cell.system != READER))))

@@ -1,8 +1,8 @@
 """The reads behind `benchmarks.length_figure`: missing ones are made; each is a line of a file.
 
 A document is held-out prose with planted facts, cut into chunks. The policy reads it with the batched readers of
-`memagent_training.embedded.evaluate`, which compute the same as the graph and a server, for many documents at once. The
-baselines use the same policy on the same text, as systems of `memagent_graph.evaluation`.
+`recipes.embedded.evaluate`, which compute the same as the graph and a server, for many documents at once. The
+baselines use the same policy on the same text, as systems of `memagent_evaluation`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from memagent_graph.policies.model_info import weights_version
 
 if TYPE_CHECKING:
-    from memagent_training.embedded.documents import Question
-    from memagent_training.embedded.evaluate import Reader
+    from recipes.embedded.documents import Question
+    from recipes.embedded.evaluate import Reader
 
 OUTCOMES = "outcomes.jsonl"
 MOST_QUESTIONS, FEWEST_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
@@ -146,11 +146,11 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
     """Questions on one more document, at most `count`, read for each of these cells."""
     import torch
 
-    from memagent_graph.evaluation.planted_facts import PlantedFacts
+    from memagent_evaluation.planted_facts import PlantedFacts
     from memagent_graph.policies.profile import load_profile
     from memagent_graph.tokenizers import load_tokenizer
-    from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-    from memagent_training.embedded.evaluate import default_prose
+    from recipes.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
+    from recipes.embedded.evaluate import default_prose
 
     torch.set_num_threads(1)
     profile = load_profile(model)
@@ -197,7 +197,7 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
 
 @functools.lru_cache(maxsize=1)
 def _reader(model: Path) -> Reader:
-    from memagent_training.embedded.evaluate import Reader
+    from recipes.embedded.evaluate import Reader
 
     return Reader(model, seed=0)
 
@@ -206,9 +206,9 @@ async def _answers(
     system_name: str, model: Path, questions: Sequence[Question], answer_tokens: int
 ) -> list[bool | None]:
     """Whether a baseline is right, greedily, for each question; None if the document does not fit."""
+    from memagent_evaluation.result_table import Outcome
+    from memagent_evaluation.systems import load_system
     from memagent_graph import Document, LocalPolicy, MemAgent
-    from memagent_graph.evaluation.result_table import Outcome
-    from memagent_graph.evaluation.systems import load_system
 
     with tempfile.TemporaryDirectory() as store:
         reader = MemAgent(LocalPolicy(model), store=Path(store), run_log=False)

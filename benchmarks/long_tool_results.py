@@ -58,8 +58,8 @@ from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import transcript
+from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph import Budget, LocalPolicy, MemAgent, ScriptedPolicy, load_prompts
-from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENS = 500_000

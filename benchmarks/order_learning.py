@@ -32,7 +32,7 @@ from memagent_graph.prompts import PromptLayout
 
 FIELDS: Final = ("{chunk}", "{memory}", "{prompt}")
 LOOP: Final = (
-    "--task memagent_training.embedded.tasks:Alone --task memagent_training.embedded.tasks:AmongForeign --small "
+    "--task recipes.embedded.tasks:Alone --task recipes.embedded.tasks:AmongForeign --small "
     "--lengths 500,1000 --advance-at 0.5 --temperature 1.3 --rollouts 8 --groups 32 --max-questions 200 "
     "--measure-every 0 --set lr_scheduler_type=linear --set warmup_steps=3 --set groups_per_step=8 "
     "--set loss_weights=conversation_mean --set overlong_max_length=48 --set overlong_cache_length=32 "
@@ -69,9 +69,9 @@ def start_of(folder: Path, order: PromptLayout, given: argparse.Namespace) -> Pa
     steps = ("--steps", str(given.steps), "--decay-steps", str(given.steps * 2 // 3), "--ramp-steps", "1")
     rates = ("--tokens", "6144", "--muon-lr", "0.003", "--adamw-lr", "0.0015", "--threads", str(given.threads))
     sources = ("--shipped", made, "--weights-from", given.first, "--corpus", given.corpus, "--out", training)
-    run("memagent_training.embedded.train", *sources, *steps, *rates, "--resume")
+    run("recipes.embedded.train", *sources, *steps, *rates, "--resume")
     last = ("--checkpoint", training / "last.pt", "--out", made)
-    run("memagent_training.embedded.release", "--edition", f"1, {order.value}", *last)
+    run("recipes.embedded.release", "--edition", f"1, {order.value}", *last)
     made.replace(start)
     return start
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--first", type=Path, required=True, help="the policy to start from")
-    parser.add_argument("--corpus", type=Path, required=True, help="of memagent_training.embedded.corpus")
+    parser.add_argument("--corpus", type=Path, required=True, help="of recipes.embedded.corpus")
     parser.add_argument("--steps", type=int, default=500, help="of supervised training")
     parser.add_argument("--iterations", type=int, default=30, help="of the loop")
     parser.add_argument("--chunks", type=int, nargs="+", default=[4, 32])

@@ -15,8 +15,8 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.prompts import PromptLayout, load_prompts
 from memagent_graph.tokenizers import load_tokenizer

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.natural_questions import settings_of_command_line
 from memagent_graph.documents import Document
 from memagent_graph.no_answers import gives_no_answer
-from memagent_training.language.real_questions import RealQuestion, paraphrased, real_questions
+from recipes.language.real_questions import RealQuestion, paraphrased, real_questions
 
 SHORTEST = 3000
 """Characters of a text."""

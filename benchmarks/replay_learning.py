@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
+from memagent_evaluation.paired_tests import Comparison, compare
+from memagent_evaluation.samples import Sample, Task
+from memagent_evaluation.statistics import estimate
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, ReadResult, SamplingParams
-from memagent_graph.evaluation.paired_tests import Comparison, compare
-from memagent_graph.evaluation.samples import Sample, Task
-from memagent_graph.evaluation.statistics import estimate
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -103,7 +103,7 @@ def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -
 
 def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, temperature: float) -> None:
     """Read each sample once and keep its strict score; a failed read is wrong."""
-    from memagent_graph.evaluation.scorers import score
+    from memagent_evaluation.scorers import score
 
     agent = reader(base_url, folder / f"measured-{name}", temperature=temperature)
     texts = [("".join(sample.text()), sample.question) for sample in samples]

@@ -26,12 +26,12 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from memagent_graph.evaluation.english_facts import EnglishFacts
-from memagent_graph.evaluation.statistics import wilson
-from memagent_graph.reports.checked_report import lower_case_words, quote_problem
-from memagent_graph.reports.evidence_matrix import SourceQuote
-from memagent_graph.reports.sentence_checks import check_sentence
-from memagent_graph.reports.source_text import SourceText
+from memagent_evaluation.english_facts import EnglishFacts
+from memagent_evaluation.statistics import wilson
+from memagent_report.checked_report import lower_case_words, quote_problem
+from memagent_report.evidence_matrix import SourceQuote
+from memagent_report.sentence_checks import check_sentence
+from memagent_report.source_text import SourceText
 
 SEED: Final = 20
 SENTENCES: Final = 400

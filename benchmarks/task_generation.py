@@ -19,11 +19,11 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.prose import prose
-from memagent_graph.evaluation.samples import Task
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.passages import passages_from
+from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
+from memagent_evaluation.prose import prose
+from memagent_evaluation.samples import Task
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.passages import passages_from
 from memagent_graph.tokenizers import load_tokenizer
 
 LENGTH = 1_000_000

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 
-from memagent_graph.evaluation.prose import prose
+from memagent_evaluation.prose import prose
 from memagent_graph.tokenizers import load_tokenizer
 
 

@@ -16,8 +16,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 
 from langchain_memagent import MemAgentMiddleware
+from memagent_evaluation.demo_document import compose
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, load_tokenizer
-from memagent_graph.evaluation.demo_document import compose
 
 
 class ScriptedModel(GenericFakeChatModel):

@@ -10,8 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from memagent_graph import MemAgent, report
+from memagent_graph import MemAgent
 from memagent_graph.settings import ReaderSettings
+from memagent_report import report
 
 
 def main(folder: Path, questions: list[str]) -> None:

@@ -12,9 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from memagent_graph import MemAgent, ReportSource, report
-from memagent_graph.reports.report_files import write_report
+from memagent_graph import MemAgent
 from memagent_graph.settings import ReaderSettings
+from memagent_report import ReportSource, report
+from memagent_report.report_files import write_report
 
 QUESTIONS = (
     "How many participants did the study have?",

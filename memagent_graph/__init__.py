@@ -63,10 +63,6 @@ if TYPE_CHECKING:
     from memagent_graph.reading.state import UpdateRules as UpdateRules
     from memagent_graph.reading.strategy import Strategy as Strategy
     from memagent_graph.reading.strategy import StrategyGraph as StrategyGraph
-    from memagent_graph.reports import Report as Report
-    from memagent_graph.reports import ReportSource as ReportSource
-    from memagent_graph.reports import areport as areport
-    from memagent_graph.reports import report as report
     from memagent_graph.response_format import ResponseFormat as ResponseFormat
     from memagent_graph.results import ReadResult as ReadResult
     from memagent_graph.results import Usage as Usage
@@ -113,7 +109,6 @@ _HOMES = {
     "policy": ("Completion", "FinishReason", "Policy", "SamplingParams", "TokenUsage"),
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
     "reader": ("MemAgent", "ReadRequest"),
-    "reports": ("Report", "ReportSource", "areport", "report"),
     "events": ("EventKind", "ReadEvent", "StopReason", "UpdateRule"),
     "response_format": ("ResponseFormat",),
     "results": ("ReadResult", "Usage"),

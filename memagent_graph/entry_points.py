@@ -34,6 +34,12 @@ def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAge
         kind: the error's class.
     """
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    if isinstance(error, ModuleNotFoundError) and entry.extras and entry.dist:
+        extras = ",".join(entry.extras)
+        return kind(
+            f"{what} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
+            hint=f'Install it with: pip install "{entry.dist.name}[{extras}]"',
+        )
     if isinstance(error, MemAgentError):
         told, hint = error.message, error.hint
     else:

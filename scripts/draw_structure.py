@@ -2,7 +2,7 @@
 
     python scripts/draw_structure.py
 
-A part is a module or package directly below `memagent_graph`; training and each integration are one part more. Imports
+The first figure has the packages, the others the parts of one: the modules and packages directly below it. Imports
 inside functions, or only for type checkers, count too, as dashed arrows. Arrows that follow from others are left out.
 """
 
@@ -15,13 +15,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "memagent_graph": ROOT / "memagent_graph",
-    "memagent_training": ROOT / "training/memagent_training",
     "langchain_memagent": ROOT / "integrations/langchain_memagent",
+    "memagent_corpus": ROOT / "integrations/memagent_corpus",
     "memagent_mcp": ROOT / "integrations/memagent_mcp",
-    "memagent_ray": ROOT / "integrations/memagent_ray",
+    "memagent_report": ROOT / "integrations/memagent_report",
+    "memagent_serve": ROOT / "integrations/memagent_serve",
+    "memagent_evaluation": ROOT / "training/memagent_evaluation",
+    "memagent_training": ROOT / "training/memagent_training",
+    "recipes": ROOT / "training/recipes",
 }
 PAGE = ROOT / "CONTRIBUTING.md"
-BEGIN, END = "<!-- drawn by scripts/draw_structure.py -->", "<!-- end of what is drawn -->"
+_BEGIN, _END = "<!-- {}: drawn by scripts/draw_structure.py -->", "<!-- end of {} -->"
+_DRAWN = ("memagent_graph", "memagent_training")
+"""The packages whose parts are drawn, too."""
 Graph = dict[str, dict[str, bool]]
 """What each node imports; the value is whether at least one of these imports runs when the module is loaded."""
 
@@ -62,13 +68,13 @@ def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
 
 
 def rooms(graph: Graph, within: str = "") -> Graph:
-    """The graph of parts: those of the whole code, or those of one package."""
+    """The graph of the packages, or of the parts of one package."""
 
     def room_of(module: str) -> str | None:
         package, *parts = module.split(".")
         if within:
             return f"{package}.{parts[0]}" if package == within and parts else None
-        return ".".join([package, *parts[:1]]) if package == "memagent_graph" else package
+        return package
 
     found: Graph = {room: {} for module in graph if (room := room_of(module))}
     for module, imported in graph.items():
@@ -112,8 +118,8 @@ def short(room: str) -> str:
     return room.rpartition(".")[2]
 
 
-def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
-    """A graph as a figure and a table, from the highest layer to the lowest."""
+def figure(graph: Graph) -> str:
+    """A graph as a Mermaid figure, with a box for each layer from the highest to the lowest."""
     under, level = {room: below(graph, room) for room in graph}, floors(graph)
     order = sorted(graph, key=lambda room: (-level[room], room))
     lines = ["```mermaid", "flowchart TD"]
@@ -121,20 +127,26 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
         here = "; ".join(short(room) for room in order if level[room] == floor)
         lines += [f'  subgraph layer{floor}["layer {floor}"]', f"    {here}", "  end"]
     for room in order:
-        for arrow, wanted in (("-->", True), ("-.->", False)):
+        for arrow, is_loaded_at_once in (("-->", True), ("-.->", False)):
             targets = [
                 short(target)
                 for target, at_once in sorted(graph[room].items())
-                if at_once is wanted
+                if at_once is is_loaded_at_once
                 and not any(
-                    target in under[each] and each not in under[target] for each in graph[room].keys() - {target}
+                    target in under[other] and other not in under[target] for other in graph[room].keys() - {target}
                 )
             ]
             lines += [f"  {short(room)} {arrow} {' & '.join(targets)}"] if targets else []
-    lines += ["```", "", "| layer | part | purpose | imports |", "| ---: | --- | --- | --- |"]
-    for room in order:
+    return "\n".join([*lines, "```"])
+
+
+def table(graph: Graph, files: Mapping[str, Path]) -> str:
+    """A graph as a table, from the highest layer to the lowest; a part's purpose is the first line of its docstring."""
+    level = floors(graph)
+    lines = ["| layer | part | purpose | imports |", "| ---: | --- | --- | --- |"]
+    for room in sorted(graph, key=lambda room: (-level[room], room)):
         purpose = (ast.get_docstring(ast.parse(files[room].read_text("utf-8"))) or "").partition("\n")[0]
-        imported = ", ".join(f"`{short(each)}`" for each in sorted(graph[room]))
+        imported = ", ".join(f"`{short(target)}`" for target in sorted(graph[room]))
         lines.append(f"| {level[room]} | `{short(room)}` | {purpose.replace('|', '/')} | {imported} |")
     return "\n".join(lines)
 
@@ -142,9 +154,20 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
 def page(text: str) -> str:
     """The page with up-to-date figures."""
     graph, files = module_graph(), modules()
-    house, training = (drawn(rooms(graph, within), files) for within in ("", "memagent_training"))
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{house}\n\n### Within training\n\n{training}\n\n{END}{after}"
+    parts = [
+        f"### Within `{package}`\n\n{figure(inner)}\n\n{table(inner, files)}"
+        for package in _DRAWN
+        for inner in [rooms(graph, package)]
+    ]
+    packages = rooms(graph)
+    for name, content in (
+        ("packages", figure(packages)),
+        ("parts", "\n\n".join([table(packages, files), *parts])),
+    ):
+        begin, end = _BEGIN.format(name), _END.format(name)
+        before, after = text.partition(begin)[0], text.partition(end)[2]
+        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

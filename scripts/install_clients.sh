@@ -5,8 +5,8 @@
 #
 # There are two virtual environments, because llm needs openai 3 or later, and LlamaIndex needs an earlier version:
 #
-#     FOLDER/openai-3        openai, langchain-openai, llm      (constraints-clients.txt)
-#     FOLDER/openai-2        llama-index-llms-openai-like       (constraints-clients-llama-index.txt)
+#     FOLDER/openai-3        openai, langchain-openai, llm      (constraints/clients.txt)
+#     FOLDER/openai-2        llama-index-llms-openai-like       (constraints/clients-llama-index.txt)
 #
 # PYTHON sets the interpreter. If the pinned versions have not changed, a second run does nothing.
 set -euo pipefail
@@ -33,6 +33,6 @@ install() {
 }
 
 [[ $# -le 1 ]] || die "too many arguments (usage: $0 [FOLDER])"
-install openai-3 constraints-clients.txt openai langchain-openai llm
-install openai-2 constraints-clients-llama-index.txt llama-index-llms-openai-like
+install openai-3 constraints/clients.txt openai langchain-openai llm
+install openai-2 constraints/clients-llama-index.txt llama-index-llms-openai-like
 printf 'install_clients: %s is up to date\n' "$folder"

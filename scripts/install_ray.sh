@@ -10,7 +10,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly repository
 venv=$(realpath --canonicalize-missing --no-symlinks -- "${1:-$repository/.venv-ray}")
 readonly venv
-readonly constraints=$repository/constraints-ray.txt
+readonly constraints=$repository/constraints/ray.txt
 
 die() { printf 'install_ray: error: %s\n' "$*" >&2; exit 1; }
 

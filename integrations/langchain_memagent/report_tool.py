@@ -21,7 +21,7 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_graph.reports import areport
+from memagent_report import areport
 
 _DESCRIPTION = (
     "Write a report over several documents of any length. Every document is read from beginning to end with the same "

@@ -17,11 +17,11 @@ from pydantic import Field
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
-from memagent_graph.reports import Report, areport
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS
 from memagent_mcp.client_roots import Roots, ToolContext
 from memagent_mcp.tool_results import ToolResult
+from memagent_report import Report, areport
 
 MOST_DOCUMENTS: Final = 64
 MOST_REPORT_QUESTIONS: Final = 8

@@ -16,7 +16,7 @@ from mcp.server.fastmcp import FastMCP
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 
-from memagent_graph.serving.addresses import LOCAL_NAMES, in_url
+from memagent_graph.addresses import LOCAL_NAMES, in_url
 
 _SECONDS_TO_STOP: Final = 3
 

@@ -6,13 +6,17 @@ point in the group "memagent.commands", which names a function `register(app)`.
 
 from __future__ import annotations
 
+import ast
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, get_args, get_type_hints
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Protocol, get_args, get_type_hints
 
 import rich.markup
 import typer
@@ -28,20 +32,13 @@ if TYPE_CHECKING:
 _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "resume:Resume",
-    "corpus": "corpus_command:Corpus",
     "doctor": "doctor:Doctor",
-    "demo": "demo:Demo",
     "show": "show:Show",
     "diff": "diff:Diff",
     "runs": "runs:Runs",
     "reward": "reward:GiveReward",
     "export": "export:Export",
     "import": "import_:Import",
-    "eval": "eval:Eval",
-    "eval-report": "eval_report:EvalReport",
-    "report": "report_command:WriteReport",
-    "serve": "serve:Serve",
-    "mcp": "mcp:Mcp",
     "policy": "policy_commands:COMMANDS",
 }
 """Module and class of each command of this package; a mapping from names to classes instead of a class is a group."""
@@ -119,6 +116,31 @@ class CommandGroup(typer.core.TyperGroup):
         super().__init__(**attributes)
         self.commands: Any = _Commands()
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands. Those of other packages are named without importing them."""
+        commands = self.commands
+        self.commands = commands.summaries()
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = commands
+
+
+def summary(entry: EntryPoint) -> str:
+    """Return what a command does in a line: the first of its module's docstring, which is read without importing it."""
+    package, *parts = entry.module.split(".")
+    spec = PathFinder.find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    files = (
+        [Path(folder, *parts).with_suffix(".py") for folder in folders]
+        if parts
+        else [Path((spec and spec.origin) or "")]
+    )
+    for file in files:
+        if file.is_file():
+            return (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0]
+    return f"A command of the package {entry.dist.name}." if entry.dist else ""
+
 
 class _Commands(Mapping[str, Any]):
     """Commands by name. Those of other packages are searched only if this package has none with the name."""
@@ -151,6 +173,11 @@ class _Commands(Mapping[str, Any]):
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]
 
+    def summaries(self) -> dict[str, Any]:
+        """The commands as the list of all shows them: those of other packages with nothing but their help."""
+        added = {name: typer.core.TyperCommand(name, help=summary(entry)) for name, entry in self._added.items()}
+        return {name: self[name] for name in _BUILT_IN} | added
+
     def __iter__(self) -> Iterator[str]:
         return iter((*_BUILT_IN, *self._added))
 
@@ -169,19 +196,36 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
     from memagent_graph.entry_points import failure_of  # noqa: PLC0415
     from memagent_graph.errors import MemAgentError  # noqa: PLC0415
 
-    try:
-        return _made(entry.load())
-    except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
-        failure = failure_of(entry, "the command", error, MemAgentError)
-
-    def command() -> None:
+    def fail(error: Exception) -> NoReturn:
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.cli.exit_codes import ExitCode  # noqa: PLC0415
 
-        raise typer.Exit(Console().failure(failure, ExitCode.SETTINGS))
+        raise typer.Exit(
+            Console().failure(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
+        ) from error
+
+    try:
+        made = _made(entry.load())
+    except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
+        failure = error
+    else:
+        callback = made.callback
+
+        @functools.wraps(callback)
+        def run(*arguments: Any, **options: Any) -> Any:
+            try:
+                return callback(*arguments, **options)
+            except ModuleNotFoundError as error:  # a package of the command's extra
+                fail(error)
+
+        made.callback = run
+        return made
+
+    def command() -> None:
+        fail(failure)
 
     options: Any = {
-        "help": f"Cannot be loaded: {failure.message}.",
+        "help": f"Cannot be loaded: {failure}.",
         "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     }
     return _made(lambda app: app.command(entry.name, **options)(command))

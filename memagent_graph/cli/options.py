@@ -137,6 +137,8 @@ Store = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_defa
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]
+PriceIn = Annotated[float | None, typer.Option(min=0.0, help="Price of a million prompt tokens, for the report.")]
+PriceOut = Annotated[float | None, typer.Option(min=0.0, help="Price of a million completion tokens.")]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 

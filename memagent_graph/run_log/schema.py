@@ -8,7 +8,7 @@ from typing import Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import migration
-from memagent_graph.storage.write_ahead import use_write_ahead_log
+from memagent_graph.storage.database import use_write_ahead_log
 
 VERSION: Final = migration.VERSION
 

@@ -17,9 +17,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
+from memagent_graph.storage.database import use_write_ahead_log
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
-from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 if TYPE_CHECKING:
     import aiosqlite

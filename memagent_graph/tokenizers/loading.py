@@ -1,7 +1,7 @@
 """Tokenizers: text to ids and back, and how many characters the first n tokens cover.
 
-`load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with
-a tokenizer.json, a hub id. Byte-level BPE runs on tiktoken, everything else on the `tokenizers` library (extra `hub`).
+`load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, a hub
+id. OpenAI's encodings run on tiktoken, everything else on the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 import tiktoken
 import tiktoken.model
+from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import MissingExtraError, TokenizerError
 from memagent_graph.near_names import did_you_mean
-from memagent_graph.tokenizers.byte_level_bpe import ByteLevelBPE, convert, differs_from
-from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, pieces
+from memagent_graph.tokenizers.pieces import pieces
 
 EMBEDDED = "embedded"
-_DIRECT_CHARACTERS = LARGEST_PIECE_BYTES // 4
+_composed = functools.partial(unicodedata.normalize, "NFC")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -87,28 +87,18 @@ class TiktokenTokenizer:
     Args:
         encoding: the encoding.
         name: the argument of `load_tokenizer` that loads it again; the encoding's own name if left out.
-        nfc: whether the tokenizer normalizes text to Unicode's form C first.
-        special_tokens: control tokens; the encoding's special tokens if left out.
     """
 
-    def __init__(
-        self,
-        encoding: tiktoken.Encoding,
-        *,
-        name: str | None = None,
-        nfc: bool = False,
-        special_tokens: frozenset[str] | None = None,
-    ) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, *, name: str | None = None) -> None:
         self._encoding = encoding
-        self._nfc = nfc
         self.name = name or encoding.name
-        self.special_tokens = frozenset(encoding.special_tokens_set) if special_tokens is None else special_tokens
+        self.special_tokens = frozenset(encoding.special_tokens_set)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of ranks, pattern, normal form and special tokens."""
+        """Hash of ranks, pattern and special tokens."""
         encoding = self._encoding
-        digest = hashlib.sha256(f"byte-level-bpe nfc={self._nfc} {encoding._pat_str!r}\n".encode())
+        digest = hashlib.sha256(f"byte-level-bpe {encoding._pat_str!r}\n".encode())
         for token, rank in sorted(encoding._mergeable_ranks.items()):
             digest.update(b"%d:%b;%d\n" % (len(token), token, rank))
         digest.update(json.dumps(sorted(encoding._special_tokens.items())).encode())
@@ -116,10 +106,7 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; long texts go to tiktoken in pieces."""
-        text = self._normalized(_without_surrogates(text))
-        if len(text) <= _DIRECT_CHARACTERS:
-            return self._encode_piece(text)
-        return [token for piece in pieces(text) for token in self._encode_piece(piece)]
+        return [token for piece in pieces(_without_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
         try:
@@ -151,30 +138,7 @@ class TiktokenTokenizer:
             characters = len(self._encoding.decode_bytes(ids[:n] if from_start else ids[n:]).decode())
         except UnicodeDecodeError:
             return None
-        normal = self._normalized(text)
-        if not from_start:
-            characters = len(normal) - characters
-        return characters if normal == text else _length_before_nfc(text, characters)
-
-    def _normalized(self, text: str) -> str:
-        return unicodedata.normalize("NFC", text) if self._nfc else text
-
-
-def _length_before_nfc(text: str, characters: int) -> int | None:
-    """How many characters of `text` became the first `characters` of its normal form C, if there is such a number."""
-    low, high = 0, len(text)
-    while low < high:
-        middle = (low + high) // 2
-        if len(unicodedata.normalize("NFC", text[:middle])) < characters:
-            low = middle + 1
-        else:
-            high = middle
-    # Combining marks belong to the character before them: continue while they do not add a character.
-    while low < len(text) and len(unicodedata.normalize("NFC", text[: low + 1])) == characters:
-        low += 1
-    before, after = (unicodedata.normalize("NFC", part) for part in (text[:low], text[low:]))
-    whole = unicodedata.normalize("NFC", text)
-    return low if len(before) == characters and before + after == whole else None
+        return characters if from_start else len(text) - characters
 
 
 class HFTokenizer:
@@ -185,15 +149,10 @@ class HFTokenizer:
         name: the argument of `load_tokenizer` that loads it again.
 
     Raises:
-        MissingExtraError: the library is not installed.
         TokenizerError: the library refuses the file.
     """
 
     def __init__(self, specification: dict[str, Any], *, name: str) -> None:
-        try:
-            from tokenizers import Tokenizer as Backend  # noqa: PLC0415 - optional
-        except ImportError as error:
-            raise MissingExtraError("hub", "a tokenizer.json") from error
         self.name = name
         self._specification = specification
         self.special_tokens = control_tokens(specification)
@@ -226,15 +185,14 @@ class HFTokenizer:
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of `text`, and the first and last character of each."""
-        parts = [text] if len(text) <= _DIRECT_CHARACTERS else pieces(text)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         base = 0
-        for part in parts:
-            encoding = self._backend.encode(part, add_special_tokens=False)
+        for piece in pieces(text):
+            encoding = self._backend.encode(piece, add_special_tokens=False)
             ids += encoding.ids
-            offsets += [(base + start, base + end) for start, end in encoding.offsets]
-            base += len(part)
+            offsets += [(base + start, base + end) for start, end in encoding.offsets] if base else encoding.offsets
+            base += len(piece)
         return ids, offsets
 
     def encode(self, text: str) -> list[int]:
@@ -243,10 +201,13 @@ class HFTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`."""
-        try:
-            return self._backend.decode(ids, skip_special_tokens=False)
-        except OverflowError as error:
-            raise TokenizerError(f"the tokenizer {self.name} has no such token: {error}") from error
+        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would leave them out
+            raise TokenizerError(f"the tokenizer {self.name} has no such token: {max(ids)}")
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    @functools.cached_property
+    def _largest_id(self) -> int:
+        return max(self._backend.get_vocab().values(), default=-1)
 
     def count(self, text: str) -> int:
         """How many tokens `text` has."""
@@ -259,8 +220,15 @@ class HFTokenizer:
         if n <= 0:
             return 0
         offsets = self._encoded(_without_surrogates(text))[1]
-        end, following = offsets[n - 1][1], offsets[n][0]
-        return end if following >= end else None
+        (start, end), (following, last) = offsets[n - 1], offsets[n]
+        if following < end:
+            return None
+        if self._backend.normalizer is None or text[start:last].isascii():
+            return end
+        # The library places a composed character at its first code point; its marks are in the gap that follows.
+        cut = end if text[end:following].isspace() else following
+        parts = _composed(text[start:cut]) + _composed(text[cut:last])
+        return cut if parts == _composed(text[start:last]) else None
 
 
 def control_tokens(specification: dict[str, Any]) -> frozenset[str]:
@@ -304,24 +272,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 def _embedded() -> Tokenizer:
-    """The embedded policy's own tokenizer; a unit test checks that its conversion is exact."""
-    source = importlib.resources.files("memagent_graph") / "embedded" / "tokenizer.json"
-    try:
-        specification = json.loads(source.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise TokenizerError(
-            "this installation has no embedded tokenizer", hint="Install memagent-graph again from its wheel."
-        ) from error
-    converted = convert(specification)
-    if converted is None:
-        raise TokenizerError("the embedded tokenizer.json is not byte-level BPE")
-    return _as_tiktoken(converted, specification, EMBEDDED)
-
-
-def _as_tiktoken(converted: ByteLevelBPE, specification: dict[str, Any], name: str) -> TiktokenTokenizer:
-    return TiktokenTokenizer(
-        converted.encoding(name), name=name, nfc=converted.nfc, special_tokens=control_tokens(specification)
-    )
+    with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as folder:
+        return _from_file(folder, EMBEDDED)
 
 
 def _tiktoken_name(spec: str) -> str | None:
@@ -388,12 +340,4 @@ def _from_file(path: Path, name: str) -> Tokenizer:
             f"{path} is not a readable tokenizer.json: {error}",
             hint="Pass a tokenizer.json as the tokenizers library writes it, or a folder that contains one.",
         ) from error
-    fallback = HFTokenizer(specification, name=name)
-    try:
-        converted = convert(specification)
-        if converted is None:
-            return fallback
-        fast = _as_tiktoken(converted, specification, name)
-    except (KeyError, TypeError, ValueError):
-        return fallback
-    return fallback if differs_from(fast.encode, fallback.encode, list(converted.ranks)) is not None else fast
+    return HFTokenizer(specification, name=name)

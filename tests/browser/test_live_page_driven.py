@@ -13,8 +13,8 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import Served, served
 
-from memagent_graph.serving.ledger import Entry
-from memagent_graph.serving.reads import Bounds
+from memagent_serve.ledger import Entry
+from memagent_serve.reads import Bounds
 
 _REASON = "needs selenium: pip install selenium"
 By = pytest.importorskip("selenium.webdriver.common.by", reason=_REASON).By

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import memagent_graph
+from memagent_evaluation.demo_document import compose
+from memagent_evaluation.planted_facts import PlantedFacts
+from memagent_evaluation.prose import reference_topics
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
 from memagent_graph.errors import PolicyError, PolicyRequestError
-from memagent_graph.evaluation.demo_document import compose
-from memagent_graph.evaluation.planted_facts import PlantedFacts
-from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import Completion, Message, Messages, TokenIds

@@ -7,9 +7,9 @@ from itertools import islice
 
 import httpx2
 
+from memagent_evaluation.planted_facts import PlantedFacts
+from memagent_evaluation.prose import prose
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
-from memagent_graph.evaluation.planted_facts import PlantedFacts
-from memagent_graph.evaluation.prose import prose
 from memagent_graph.run_log import Conversation
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_training.serving.vllm_server import VLLMServer

@@ -19,11 +19,11 @@ from support.asking_process import AskingProcess
 from support.clients import CLIENTS, ClientsNotInstalledError
 from support.serving import ServingProcess
 
+from memagent_evaluation.planted_facts import Fact, PlantedFacts
+from memagent_evaluation.prose import reference_topics
 from memagent_graph import load_tokenizer
-from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
-from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.run_log import RunLog
-from memagent_graph.serving.ledger import Ledger, ReadState
+from memagent_serve.ledger import Ledger, ReadState
 from memagent_training.serving.vllm_server import VLLMServer
 
 FACTS = PlantedFacts(3, held_out=True, number_share=1.0)

@@ -11,12 +11,12 @@ import pytest
 from support.corpus_world import NAMES, QUESTIONS, CountingServer, key_of, rows_in, run_corpus_command, text_of
 from support.ray_world import RayWorld
 
-from memagent_graph.corpus import TableFolder
-from memagent_graph.corpus.table_inputs import Columns
+from memagent_corpus import TableFolder
+from memagent_corpus.on_ray import ActorPlan, ActorPool, connected, read_corpus, write_table
+from memagent_corpus.table_inputs import Columns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReaderSettings
-from memagent_ray import ActorPlan, ActorPool, connected, read_corpus, write_table
 
 DOCUMENTS = 12
 POOL = ActorPool(1, 2, documents_in_flight=4)

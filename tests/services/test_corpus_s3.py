@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from support.corpus_world import QUESTIONS, CountingServer, key_of, run_corpus_command, text_of
 
-from memagent_graph.corpus import TableFolder
+from memagent_corpus import TableFolder
 from memagent_graph.storage.paths import data_folder
 
 

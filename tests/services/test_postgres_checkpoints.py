@@ -18,8 +18,8 @@ from support.corpus_world import BUDGET, NAMES, QUESTIONS, CountingServer, corpu
 from support.postgres_server import PASSWORD, PostgresServer
 from support.scripts import document_with, perfect_reader
 
+from memagent_corpus import TableFolder
 from memagent_graph import Budget, Limits, MemAgent, ScriptedPolicy
-from memagent_graph.corpus import TableFolder
 from memagent_graph.errors import CheckpointError, RunNotFoundError
 from memagent_graph.storage.checkpoints import open_saver, shown_checkpoints
 

@@ -16,9 +16,9 @@ from support.filing_reader import expected, imperfect_reader
 
 from benchmarks.filing_texts import QUESTION, Filing, filings, write_filings
 from benchmarks.filings import FIELDS, accuracies, judged, main
+from memagent_corpus import CorpusReader, TableFolder, open_inputs
+from memagent_corpus.corpus_run import CorpusSummary, exclusive, run_corpus
 from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
-from memagent_graph.corpus.corpus_run import CorpusSummary, exclusive, run_corpus
 
 ROOMY = Budget(context_window=8000, question_tokens=600, memory_tokens=500, chunk_tokens=1200, answer_tokens=500)
 TYPES = {

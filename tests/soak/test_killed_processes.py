@@ -16,7 +16,7 @@ from support.scripts import document_with
 from support.serving import ALICE, BOB, SMALL_OPTIONS, ServingProcess
 
 from memagent_graph.run_log import RunLog
-from memagent_graph.serving.ledger import Ledger, ReadState
+from memagent_serve.ledger import Ledger, ReadState
 
 AT_WORK = 2
 BOUNDS = ("--max-reads", str(AT_WORK))

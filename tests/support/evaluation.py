@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from memagent_graph.evaluation.result_table import Outcome, Plan, Results, Row, table_of
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, Sample
+from memagent_evaluation.result_table import Outcome, Plan, Results, Row, table_of
+from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
 from support.scripts import document_with
 
 NAMES = ("harbor", "castle", "garden", "bridge", "tower", "valley")

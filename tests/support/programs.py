@@ -30,7 +30,7 @@ from typing import IO, Any
 _CONTEXT = get_context("forkserver")
 _IMPORTED = (
     "memagent_graph.cli.commands",
-    "memagent_graph.evaluation.harness",
+    "memagent_evaluation.harness",
     "memagent_graph.policies.local",
     "memagent_training.job.trainer",
     "transformers.models.llama.modeling_llama",

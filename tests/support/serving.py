@@ -15,13 +15,13 @@ from typing import Any
 import uvicorn
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
-from memagent_graph.serving.addresses import listen
-from memagent_graph.serving.app import Serving, make_app
-from memagent_graph.serving.http_server import PROTOCOL
-from memagent_graph.serving.keys import Keys, Owner
-from memagent_graph.serving.live import LivePage
-from memagent_graph.serving.page_sessions import PageSessions
-from memagent_graph.serving.serve_settings import ServeSettings
+from memagent_graph.addresses import listen
+from memagent_serve.app import Serving, make_app
+from memagent_serve.http_server import PROTOCOL
+from memagent_serve.keys import Keys, Owner
+from memagent_serve.live import LivePage
+from memagent_serve.page_sessions import PageSessions
+from memagent_serve.serve_settings import ServeSettings
 from support.programs import Program
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)

@@ -31,7 +31,7 @@ CHAT = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_en
 def write_tiny_gguf(path: Path) -> None:
     """A Llama of two layers with random weights in Q8_0 and a byte-level vocabulary."""
     gguf = pytest.importorskip("gguf")
-    from memagent_graph.tokenizers.byte_level_bpe import byte_of_character
+    from support.adversarial_texts import byte_of_character
 
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_of_character(), "ĠĠ", "Ċ" * 2]
     writer = gguf.GGUFWriter(path, "llama")
@@ -153,7 +153,6 @@ def test_digits_are_split_as_the_model_s_own_tokenizer_does(wheel, base) -> None
     assert len(spaces) == len(breaks) == 1
     assert tokenizer.encode("  12") == spaces + one + two
     assert tokenizer.encode("\n\n1") == breaks + one
-    assert type(tokenizer).__name__ == "TiktokenTokenizer", "and quickly"
 
 
 def test_the_gguf_file_holds_the_merged_weights(wheel, base, adapter) -> None:

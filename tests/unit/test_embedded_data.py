@@ -21,16 +21,16 @@ pytest.importorskip("tokenizers")
 import torch
 from tokenizers import Tokenizer
 
-from memagent_graph.evaluation.planted_facts import PlantedFacts, is_held_out
+from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training.embedded.batches import collate, make_batch
-from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-from memagent_training.embedded.policy_network import load_policy, new_policy
-from memagent_training.embedded.release import between, release
-from memagent_training.embedded.structured_start import give_structure
-from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
-from memagent_training.embedded.train import choose_checkpoint
-from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
+from recipes.embedded.batches import collate, make_batch
+from recipes.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
+from recipes.embedded.policy_network import load_policy, new_policy
+from recipes.embedded.release import between, release
+from recipes.embedded.structured_start import give_structure
+from recipes.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
+from recipes.embedded.train import choose_checkpoint
+from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "memagent_graph" / "embedded"
@@ -244,7 +244,7 @@ def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: P
         *(
             sys.executable,
             "-m",
-            "memagent_training.embedded.train",
+            "recipes.embedded.train",
             "--corpus",
             str(corpus),
             "--out",
@@ -304,7 +304,7 @@ def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_pa
     bias = policy.get_parameter("model.layers.0.self_attn.o_proj.bias")
     torch.nn.init.constant_(bias, 0.25)
     release(policy, tmp_path / "trained")
-    command = [sys.executable, "-m", "memagent_training.embedded.release", "--policy", str(tmp_path / "trained")]
+    command = [sys.executable, "-m", "recipes.embedded.release", "--policy", str(tmp_path / "trained")]
     command += ["--edition", "7", "--out", str(tmp_path / "released")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
     refused = run_program(command, env=environment, cwd=ROOT, capture_output=True)
@@ -339,7 +339,7 @@ def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> 
     for name, weight in policy.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float()), name
 
-    command = [sys.executable, "-m", "memagent_training.embedded.train"]
+    command = [sys.executable, "-m", "recipes.embedded.train"]
     command += ["--corpus", str(corpus), "--out", str(tmp_path / "run"), "--weights-from", str(tmp_path / "policy")]
     command += ["--tokens", "300", "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}

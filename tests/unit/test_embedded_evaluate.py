@@ -13,17 +13,17 @@ pytest.importorskip("tokenizers")
 
 import torch
 
+from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_graph import Document, LocalPolicy, MemAgent, UpdateRule, UpdateRules
-from memagent_graph.evaluation.planted_facts import PlantedFacts
-from memagent_training.embedded.batches import collate
-from memagent_training.embedded.documents import (
+from recipes.embedded.batches import collate
+from recipes.embedded.documents import (
     Question,
     Setting,
     questions_alone,
     questions_with_foreign_facts,
 )
-from memagent_training.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, default_prose
-from memagent_training.embedded.training_examples import EMPTY, Branch, Row
+from recipes.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, default_prose
+from recipes.embedded.training_examples import EMPTY, Branch, Row
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 

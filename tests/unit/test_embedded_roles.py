@@ -11,18 +11,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from memagent_graph.evaluation.tasks.invented_names import Names
-from memagent_graph.evaluation.tasks.multi_hop import draw_chain
+from memagent_evaluation.tasks.invented_names import Names
+from memagent_evaluation.tasks.multi_hop import draw_chain
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, require_profile
 from memagent_graph.reading.ask import word_from_nowhere
 from memagent_graph.roles import Parsed, Role, prompts_for, require_room
 from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.trace import Writes
-from memagent_training.embedded.role_examples import Problem, RoleRowBuilder, Turn
-from memagent_training.embedded.role_templates import ROLE_TEMPLATES, write_role_folder
-from memagent_training.embedded.tokenizer import load_encoding
-from memagent_training.embedded.training_examples import Branch, PromptFormat, Prose
+from recipes.embedded.role_examples import Problem, RoleRowBuilder, Turn
+from recipes.embedded.role_templates import ROLE_TEMPLATES, write_role_folder
+from recipes.embedded.tokenizer import load_encoding
+from recipes.embedded.training_examples import Branch, PromptFormat, Prose
 
 PROSE = "The lexer reads a file line by line. It stops at the first error, and reports where that was. " * 400
 STRATEGIES = ("gated", "gated:stop=yes", "parallel", "map_reduce", "reread", "refine", "segments")

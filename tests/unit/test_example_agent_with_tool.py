@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.programs import run_program
 
-from memagent_graph.evaluation.planted_facts import Fact
+from memagent_evaluation.planted_facts import Fact
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "agent_with_tool.py"
 FACT = Fact(

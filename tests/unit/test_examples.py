@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.programs import run_program
 
-from memagent_graph.evaluation.planted_facts import Fact
+from memagent_evaluation.planted_facts import Fact
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FACT = Fact(

@@ -31,9 +31,9 @@ from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph.addresses import is_local, listen
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_graph.serving.addresses import is_local, listen
 from memagent_mcp import make_server
 from memagent_mcp.client_roots import local_path, overlap
 from memagent_mcp.tools import shielded, tightest

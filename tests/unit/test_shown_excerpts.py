@@ -17,10 +17,10 @@ from support.scripts import document_with, part
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.cli.show import view_of
-from memagent_graph.serving.api_errors import ApiError
-from memagent_graph.serving.live.page_values import passage_value, sources_value
 from memagent_graph.timeline import RunView, build_timeline, render_notebook, render_page, render_timeline
 from memagent_mcp import make_server
+from memagent_serve.api_errors import ApiError
+from memagent_serve.live.page_values import passage_value, sources_value
 
 TEXT = document_with(
     {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=900

@@ -21,10 +21,10 @@ from support.programs import Program, run_program
 from support.scripts import part, perfect_reader
 from typer.testing import CliRunner
 
+from memagent_evaluation.result_journal import JOURNAL, load_results
+from memagent_evaluation.result_table import read_table
 from memagent_graph import RunLog, load_tokenizer
 from memagent_graph.cli import app
-from memagent_graph.evaluation.result_journal import JOURNAL, load_results
-from memagent_graph.evaluation.result_table import read_table
 
 TESTS = Path(__file__).parents[2]
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
@@ -42,7 +42,7 @@ def task(tmp_path: Path) -> str:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of something else: drawing takes as long as all the rest."""
-    monkeypatch.setattr("memagent_graph.evaluation.output_folder.draw_all", lambda results, folder: [])
+    monkeypatch.setattr("memagent_evaluation.output_folder.draw_all", lambda results, folder: [])
 
 
 def memagent(*arguments: object, code: int = 0) -> Any:
@@ -328,7 +328,7 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
 
     for name, script in (("good", respond), ("bad", blind)):
         with FakeServer(script) as server, monkeypatch.context() as drawn_later:
-            drawn_later.setattr("memagent_graph.evaluation.output_folder.draw_all", lambda results, folder: [])
+            drawn_later.setattr("memagent_evaluation.output_folder.draw_all", lambda results, folder: [])
             memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200,400", "-n", 6,
                      "--out", tmp_path / name)  # fmt: skip
     for name in ("report.md", "results.parquet"):
@@ -447,7 +447,7 @@ def test_much_text_is_made_by_other_processes_and_is_the_same(task, tmp_path, mo
     with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--lengths", "300", "-n", 3, "--quiet"]
         memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "threads")
-        monkeypatch.setattr("memagent_graph.evaluation.request.MUCH", 0)
+        monkeypatch.setattr("memagent_evaluation.request.MUCH", 0)
         memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "processes")
     assert table(tmp_path / "processes") == table(tmp_path / "threads")
     assert len(table(tmp_path / "processes")) == 6

@@ -84,14 +84,16 @@ def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
 
 def test_help_names_every_command() -> None:
     told = memagent("--help").stdout
-    assert [name for name in re.findall(r"^│ ([a-z-]+) ", told, re.M) if name in BUILT_IN] == BUILT_IN
+    names = re.findall(r"^│ ([a-z][a-z-]*) ", told, re.M)
+    assert sorted(names) == sorted([*BUILT_IN, "train", "rl"])
 
 
 def test_a_command_misspelt_is_refused_with_the_one_that_was_meant() -> None:
     assert "Did you mean 'resume'" in memagent("resum", code=ExitCode.USAGE).stderr
 
 
-ADDED = """
+ADDED = """'Greet people by their names.'
+
 import typer
 
 def greet(name: str) -> None:
@@ -121,9 +123,10 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_package_adds_a_command(added) -> None:
-    assert memagent("greet", "Ada").stdout == "Hello Ada\n"
-    assert "Greet somebody." in memagent("--help").stdout
+    assert "Greet people by their names." in memagent("--help").stdout
+    assert "commands_of_mine" not in sys.modules, "the list of commands does not import it"
     assert "Greet somebody." in memagent("greet", "--help").stdout
+    assert memagent("greet", "Ada").stdout == "Hello Ada\n"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_a_command_that_cannot_be_loaded_says_so_and_no_other_is_harmed(added, t
         told = memagent(name, *arguments, code=ExitCode.SETTINGS).stderr
         assert f"the command '{name}' of the package commands_of_mine 1.2 fails" in told and words in told
         assert "what to do: Update or remove the package commands_of_mine 1.2" in told
-    assert "Cannot be loaded" in memagent("--help").stdout
+    assert "read" in memagent("--help").stdout
     assert "does not exist" in memagent("read", tmp_path / "missing.txt", "-q", "x", code=ExitCode.DOCUMENT).stderr
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memagent_graph.cli.demo import is_right
-from memagent_graph.evaluation.demo_document import PlantedQuestion
+from memagent_evaluation.demo_command import is_right
+from memagent_evaluation.demo_document import PlantedQuestion
 
 ASKED = PlantedQuestion(
     "Why was the signal tower closed?",

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from memagent_corpus import CorpusDocument, Inputs, open_inputs
+from memagent_corpus.corpus_inputs import InputOptions
+from memagent_corpus.source_access import ArchiveLimits, SourceAccess, require_public_address
+from memagent_corpus.table_inputs import Columns
 from memagent_graph import DocumentStore
-from memagent_graph.corpus import CorpusDocument, Inputs, open_inputs
-from memagent_graph.corpus.corpus_inputs import InputOptions
-from memagent_graph.corpus.source_access import ArchiveLimits, SourceAccess, require_public_address
-from memagent_graph.corpus.table_inputs import Columns
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
 

@@ -15,13 +15,13 @@ import pytest
 from support.corpus_world import rows_in
 from support.scripts import perfect_reader
 
+from memagent_corpus import CorpusReader, TableFolder, open_inputs
+from memagent_corpus.corpus_documents import Total
+from memagent_corpus.corpus_inputs import InputOptions
+from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, Ended, exclusive, run_corpus
+from memagent_corpus.engines import Keep, NextWork
+from memagent_corpus.table_inputs import Columns
 from memagent_graph import MemAgent, ScriptedPolicy
-from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
-from memagent_graph.corpus.corpus_documents import Total
-from memagent_graph.corpus.corpus_inputs import InputOptions
-from memagent_graph.corpus.corpus_run import CorpusLimits, CorpusSummary, Ended, exclusive, run_corpus
-from memagent_graph.corpus.engines import Keep, NextWork
-from memagent_graph.corpus.table_inputs import Columns
 from memagent_graph.errors import (
     CorpusError,
     DocumentError,

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 from support.corpus_world import CountingServer, run_corpus_command, text_of
 
-from memagent_graph.corpus import CorpusDocument, Row, TableFolder
-from memagent_graph.corpus.corpus_rows import Quote, RowEvent, RowUsage
-from memagent_graph.corpus.engines import Work
-from memagent_graph.corpus.source_access import SourceAccess
-from memagent_graph.corpus.table_folder import arrow_table, row_from
+from memagent_corpus import CorpusDocument, Row, TableFolder
+from memagent_corpus.corpus_rows import Quote, RowEvent, RowUsage
+from memagent_corpus.engines import Work
+from memagent_corpus.on_ray.actor_plan import ActorPlan, ActorReader
+from memagent_corpus.on_ray.document_actors import Outcome
+from memagent_corpus.on_ray.known_rows import KnownRows
+from memagent_corpus.on_ray.ray_cluster import ray_module, require_reachable
+from memagent_corpus.on_ray.ray_datasets import ActorPool
+from memagent_corpus.on_ray.ray_engine import RayEngine
+from memagent_corpus.source_access import SourceAccess
+from memagent_corpus.table_folder import arrow_table, row_from
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.settings import ReaderSettings
 from memagent_graph.storage.checkpoints import is_server, open_saver
 from memagent_graph.storage.leases import lease
-from memagent_ray.actor_plan import ActorPlan, ActorReader
-from memagent_ray.document_actors import Outcome
-from memagent_ray.known_rows import KnownRows
-from memagent_ray.ray_cluster import ray_module, require_reachable
-from memagent_ray.ray_datasets import ActorPool
-from memagent_ray.ray_engine import RayEngine
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
@@ -189,8 +189,8 @@ def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._LOCK_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("memagent_graph.corpus.corpus_reader._LOCK_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 0.05)
     with CountingServer() as server:
         settings = ReaderSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
         states = tmp_path / "c.sqlite"
@@ -201,7 +201,7 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         with lease(tmp_path / "c.sqlite-reading", await _row_id(actor, document)):
             (row,) = await actor.reader.read_one(document)
             assert row.error_kind == RunHeldError.__name__
-            monkeypatch.setattr("memagent_graph.corpus.corpus_reader._LOCK_WAIT_SECONDS", 60)
+            monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 60)
             waiting = asyncio.create_task(actor.reader.read_one(document))
             await asyncio.sleep(0.1)
             assert not waiting.done() and not server.read
@@ -215,8 +215,8 @@ async def _row_id(actor: ActorReader, document: CorpusDocument) -> str:
     """The id that its row will have."""
     import hashlib
 
-    from memagent_graph.corpus.corpus_reader import fingerprint_of
-    from memagent_graph.corpus.corpus_rows import row_id
+    from memagent_corpus.corpus_reader import fingerprint_of
+    from memagent_corpus.corpus_rows import row_id
 
     digest = hashlib.sha256(str(document.text).encode()).hexdigest()
     settings = fingerprint_of(await actor.reader.settings())

@@ -10,8 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from memagent_graph.corpus import Row, TableFolder
-from memagent_graph.corpus.table_folder import part_name
+from memagent_corpus import Row, TableFolder
+from memagent_corpus.table_folder import part_name
 
 ROWS = 5000
 

@@ -23,14 +23,14 @@ from support.programs import Program, run_program
 from support.scripts import part, perfect_reader
 from typer.testing import CliRunner
 
+from memagent_corpus import CorpusReader, TableFolder, open_inputs
+from memagent_corpus.corpus_estimate import estimate_corpus
+from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, exclusive, run_corpus
+from memagent_corpus.table_folder import differences
+from memagent_corpus.typed_columns import columns_of, typed_values
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
-from memagent_graph.corpus.corpus_estimate import estimate_corpus
-from memagent_graph.corpus.corpus_run import CorpusLimits, CorpusSummary, exclusive, run_corpus
-from memagent_graph.corpus.table_folder import differences
-from memagent_graph.corpus.typed_columns import columns_of, typed_values
 from memagent_graph.errors import BudgetError, CorpusError
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 

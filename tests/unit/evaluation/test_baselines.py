@@ -13,6 +13,9 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part
 from support.strategies import reads_perfectly
 
+from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.systems import ReaderSystem, load_system
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import Budget, Document, Limits, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import (
@@ -24,9 +27,6 @@ from memagent_graph.errors import (
     RunMismatchError,
     StrategyError,
 )
-from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.systems import ReaderSystem, load_system
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile

@@ -7,11 +7,11 @@ from itertools import islice
 
 import pytest
 
+from memagent_evaluation.prose import reference_topics
+from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.systems import load_system, system_names
 from memagent_graph import Document, LocalPolicy, MemAgent
 from memagent_graph.errors import StrategyError
-from memagent_graph.evaluation.prose import reference_topics
-from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.systems import load_system, system_names
 
 FACT = "The access code of the quiet falcon is 48213."
 QUESTION = "What is the access code of the quiet falcon?"

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import Keys, failed, results, row
 
+from memagent_evaluation.cost_tables import percentile
+from memagent_evaluation.planned_costs import plan_as_json, planned_costs, render_plan
+from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.result_table import Plan
+from memagent_evaluation.sample_size import questions_needed, smallest_difference
+from memagent_evaluation.standings import standings
+from memagent_evaluation.standings_files import as_csv, as_latex
+from memagent_evaluation.systems import load_system
 from memagent_graph import Document
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.cost_tables import percentile
-from memagent_graph.evaluation.planned_costs import plan_as_json, planned_costs, render_plan
-from memagent_graph.evaluation.prices import Prices, prices_of
-from memagent_graph.evaluation.report import render_report, summary
-from memagent_graph.evaluation.result_table import Plan
-from memagent_graph.evaluation.sample_size import questions_needed, smallest_difference
-from memagent_graph.evaluation.standings import standings
-from memagent_graph.evaluation.standings_files import as_csv, as_latex
-from memagent_graph.evaluation.systems import load_system
+from memagent_graph.prices import Prices, prices_of
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([50, 95, 99, 100]))

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memagent_evaluation.data_files import data_paths, data_task_names, load_data_task, read_records
+from memagent_evaluation.data_files.file_task import DamagedRowError, estimated_tokens
+from memagent_evaluation.data_files.qa_records import Paragraph
+from memagent_evaluation.data_files.row_files import JsonRows, open_rows
+from memagent_evaluation.data_files.ruler_files import split_question
+from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
+from memagent_evaluation.scorers import score
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.data_files import data_paths, data_task_names, load_data_task, read_records
-from memagent_graph.evaluation.data_files.file_task import DamagedRowError, estimated_tokens
-from memagent_graph.evaluation.data_files.qa_records import Paragraph
-from memagent_graph.evaluation.data_files.row_files import JsonRows, open_rows
-from memagent_graph.evaluation.data_files.ruler_files import split_question
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_graph.evaluation.scorers import score
 from memagent_graph.tokenizers import load_tokenizer
 
 SETTINGS = TaskSettings(load_tokenizer("embedded"), seed=5)

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from memagent_graph.evaluation.english_facts import EnglishFacts, relations, words
+from memagent_evaluation.english_facts import EnglishFacts, relations, words
 
 SEEDS = range(200)
 

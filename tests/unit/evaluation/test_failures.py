@@ -11,9 +11,9 @@ from support.evaluation import Keys
 from support.scripts import part, perfect_reader
 from support.traces import answered, fan_out, line, spans, step
 
+from memagent_evaluation.failures import Loss, NeedleLoss, analyse, logged_read
+from memagent_evaluation.samples import Needle, Sample
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
-from memagent_graph.evaluation.failures import Loss, NeedleLoss, analyse, logged_read
-from memagent_graph.evaluation.samples import Needle, Sample
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline import RunView
 from memagent_graph.trace import Trace

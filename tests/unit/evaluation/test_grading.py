@@ -7,13 +7,13 @@ import json
 import pytest
 from support.evaluation import failed, results, row
 
+from memagent_evaluation.grading import Grader
+from memagent_evaluation.judged_rows import judge_rows
+from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.result_journal import Journal, open_journal
+from memagent_evaluation.result_table import Plan
 from memagent_graph import ScriptedPolicy
 from memagent_graph.errors import EvaluationError, PolicyError
-from memagent_graph.evaluation.grading import Grader
-from memagent_graph.evaluation.judged_rows import judge_rows
-from memagent_graph.evaluation.report import render_report, summary
-from memagent_graph.evaluation.result_journal import Journal, open_journal
-from memagent_graph.evaluation.result_table import Plan
 
 
 @pytest.fixture

@@ -17,6 +17,15 @@ from support.scripts import perfect_reader
 from support.strategies import EXAMPLE, reads_perfectly
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from memagent_evaluation.attempt_rows import run_id_of
+from memagent_evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate
+from memagent_evaluation.progress_display import ProgressDisplay
+from memagent_evaluation.result_journal import Journal, open_journal
+from memagent_evaluation.result_table import Cell, Outcome, Plan, Row
+from memagent_evaluation.sample_documents import ProcessMaker
+from memagent_evaluation.samples import Needle, Sample, Task
+from memagent_evaluation.systems import Attempt, load_system
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import (
     EvaluationError,
@@ -25,15 +34,6 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
-from memagent_graph.evaluation.attempt_rows import run_id_of
-from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate
-from memagent_graph.evaluation.progress_display import ProgressDisplay
-from memagent_graph.evaluation.result_journal import Journal, open_journal
-from memagent_graph.evaluation.result_table import Cell, Outcome, Plan, Row
-from memagent_graph.evaluation.sample_documents import ProcessMaker
-from memagent_graph.evaluation.samples import Needle, Sample, Task
-from memagent_graph.evaluation.systems import Attempt, load_system
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.results import Usage
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.tokenizers.loading import HFTokenizer
@@ -472,7 +472,7 @@ async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkey
 
 async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) -> None:
     (tmp_path / "deadly.py").write_text(
-        "import os\nfrom memagent_graph.evaluation.samples import *\n\nclass Deadly:\n    name = 'deadly'\n"
+        "import os\nfrom memagent_evaluation.samples import *\n\nclass Deadly:\n    name = 'deadly'\n"
         "    metric, unit, answer_tokens = Metric.ALL, LengthUnit.TOKENS, 5\n"
         "    def sample(self, length, index):\n        os._exit(9)\n"
     )
@@ -520,7 +520,7 @@ def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
 
 def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(monkeypatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("memagent_graph.evaluation.progress_display.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("memagent_evaluation.progress_display.time.monotonic", lambda: clock[0])
     for quiet, lines in ((False, 2), (True, 0)):
         shown = io.StringIO()
         with ProgressDisplay(quiet=quiet, console=rich.console.Console(file=shown, width=200)) as display:

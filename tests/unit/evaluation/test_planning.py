@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import Keys
 
-from memagent_graph.errors import BudgetError, EvaluationError
-from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.planning import (
+from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
+from memagent_evaluation.planning import (
     DEFAULT_LENGTHS,
     check_plan,
     completion_tokens,
@@ -19,10 +18,11 @@ from memagent_graph.evaluation.planning import (
     plan_of,
     settings_that_count,
 )
-from memagent_graph.evaluation.result_table import Cell, Plan
-from memagent_graph.evaluation.samples import LengthUnit
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.passages import passages_from
+from memagent_evaluation.result_table import Cell, Plan
+from memagent_evaluation.samples import LengthUnit
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.passages import passages_from
+from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 

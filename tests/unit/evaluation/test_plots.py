@@ -11,9 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 from support.evaluation import failed, results, row
 
+from memagent_evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost, draw_tradeoff, file_stem
+from memagent_evaluation.statistics import wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost, draw_tradeoff, file_stem
-from memagent_graph.evaluation.statistics import wilson
 
 LENGTHS = (1024, 8192, 65536)
 ROWS = [
@@ -45,7 +45,7 @@ def pictures(tmp_path_factory):
 @pytest.fixture
 def names_only(monkeypatch) -> None:
     """For tests of what is drawn, not of how: rendering takes nearly all the time."""
-    monkeypatch.setattr("memagent_graph.evaluation.plots._save", lambda figure, stem: stem.with_suffix(".png"))
+    monkeypatch.setattr("memagent_evaluation.plots._save", lambda figure, stem: stem.with_suffix(".png"))
 
 
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import failed, results, row
 
+from memagent_evaluation.comparisons import accuracy
+from memagent_evaluation.repeated_samples import pass_at_k, repeated
+from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.standings import standings
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.comparisons import accuracy
-from memagent_graph.evaluation.repeated_samples import pass_at_k, repeated
-from memagent_graph.evaluation.report import render_report, summary
-from memagent_graph.evaluation.standings import standings
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())

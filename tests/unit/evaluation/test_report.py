@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.evaluation import failed, results, row
 
+from memagent_evaluation.comparisons import comparison, render_comparison
+from memagent_evaluation.markdown_tables import length_label
+from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.statistics import wilson
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.comparisons import comparison, render_comparison
-from memagent_graph.evaluation.markdown_tables import length_label
-from memagent_graph.evaluation.report import render_report, summary
-from memagent_graph.evaluation.statistics import wilson
 
 
 def line(report: str, *cells: str) -> str:

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.evaluation import failed, row
 
-from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.result_journal import JOURNAL, Journal, load_results, open_journal, require_no_results
-from memagent_graph.evaluation.result_table import (
+from memagent_evaluation.result_journal import JOURNAL, Journal, load_results, open_journal, require_no_results
+from memagent_evaluation.result_table import (
     TABLE,
     Plan,
     fingerprint,
@@ -25,6 +24,7 @@ from memagent_graph.evaluation.result_table import (
     table_of,
     write_table,
 )
+from memagent_graph.errors import EvaluationError, MissingExtraError
 
 SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "haystack": None}}
 PLAN = Plan.grid(("memagent", "refine"), ("keys",), (1024, 4096), 2)
@@ -157,7 +157,7 @@ def test_results_are_never_begun_over(tmp_path) -> None:
 def test_two_processes_never_write_to_the_same_results(tmp_path) -> None:
     code = f"""
 from pathlib import Path
-from memagent_graph.evaluation.result_journal import open_journal
+from memagent_evaluation.result_journal import open_journal
 try:
     open_journal(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True)
 except Exception as error:
@@ -236,7 +236,7 @@ import resource, signal
 from pathlib import Path
 from support.evaluation import row
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.result_journal import open_journal
+from memagent_evaluation.result_journal import open_journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 try:

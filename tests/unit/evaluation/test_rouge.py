@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import results, row
 
-from memagent_graph.evaluation.report import render_report, summary
-from memagent_graph.evaluation.rouge import rouge_l
+from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.rouge import rouge_l
 
 words = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 

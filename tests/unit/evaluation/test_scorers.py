@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
-from memagent_graph.evaluation.scorers import (
+from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.scorers import (
     WRONG,
     Scores,
     contains,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_graph.evaluation.comparisons import comparison_parts
-from memagent_graph.evaluation.report import render_report
-from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.standings import Standing, standings, standings_table
+from memagent_evaluation.comparisons import comparison_parts
+from memagent_evaluation.report import render_report
+from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.standings import Standing, standings, standings_table
 
 STOPS = [
     row("gated", index=0, premature=False, over_read_tokens=0, saved=0.5, could_save=0.5, turns=4),

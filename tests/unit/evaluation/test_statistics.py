@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from memagent_evaluation.paired_tests import Test, compare, holm, mcnemar, newcombe
+from memagent_evaluation.rankings import Ranking, ranking_of
+from memagent_evaluation.sample_size import questions_needed
+from memagent_evaluation.statistics import estimate, mean_interval, wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.paired_tests import Test, compare, holm, mcnemar, newcombe
-from memagent_graph.evaluation.rankings import Ranking, ranking_of
-from memagent_graph.evaluation.sample_size import questions_needed
-from memagent_graph.evaluation.statistics import estimate, mean_interval, wilson
 
 FEW = 499
 """Resamples where a test needs no more."""

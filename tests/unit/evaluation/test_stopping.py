@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.traces import answered, fan_out, line, spans, step
 
-from memagent_graph.evaluation.samples import Needle
-from memagent_graph.evaluation.stopping import Stop, stop_of, tokens_read
+from memagent_evaluation.samples import Needle
+from memagent_evaluation.stopping import Stop, stop_of, tokens_read
 from memagent_graph.trace import Span, Trace, Writes
 
 CHUNKS = ("aaaa ", "bkey ", "cccc ", "dddd ")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_graph.evaluation.report import render_report
-from memagent_graph.evaluation.suites import SUITES, suite_scores, suites_as_json, with_suites
-from memagent_graph.evaluation.tasks import task_names
+from memagent_evaluation.report import render_report
+from memagent_evaluation.suites import SUITES, suite_scores, suites_as_json, with_suites
+from memagent_evaluation.tasks import task_names
 
 THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
 

@@ -9,10 +9,10 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
 from support.strategies import EXAMPLE, reads_perfectly
 
+from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.systems import load_system, system_names
 from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
-from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.systems import load_system, system_names
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile

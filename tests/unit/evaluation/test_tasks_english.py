@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
+from memagent_evaluation.demo_document import compose
+from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, words
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.demo_document import compose
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, words
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

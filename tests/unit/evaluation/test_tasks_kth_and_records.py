@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
+from memagent_evaluation.scorers import OwnMetric, score
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.kth_of_n import KTH, ORDINALS
+from memagent_evaluation.tasks.record_counting import CATEGORIES, RECORDS, WEEKDAYS
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.scorers import OwnMetric, score
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.kth_of_n import KTH, ORDINALS
-from memagent_graph.evaluation.tasks.record_counting import CATEGORIES, RECORDS, WEEKDAYS
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.tokenizers import load_tokenizer
 

@@ -5,12 +5,12 @@ from collections import defaultdict
 
 import pytest
 
+from memagent_evaluation import planted_facts
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.invented_names import WORDS, Kind, Names
+from memagent_evaluation.tasks.multi_hop import MULTI_HOP, RELATIONS, HopOrder
+from memagent_evaluation.tasks.seeding import source
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation import planted_facts
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.invented_names import WORDS, Kind, Names
-from memagent_graph.evaluation.tasks.multi_hop import MULTI_HOP, RELATIONS, HopOrder
-from memagent_graph.evaluation.tasks.seeding import source
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

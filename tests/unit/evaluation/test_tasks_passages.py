@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
+from memagent_evaluation.samples import LengthUnit, Metric
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.passages import passages_from
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.samples import LengthUnit, Metric
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.passages import passages_from
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

@@ -6,11 +6,11 @@ import textwrap
 
 import pytest
 
+from memagent_evaluation import samples
+from memagent_evaluation.samples import Task
+from memagent_evaluation.tasks import TaskSettings, load_task, task_names, task_options
+from memagent_evaluation.tasks.vocabulary import words
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation import samples
-from memagent_graph.evaluation.samples import Task
-from memagent_graph.evaluation.tasks import TaskSettings, load_task, task_names, task_options
-from memagent_graph.evaluation.tasks.vocabulary import words
 from memagent_graph.tokenizers import load_tokenizer
 
 SETTINGS = TaskSettings(load_tokenizer("embedded"))
@@ -119,7 +119,7 @@ def test_the_example_of_a_task_of_ones_own_works_as_it_is_shown(tmp_path):
 
 OWN = """
 from dataclasses import dataclass
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.samples import LengthUnit, Metric, Sample
 
 class Plain:
     name, metric, unit, answer_tokens = "plain", Metric.ANY, LengthUnit.TOKENS, 8

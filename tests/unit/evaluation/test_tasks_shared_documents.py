@@ -4,14 +4,14 @@ import textwrap
 
 import pytest
 
+from memagent_evaluation.sample_documents import ThreadMaker
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.kth_of_n import KTH
+from memagent_evaluation.tasks.needles import SHAPES
+from memagent_evaluation.tasks.record_counting import RECORDS
+from memagent_evaluation.tasks.state_tracking import STATES
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.sample_documents import ThreadMaker
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.kth_of_n import KTH
-from memagent_graph.evaluation.tasks.needles import SHAPES
-from memagent_graph.evaluation.tasks.record_counting import RECORDS
-from memagent_graph.evaluation.tasks.state_tracking import STATES
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

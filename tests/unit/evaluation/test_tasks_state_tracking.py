@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
+from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.invented_names import WORDS
+from memagent_evaluation.tasks.state_tracking import FINDS, PARTS, PLACES, STATES, THINGS, WALKS
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.planted_facts import ADJECTIVES, NOUNS
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.invented_names import WORDS
-from memagent_graph.evaluation.tasks.state_tracking import FINDS, PARTS, PLACES, STATES, THINGS, WALKS
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

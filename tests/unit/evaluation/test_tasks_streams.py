@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.seeding import Order
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.seeding import Order
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -25,7 +25,7 @@ NAMES = (
 
 IN_A_PROCESS = """
 import hashlib, json, sys
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.tokenizers import load_tokenizer
 tokenizer = load_tokenizer("embedded")
 found = {}

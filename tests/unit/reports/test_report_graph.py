@@ -39,12 +39,12 @@ from memagent_graph import (
 )
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.state import Limits
-from memagent_graph.reports import Report, ReportSource, areport
-from memagent_graph.reports.contradictions import ContradictionRule
-from memagent_graph.reports.drafts import ReportMode
-from memagent_graph.reports.evidence_matrix import CellState
-from memagent_graph.reports.sentence_problems import ProblemKind
 from memagent_graph.storage.leases import lease
+from memagent_report import Report, ReportSource, areport
+from memagent_report.contradictions import ContradictionRule
+from memagent_report.drafts import ReportMode
+from memagent_report.evidence_matrix import CellState
+from memagent_report.sentence_problems import ProblemKind
 
 WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)
 QUESTION = "What is said about conditions and exceptions?"
@@ -432,7 +432,8 @@ def test_metadata_comes_from_front_matter_langchain_and_the_caller(tmp_path: Pat
 WRITE = """
 import sys
 from pathlib import Path
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts, report
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
+from memagent_report import report
 
 url, folder = sys.argv[1], Path(sys.argv[2])
 agent = MemAgent(

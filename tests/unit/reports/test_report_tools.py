@@ -14,8 +14,8 @@ from support.scripts import document_with
 
 from langchain_memagent import WriteReport
 from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-from memagent_graph.reports import Report
 from memagent_mcp import make_server
+from memagent_report import Report
 
 QUESTION = "What is the key of harbor?"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memagent_graph.reports.sentence_checks import check_sentence
-from memagent_graph.reports.sentence_problems import ProblemKind
+from memagent_report.sentence_checks import check_sentence
+from memagent_report.sentence_problems import ProblemKind
 
 QUOTES = (
     "On 3 March 2021 Alpha Corp paid Beta Ltd. 5.2 million dollars for at least 30 km of cable, and did not accept the "

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.reports.checked_report import quote_problem
-from memagent_graph.reports.evidence_matrix import SourceQuote
-from memagent_graph.reports.sentence_problems import ProblemKind
-from memagent_graph.reports.source_text import LONGEST_QUOTE, SourceText
-from memagent_graph.reports.stated_facts import normalized
+from memagent_report.checked_report import quote_problem
+from memagent_report.evidence_matrix import SourceQuote
+from memagent_report.sentence_problems import ProblemKind
+from memagent_report.source_text import LONGEST_QUOTE, SourceText
+from memagent_report.stated_facts import normalized
 
 TEXT = """Title of it
 

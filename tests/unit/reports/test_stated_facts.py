@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph.reports.stated_facts import facts_of, normalized
+from memagent_report.stated_facts import facts_of, normalized
 
 
 @pytest.mark.parametrize(

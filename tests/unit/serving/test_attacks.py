@@ -21,9 +21,9 @@ from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProcess, served
 
-from memagent_graph.serving.api_errors import ApiError
-from memagent_graph.serving.chat_requests import parse
-from memagent_graph.serving.keys import Keys, Owner
+from memagent_serve.api_errors import ApiError
+from memagent_serve.chat_requests import parse
+from memagent_serve.keys import Keys, Owner
 
 LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
 KEY = {"Authorization": f"Bearer {ALICE}"}

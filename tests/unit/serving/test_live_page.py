@@ -19,8 +19,8 @@ from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 
 from memagent_graph.run_log.edits import author_of
-from memagent_graph.serving.ledger import Entry, Ledger, ReadState
-from memagent_graph.serving.reads import Bounds
+from memagent_serve.ledger import Entry, Ledger, ReadState
+from memagent_serve.reads import Bounds
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
 LONG = document_with(FACTS, words=1200)

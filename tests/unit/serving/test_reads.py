@@ -22,11 +22,11 @@ from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, ServingProcess, ser
 
 from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
-from memagent_graph.serving.api_errors import ApiError
-from memagent_graph.serving.keys import LOCAL, Keys, Owner
-from memagent_graph.serving.ledger import Entry, Ledger, ReadState
-from memagent_graph.serving.metrics import Metrics
-from memagent_graph.serving.reads import Ask, Bounds, ReadManager
+from memagent_serve.api_errors import ApiError
+from memagent_serve.keys import LOCAL, Keys, Owner
+from memagent_serve.ledger import Entry, Ledger, ReadState
+from memagent_serve.metrics import Metrics
+from memagent_serve.reads import Ask, Bounds, ReadManager
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=1200)
 QUESTION = "What is the key of harbor?"

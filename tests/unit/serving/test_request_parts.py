@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_graph.serving import json_text
-from memagent_graph.serving.chat_requests import ChatRequest, parse
-from memagent_graph.serving.json_text import JsonText
-from memagent_graph.serving.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+from memagent_serve import json_text
+from memagent_serve.chat_requests import ChatRequest, parse
+from memagent_serve.json_text import JsonText
+from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 

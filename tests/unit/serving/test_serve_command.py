@@ -12,11 +12,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from memagent_graph.addresses import AllowedNames, listen
 from memagent_graph.cli import app
-from memagent_graph.cli.serve import Serve
 from memagent_graph.errors import MemAgentError
-from memagent_graph.serving.addresses import AllowedNames, listen
-from memagent_graph.serving.keys import LOCAL, Keys, Owner
+from memagent_serve.keys import LOCAL, Keys, Owner
+from memagent_serve.serve_command import Serve
 
 ROOT = Path(__file__).parents[3]
 KEY, ANOTHER = "a-key-that-is-long-enough", "another-key-that-is-too"

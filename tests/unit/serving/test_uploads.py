@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memagent_graph.serving.keys import LOCAL
-from memagent_graph.serving.uploads import Uploads
+from memagent_serve.keys import LOCAL
+from memagent_serve.uploads import Uploads
 
 
 def test_an_upload_whose_description_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> None:

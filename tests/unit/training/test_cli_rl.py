@@ -19,11 +19,11 @@ import pytest
 from support.added_package import add_package
 from typer.testing import CliRunner
 
+from memagent_evaluation.statistics import wilson
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyUnreachableError
-from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training import rl
 from memagent_training.commands import rl_command, training_process

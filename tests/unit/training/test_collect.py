@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings, collect
 from memagent_training.training_errors import TrainingError

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from memagent_evaluation.planted_facts import is_held_out
+from memagent_evaluation.samples import Sample
+from memagent_evaluation.scorers import score
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.planted_facts import is_held_out
-from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.scorers import score
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training.embedded.tasks import Alone, AmongForeign
+from recipes.embedded.tasks import Alone, AmongForeign
 
 TOKENIZER = load_tokenizer("embedded")
 
@@ -84,7 +84,7 @@ def test_values_that_are_copied_worst_are_asked_for_more_often(settings) -> None
 
 def test_samples_depend_on_seed_length_and_index_alone(settings) -> None:
     first = AmongForeign(settings).sample(900, 7)
-    again = load_task("memagent_training.embedded.tasks:AmongForeign", settings).sample(900, 7)
+    again = load_task("recipes.embedded.tasks:AmongForeign", settings).sample(900, 7)
     assert (first.question, text_of(first)) == (again.question, text_of(again))
     assert text_of(AmongForeign(settings).sample(900, 8)) != text_of(first)
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from memagent_graph.evaluation.english_facts import EnglishFacts
-from memagent_training.language.follow_ups import follow_up
-from memagent_training.language.real_questions import real_questions
-from memagent_training.language.turns import NOT_STATED, Turn
+from memagent_evaluation.english_facts import EnglishFacts
+from recipes.language.follow_ups import follow_up
+from recipes.language.real_questions import real_questions
+from recipes.language.turns import NOT_STATED, Turn
 
 REAL = real_questions("If the file is missing, the daemon writes a new one. Every worker has a queue of its own.")
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from memagent_graph.policies.lora import load_adapter
-from memagent_training.language import pack_adapter
-from memagent_training.language.pack_adapter import approximated, release
+from recipes.language import pack_adapter
+from recipes.language.pack_adapter import approximated, release
 
 NAMES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj")
 

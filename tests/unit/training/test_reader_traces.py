@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memagent_graph.evaluation.english_facts import EnglishFacts, MoreFacts, relations, words
+from memagent_evaluation.english_facts import EnglishFacts, MoreFacts, relations, words
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
 from memagent_graph.reading.side_by_side import unless_none
@@ -14,11 +14,11 @@ from memagent_graph.roles import Parsed
 from memagent_graph.strategies.gated import decision, decision_without_stop
 from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
-from memagent_training.embedded.training_examples import Prose
 from memagent_training.forward.scoring import LogProbs
-from memagent_training.language.reader_traces import TRAINING_FACTS, TraceMaker
-from memagent_training.language.real_questions import real_questions
-from memagent_training.language.supervised import (
+from recipes.embedded.training_examples import Prose
+from recipes.language.reader_traces import TRAINING_FACTS, TraceMaker
+from recipes.language.real_questions import real_questions
+from recipes.language.supervised import (
     KEEP_WEIGHT,
     SHIPPED,
     UNSURE_WEIGHT,
@@ -26,7 +26,7 @@ from memagent_training.language.supervised import (
     Example,
     weighted_loss,
 )
-from memagent_training.language.turns import NOT_STATED, Turn
+from recipes.language.turns import NOT_STATED, Turn
 
 PROSE = (
     "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "

@@ -1,6 +1,6 @@
 import pytest
 
-from memagent_training.language.real_questions import real_questions
+from recipes.language.real_questions import real_questions
 
 
 @pytest.mark.parametrize(

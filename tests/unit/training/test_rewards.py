@@ -11,10 +11,10 @@ import pytest
 from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
+from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
 from memagent_graph import Completion, DocumentStore, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy
 from memagent_graph.errors import PolicyError
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
-from memagent_graph.evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
 from memagent_graph.policy import TokenUsage
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rl_loops import record
 
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, PER_COLLECTION, Curriculum
 from memagent_training.rl.loop_journal import LengthReward
 from memagent_training.training_errors import TrainingError

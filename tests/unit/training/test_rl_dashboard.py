@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from memagent_graph.evaluation.statistics import wilson
+from memagent_evaluation.statistics import wilson
 from memagent_training.rl.dashboard import Dashboard
 from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, Measurement
 from memagent_training.rl.loop_progress import LoopProgress

@@ -17,9 +17,9 @@ pytest.importorskip("trl")
 
 from support.rl_loops import Recorder, measurement, record, small_job
 
+from memagent_evaluation.statistics import Estimate
 from memagent_graph import Usage
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.job.collect import Collected, CollectedGroup
 from memagent_training.rl import collecting, loop

@@ -90,7 +90,7 @@ def test_measuring_that_cannot_be(changes: dict[str, Any]) -> None:
 def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "few.py").write_text(
         "from memagent_graph.errors import EvaluationError\n"
-        "from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample\n"
+        "from memagent_evaluation.samples import LengthUnit, Metric, Sample\n"
         "class Few:\n"
         "    name, metric, unit, answer_tokens = 'few', Metric.ALL, LengthUnit.TOKENS, 8\n"
         "    def sample(self, length, index):\n"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from memagent_graph.evaluation.tasks.state_tracking import FINDS, PARTS, WALKS
+from memagent_evaluation.tasks.state_tracking import FINDS, PARTS, WALKS
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
-from memagent_training.embedded.training_examples import Prose
-from memagent_training.language import supervised
-from memagent_training.language.reader_traces import TraceMaker
-from memagent_training.language.story_traces import turns_on_story
-from memagent_training.language.supervised import SHIPPED, ExampleMaker
-from memagent_training.language.turns import Turn
+from recipes.embedded.training_examples import Prose
+from recipes.language import supervised
+from recipes.language.reader_traces import TraceMaker
+from recipes.language.story_traces import turns_on_story
+from recipes.language.supervised import SHIPPED, ExampleMaker
+from recipes.language.turns import Turn
 
 PROSE = "The daemon reads its settings when it starts. Nothing else is written to the disk by any of its workers. "
 KINDS = {"walk": WALKS, "find": FINDS, "part": PARTS}
@@ -148,7 +148,7 @@ def test_what_training_cannot_start_from_is_refused(
     assert "memagent policy add smollm2-untrained" in refusal()
     base.mkdir()
     (base / "config.json").write_text("{}", encoding="utf-8")
-    assert "memagent_training.embedded.corpus" in refusal()
+    assert "recipes.embedded.corpus" in refusal()
     corpus.mkdir()
     (corpus / "train.txt").write_text(PROSE, encoding="utf-8")
     assert "--stories is a share, from 0 to 1" in refusal("--stories", "2")

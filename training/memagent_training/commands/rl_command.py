@@ -1,4 +1,4 @@
-"""`memagent rl`."""
+"""Train a policy in a closed loop: it reads, its reads are rewarded, its new weights read next."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _job(request: RL) -> RLJob:
     Raises:
         TrainingError, EvaluationError, PolicyError: a value cannot be parsed, or a policy cannot be loaded.
     """
-    from memagent_graph.evaluation.planning import parse_lengths  # noqa: PLC0415
+    from memagent_evaluation.planning import parse_lengths  # noqa: PLC0415
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import chosen_reward  # noqa: PLC0415

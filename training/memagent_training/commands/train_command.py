@@ -1,4 +1,4 @@
-"""`memagent train`."""
+"""Improve a policy by the rewards of logged runs."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Final
 
+from memagent_evaluation.samples import Metric
 from memagent_graph.documents import DocumentStore
-from memagent_graph.evaluation.samples import Metric
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import json_lines, parquet
 from memagent_graph.run_log.exchange.logged_run import LoggedRun

@@ -18,11 +18,11 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar, cast
 
+from memagent_evaluation.samples import Sample
+from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunFilter, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.scorers import OwnMetric
 from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, checked
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import named_reward

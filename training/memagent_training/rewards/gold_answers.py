@@ -1,4 +1,4 @@
-"""The gold answers of runs. `memagent_graph.evaluation.scorers` compares answers with them."""
+"""The gold answers of runs. `memagent_evaluation.scorers` compares answers with them."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memagent_evaluation.grading import GRADE_PROMPT, Grader
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import EvaluationError, PolicyError
-from memagent_graph.evaluation.grading import GRADE_PROMPT, Grader
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from memagent_graph.evaluation import scorers
-from memagent_graph.evaluation.samples import Metric
+from memagent_evaluation import scorers
+from memagent_evaluation.samples import Metric
 from memagent_graph.events import StopReason
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import last_boxed

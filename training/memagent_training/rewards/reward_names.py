@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from memagent_graph.evaluation.samples import Metric
-from memagent_graph.evaluation.scorers import REWARD_NAMES
+from memagent_evaluation.samples import Metric
+from memagent_evaluation.scorers import REWARD_NAMES
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_training.algorithm.credit import CreditTerm, Scope

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from memagent_evaluation.samples import Metric
+from memagent_evaluation.scorers import contains, parted
 from memagent_graph.documents import DocumentStore
-from memagent_graph.evaluation.samples import Metric
-from memagent_graph.evaluation.scorers import contains, parted
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed

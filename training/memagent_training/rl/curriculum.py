@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memagent_graph.evaluation.samples import Sample, Task
+from memagent_evaluation.samples import Sample, Task
 from memagent_training.rl.loop_journal import CollectionRecord
 from memagent_training.training_errors import TrainingError
 

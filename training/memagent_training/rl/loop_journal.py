@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_graph.evaluation.statistics import Estimate
+from memagent_evaluation.statistics import Estimate
 from memagent_training.training_errors import TrainingError
 
 _BEGINNING: Final = b'{"kind": "'

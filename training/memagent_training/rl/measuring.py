@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from memagent_evaluation.samples import Sample
+from memagent_evaluation.scorers import score
+from memagent_evaluation.statistics import estimate
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.scorers import score
-from memagent_graph.evaluation.statistics import estimate
 from memagent_graph.prompts import AnswerFormat
 from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop_journal import Measurement

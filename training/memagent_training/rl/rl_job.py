@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from transformers.trainer_utils import SaveStrategy
 
+from memagent_evaluation.samples import Task
+from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import Task
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog

@@ -1,0 +1,303 @@
+"""Reads one document of a corpus and returns its rows, one for each question. All engines use it.
+
+If a document cannot be read, a question is too long or the policy fails, the row has an error. The caller decides
+whether to retry. Errors that every other document would cause too, such as a full disk, are raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from memagent_corpus.corpus_documents import CorpusDocument
+from memagent_corpus.corpus_rows import RelativePaths, Row, digest_of, failed_row, row_id, row_of
+from memagent_corpus.source_access import SourceAccess
+from memagent_corpus.typed_columns import columns_of
+from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.documents import DocumentRef
+from memagent_graph.documents.conversion import ConversionCancellation
+from memagent_graph.errors import (
+    CheckpointError,
+    CorpusError,
+    DocumentError,
+    MemAgentError,
+    PolicyAuthenticationError,
+    PolicyError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyResponseError,
+    PolicyUnreachableError,
+    RunHeldError,
+    RunMismatchError,
+    RunNotFoundError,
+)
+from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.reader import MemAgent, result_of
+from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.state import ReaderContext
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
+
+_LOADS_AT_ONCE: Final = 16
+"""Documents that are fetched, converted and stored at the same time."""
+_LOCK_WAIT_SECONDS: Final = 60.0
+"""How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
+_LOCK_RETRY_SECONDS: Final = 0.5
+_DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+class CorpusReader:
+    """Reads the documents of a corpus. Many calls can run concurrently in one event loop.
+
+    Args:
+        agent: the reader. If it has checkpoints, documents that a killed process began continue at their next chunk.
+        questions: questions about every document. A document's own questions come first.
+        access: opens the documents.
+        keep_texts: keep the documents' texts in the agent's store.
+        on_update: called after each memory update.
+        response_format: the form of all answers, as a Pydantic model or a JSON schema. Its properties become typed
+            columns.
+
+    Raises:
+        ResponseFormatError, MissingExtraError: `response_format` cannot be used.
+        CorpusError: two properties of `response_format` would have the same column name.
+    """
+
+    def __init__(
+        self,
+        agent: MemAgent,
+        questions: Sequence[str] = (),
+        access: SourceAccess | None = None,
+        *,
+        keep_texts: bool = False,
+        on_update: Callable[[MemoryUpdate], None] | None = None,
+        response_format: ResponseFormatSource | None = None,
+    ) -> None:
+        self.agent = agent
+        self.questions = tuple(dict.fromkeys(questions))
+        self.access = access or SourceAccess()
+        self.on_update = on_update
+        self.response_format = None if response_format is None else ResponseFormat.of(response_format)
+        self.columns = columns_of(self.response_format, Row.__struct_fields__) if self.response_format else ()
+        self.keeps_texts = keep_texts
+        self._relative_paths = RelativePaths((self.access.root, str(agent.store.root)))
+        self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="memagent-loading")
+        self._text_users: Counter[str] = Counter()
+        """The number of running reads for each text. Two documents may have the same text."""
+        self._settings: str | None = None
+
+    async def settings(self) -> dict[str, Any]:
+        """Return all settings that affect a row, JSON-serializable.
+
+        Raises:
+            MemAgentError: the policy cannot be reached, the settings or the schema do not fit its context window, or a
+                question is too long.
+        """
+        graph = await self.agent.agraph(response_format=self.response_format)
+        for each in self.questions:
+            check_question(each, graph.reader_context)
+        return settings_of(graph.reader_context)
+
+    def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
+        """Return a document's own questions, then those about every document, without duplicates."""
+        return tuple(dict.fromkeys((*document.questions, *self.questions)))
+
+    async def read_one(
+        self,
+        document: CorpusDocument,
+        questions: Sequence[str] | None = None,
+        *,
+        may_resume: bool = True,
+        answered: Container[str] = frozenset(),
+    ) -> list[Row]:
+        """Read a document in one pass for all of its questions.
+
+        Args:
+            document: the document.
+            questions: the questions to answer; all questions about the document by default.
+            may_resume: whether to look for checkpoints, which takes one lookup per question.
+            answered: ids of rows that have an answer. Their questions are skipped.
+
+        Returns:
+            A row for each question that was not skipped, in the order of the questions.
+
+        Raises:
+            CorpusError, CheckpointError: the disk is full or read-only.
+            PolicyAuthenticationError: the server rejects the API key.
+        """
+        requested = self.questions_of(document) if questions is None else tuple(questions)
+        settings = await self._fingerprint()
+        if not requested:
+            return []
+        try:
+            reference = await self._stored(document)
+        except MemAgentError as error:
+            _raise_if_fatal(error)
+            return [self._failure(document, None, each, settings, error) for each in requested]
+        digest = digest_of(reference["key"])
+        self._text_users[digest] += 1
+        try:
+            ids = {each: row_id(document.name, digest, each, settings) for each in requested}
+            unanswered = [each for each in requested if ids[each] not in answered]
+            reads = [partial(self._read, reference, each, ids[each], may_resume) for each in unanswered]
+            outcomes = await in_passes(reads, AT_ONCE)
+            return [
+                await self._row(document, digest, question, settings, outcome)
+                for question, outcome in zip(unanswered, outcomes, strict=True)
+            ]
+        finally:
+            self._text_users[digest] -= 1
+            if not self._text_users[digest]:
+                del self._text_users[digest]
+                if not self.keeps_texts:
+                    await asyncio.to_thread(self.agent.store.remove, reference)
+
+    async def delete_checkpoints(self, ids: Iterable[str]) -> None:
+        """Delete the checkpoints of these rows. Call it when the rows are stored safely."""
+        saver = await self.agent.acheckpointer()
+        if saver is not None:
+            await asyncio.gather(*(saver.adelete_thread(each) for each in ids))
+
+    async def keeps_checkpoints_below(self, folder: Path) -> bool:
+        """Whether the checkpoints, if any, are in a file below this folder."""
+        saver = await self.agent.acheckpointer()
+        path = getattr(saver, "path", None)
+        return saver is None or (isinstance(path, Path) and folder in path.parents)
+
+    async def aclose(self) -> None:
+        """Close the agent."""
+        self._loading.shutdown(wait=False, cancel_futures=True)
+        await self.agent.aclose()
+
+    async def _fingerprint(self) -> str:
+        if self._settings is None:
+            self._settings = fingerprint_of(await self.settings())
+        return self._settings
+
+    async def _stored(self, document: CorpusDocument) -> DocumentRef:
+        """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
+        cancellation = ConversionCancellation()
+        replace = (await self.agent.aprepare()).replace_undecodable
+
+        def store() -> DocumentRef:
+            with self.access.opened(document) as source:
+                return self.agent.store.add(source, replace_undecodable=replace, cancellation=cancellation)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._loading, store)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise
+        except MemAgentError:
+            raise
+        except Exception as error:  # parsers of damaged files raise many kinds of exceptions
+            raise DocumentError(f"{document.name} cannot be read ({type(error).__name__}): {error}") from error
+
+    async def _read(
+        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
+    ) -> ReadResult:
+        """Read for one question. If another process is reading the same run, wait until it stops."""
+        began = time.monotonic()
+        while True:
+            try:
+                return await self._resume_or_read(reference, question, run_id, may_resume, pace)
+            except RunHeldError:
+                if time.monotonic() - began >= _LOCK_WAIT_SECONDS:
+                    raise
+                may_resume = True  # the other process may have saved checkpoints
+                await asyncio.sleep(_LOCK_RETRY_SECONDS)
+
+    async def _resume_or_read(
+        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
+    ) -> ReadResult:
+        if may_resume and self.agent.keeps_checkpoints:
+            try:
+                stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
+                return await result_of(stream, self.on_update)
+            except (RunNotFoundError, RunMismatchError):
+                pass  # there is no checkpoint, or another version wrote it
+        stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
+        return await result_of(stream, self.on_update)
+
+    async def _row(
+        self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
+    ) -> Row:
+        """Return the row for the outcome of one question."""
+        if isinstance(outcome, Exception):
+            _raise_if_fatal(outcome)
+            return self._failure(document, digest, question, settings, outcome)
+        evidence = await asyncio.to_thread(_evidence, outcome)
+        try:
+            return row_of(outcome, document.name, question, document.metadata, evidence, self.columns)
+        except ValueError as error:  # from the serializers of a user's model
+            return self._failure(document, digest, question, settings, error)
+
+    def _failure(
+        self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
+    ) -> Row:
+        identity = row_id(document.name, digest or "", question, settings)
+        return failed_row(identity, document.name, digest, question, error, self._relative_paths, document.metadata)
+
+
+def _evidence(result: ReadResult) -> Sequence[Evidence]:
+    return result.evidence
+
+
+def settings_of(context: ReaderContext) -> dict[str, Any]:
+    """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
+    sampling, rules = context.sampling, context.rules
+    form = context.structure.format if context.structure else None
+    return {
+        "model": context.policy.name,
+        "strategy": context.strategy.name,
+        "strategy_options": context.strategy.fingerprint,
+        "tokenizer": context.tokenizer.fingerprint,
+        "prompts": context.prompts.fingerprint,
+        "boundary": context.boundary,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        **asdict(context.budget),
+        **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(rules).items()},
+        **({"response_format": {"schema": form.schema, "digest": form.fingerprint}} if form else {}),
+    }
+
+
+def fingerprint_of(settings: Mapping[str, Any]) -> str:
+    """Serialize settings to a string that is the same on every machine."""
+    return msgspec.json.encode(dict(settings), order="deterministic").decode()
+
+
+def _raise_if_fatal(error: Exception) -> None:
+    """Raise an error that every other document would cause too."""
+    cause = error.__cause__
+    if isinstance(error, DocumentError) and isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+        raise CorpusError(
+            error.message, hint="Free some disk space and run the same command again. Finished rows are not lost."
+        ) from error
+    if isinstance(error, CheckpointError | CorpusError | PolicyAuthenticationError):
+        raise error
+
+
+POLICY_ERRORS: Final = frozenset(
+    kind.__name__
+    for kind in (
+        PolicyError,
+        PolicyUnreachableError,
+        PolicyRequestError,
+        PolicyOverloadedError,
+        PolicyResponseError,
+    )
+)
+"""Names of the errors of a policy or its server. A retry may succeed."""

@@ -1,0 +1,245 @@
+"""A row of the table: one document and one question, with the answer, its evidence and its cost."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from memagent_corpus.typed_columns import TypedColumn, typed_values
+from memagent_graph.errors import MemAgentError
+from memagent_graph.events import EventKind, StopReason
+from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.results import ReadResult
+
+_ID_CHARACTERS: Final = 32
+INVALID_ANSWER: Final = "InvalidAnswer"
+"""The `error_kind` of a row whose answer does not fit the schema."""
+VALUE_NOT_IN_COLUMN: Final = "value_not_in_column"
+"""The kind of the event for a value that its typed column cannot store."""
+
+
+class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """A passage of the document that supports a line of the final memory."""
+
+    quote: str
+    """The passage, exactly as in the document."""
+    page: int | None
+    """The page on which the passage begins, counted from 1; None if the document has no pages."""
+    section: str | None
+    """The heading or numbered clause above the passage. If there is none, the page or source, if known."""
+    chunk: int
+    start_char: int
+    end_char: int
+    line: str
+    """The line of memory that the passage supports."""
+    coverage: float
+    """The share of the line's words that occur in its quotes, 0 to 1."""
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Quote:
+        """Convert a reader's evidence to a quote."""
+        return cls(
+            evidence.quote,
+            evidence.page,
+            evidence.section,
+            evidence.chunk_index,
+            evidence.start_char,
+            evidence.end_char,
+            evidence.line,
+            evidence.coverage,
+        )
+
+
+class RowUsage(msgspec.Struct, frozen=True):
+    """The cost of a row, summed over all processes that read for it."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+
+class RowEvent(msgspec.Struct, frozen=True):
+    """An event during the read; `chunk` is None for events of the answer."""
+
+    kind: str
+    chunk: int | None
+    detail: str
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One document and one question.
+
+    Either `stop_reason` or `error` is set. Both are set if the answer does not fit the schema.
+    """
+
+    id: str
+    """A hash of document name, text, question and settings. It is also the id of the run."""
+    document: str
+    """The document's name: its path below the input's root, its id in a table, or the table's name and row number."""
+    digest: str | None
+    """The SHA-256 of the text; None if the text could not be read."""
+    question: str
+    answer: str | None = None
+    value: Any = None
+    """The answer as a typed value, JSON-serializable; None if there is no schema or the answer does not fit it."""
+    memory: str | None = None
+    evidence: tuple[Quote, ...] = ()
+    usage: RowUsage = RowUsage()
+    chunks: int = 0
+    stop_reason: str | None = None
+    events: tuple[RowEvent, ...] = ()
+    error: str | None = None
+    """The error message of a failed row."""
+    error_kind: str | None = None
+    """The name of the error's class; `InvalidAnswer` if the answer does not fit the schema."""
+    model: str = ""
+    metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """The input columns that are copied to the row."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the row has an error."""
+        return self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RelativePaths:
+    """Makes the paths in error messages relative, because the table must not show this machine's folders."""
+
+    roots: Sequence[str] = ()
+
+    def __call__(self, text: str) -> str:
+        """Return the text with all paths below the roots made relative to them."""
+        known = {variant for root in self.roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
+        for root in sorted((each.rstrip("/\\") for each in known), key=len, reverse=True):
+            text = re.sub(rf"(?<![\w/.-]){re.escape(root)}[/\\]", "", text)
+            if len(root) > 1 and root.startswith("/"):
+                text = re.sub(rf"(?<![\w/.-]){re.escape(root)}(?![\w-])", ".", text)
+        return text
+
+
+def row_id(document: str, digest: str, question: str, settings: str) -> str:
+    """Return the id of a run. It is the same on every machine for the same document, text, question and settings."""
+    parts = "\0".join((document, digest, question, settings))
+    return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
+
+
+def row_of(
+    result: ReadResult,
+    document: str,
+    question: str,
+    metadata: Mapping[str, Any],
+    evidence: Sequence[Evidence],
+    columns: Sequence[TypedColumn] = (),
+) -> Row:
+    """Build the row of a finished read.
+
+    Args:
+        result: the result of the read.
+        document: the document's name.
+        question: the question.
+        metadata: input columns to copy.
+        evidence: the evidence of the result.
+        columns: the typed columns of the table. The row has an event for each value that its column cannot store.
+
+    Raises:
+        ValueError: the answer's Pydantic model cannot be serialized to JSON.
+    """
+    usage, value = result.usage, result.json_value
+    rejected = typed_values(columns, value).rejected
+    events = [RowEvent(each.kind.value, each.chunk_index, each.detail) for each in result.events]
+    events += [RowEvent(VALUE_NOT_IN_COLUMN, None, each) for each in rejected]
+    error = _schema_error(result)
+    return Row(
+        id=result.run_id,
+        document=document,
+        digest=digest_of(result.document["key"]),
+        question=question,
+        answer=result.answer,
+        value=value,
+        memory=result.memory,
+        evidence=tuple(map(Quote.of, evidence)),
+        usage=RowUsage(
+            usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.turns, round(usage.seconds, 3)
+        ),
+        chunks=result.chunks_read,
+        stop_reason=result.stop_reason.value,
+        events=tuple(events),
+        error=error,
+        error_kind=INVALID_ANSWER if error else None,
+        model=result.model,
+        metadata=metadata,
+    )
+
+
+def _schema_error(result: ReadResult) -> str | None:
+    """Return why a structured answer has no value; None if it has one, or if a limit stopped the read."""
+    if result.response_format is None:
+        return None
+    if result.stop_reason is StopReason.NO_ANSWER:
+        return "the policy wrote no answer"
+    if result.stop_reason is StopReason.INVALID_ANSWER:
+        kinds = {each.kind: each.detail for each in result.events}
+        return kinds.get(EventKind.INVALID_ANSWER) or "the answer does not fit the schema"
+    return None
+
+
+def failed_row(
+    identity: str, document: str, digest: str | None, question: str, error: Exception,
+    relative_paths: RelativePaths, metadata: Mapping[str, Any],
+) -> Row:  # fmt: skip
+    """Build the row of a document or question that could not be read."""
+    message = (
+        f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
+    )
+    return Row(
+        id=identity,
+        document=document,
+        digest=digest,
+        question=question,
+        error=relative_paths(message) or type(error).__name__,
+        error_kind=type(error).__name__,
+        metadata=metadata,
+    )
+
+
+def digest_of(key: str) -> str:
+    """Return the SHA-256 in a key of the document store."""
+    return key.partition(":")[2]
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(Row)
+
+
+def encoded(row: Row) -> bytes:
+    """Encode a row as JSON. Half surrogate pairs, which JSON cannot represent, become question marks."""
+    try:
+        return _ENCODER.encode(row)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_without_surrogates(msgspec.to_builtins(row)))
+
+
+def decoded_row(data: bytes) -> Row:
+    """Decode a row from JSON."""
+    return _DECODER.decode(data)
+
+
+def _without_surrogates(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_without_surrogates(key): _without_surrogates(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_without_surrogates(each) for each in value]
+        case _:
+            return value

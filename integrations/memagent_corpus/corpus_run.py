@@ -1,0 +1,349 @@
+"""Reads a corpus: gives the unfinished documents to an engine and writes each row to the table exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from memagent_corpus.corpus_documents import CorpusDocument, Total
+from memagent_corpus.corpus_inputs import Inputs, require_unique_ids
+from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader
+from memagent_corpus.corpus_rows import Row
+from memagent_corpus.engines import Engine, LocalEngine, Work
+from memagent_corpus.table_folder import TableFolder
+from memagent_corpus.table_writer import TableWriter
+from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
+from memagent_graph.storage.leases import lease
+
+CHECKPOINTS: Final = "checkpoints.sqlite"
+TEXTS: Final = "documents"
+_LISTED_AHEAD: Final = 64
+"""Maximum number of documents that are listed before they are read."""
+_LISTED_AHEAD_BYTES: Final = 16 * 2**20
+_SKIPPED_AT_ONCE: Final = 4096
+_MAX_CONSECUTIVE_FAILURES: Final = 12
+"""The run stops if the policy fails for this many documents in a row, because the server is probably down."""
+_RETRIED_ERRORS: Final = POLICY_ERRORS | {RunHeldError.__name__}
+"""After these errors, a document is read again once all others are finished."""
+
+
+class Ended(StrEnum):
+    """Why a run of a corpus ended."""
+
+    DONE = "done"
+    """Every document has its rows."""
+    MAX_DOCUMENTS = "max_documents"
+    MAX_TOKENS = "max_tokens_total"
+    MAX_SECONDS = "max_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusLimits:
+    """Limits of one run. Documents that are in flight when it stops continue in the next run."""
+
+    max_documents: int | None = None
+    max_tokens_total: int | None = None
+    max_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class CorpusSummary:
+    """The counts of one run."""
+
+    read: int = 0
+    """Documents that this run read, including failed ones."""
+    skipped: int = 0
+    """Documents that already had all of their rows."""
+    changed: int = 0
+    """Documents whose source may have changed since they were read."""
+    failed: int = 0
+    """Documents of this run with at least one failed row."""
+    new_rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    ended: Ended = Ended.DONE
+    rows: int = 0
+    """Rows in the table, including those of earlier runs."""
+    failed_rows: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    """The number of failed rows of this run for each kind of error."""
+
+
+class CorpusWatcher(Protocol):
+    """Callbacks for the progress of a run."""
+
+    def on_start(self, total: Total) -> None:
+        """Called before the first document is listed."""
+        ...
+
+    def on_skip(self, documents: int, size: int) -> None:
+        """Called with the number of skipped documents, which already have all of their rows, and their bytes."""
+        ...
+
+    def on_document(self, document: CorpusDocument, rows: Sequence[Row]) -> None:
+        """Called when a document is finished."""
+        ...
+
+
+@contextlib.contextmanager
+def exclusive(table: TableFolder) -> Iterator[Path]:
+    """Lock a table against other processes on this machine, and yield its work folder.
+
+    Raises:
+        CorpusError: another process has the lock, or the folder cannot be written.
+    """
+    work = table.work
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lease(work / "lock", "the table"))
+        except RunHeldError as error:
+            owner = re.search(r"this process|process \d+", error.message)
+            raise CorpusError(
+                f"{owner[0] if owner else 'another process'} writes to {table.location} now",
+                hint="Wait until it ends, or stop it. Then try again.",
+            ) from error
+        except RunError as error:
+            raise CorpusError(f"{work} cannot be written: {error.message}", hint=error.hint) from error
+        yield work
+
+
+async def run_corpus(
+    inputs: Inputs,
+    reader: CorpusReader,
+    table: TableFolder,
+    *,
+    engine: Engine | None = None,
+    documents_in_flight: int = 64,
+    rows_per_part: int = 10_000,
+    retry_failed: bool = False,
+    limits: CorpusLimits | None = None,
+    watcher: CorpusWatcher | None = None,
+) -> CorpusSummary:
+    """Read all documents without rows and write their rows. The caller must hold `exclusive(table)`.
+
+    Args:
+        inputs: the documents.
+        reader: has the questions and settings. Its checkpoints are usually in the table's work folder.
+        table: where the rows are written.
+        engine: reads the documents; by default `reader` does, in this process.
+        documents_in_flight: the number of documents that are read at the same time, also by `engine`.
+        rows_per_part: rows in each part of the table. The last part of a run has fewer.
+        retry_failed: read documents again that have failed rows.
+        limits: when to stop early.
+        watcher: called as the run progresses.
+
+    Raises:
+        CorpusError: the table has other settings, another run writes to it, or a disk is full.
+        DocumentError: the inputs cannot be listed, lack a column, or have duplicate ids.
+        PolicyError: the policy failed for many documents in a row. Finished rows are not lost.
+    """
+    table.take_over(await reader.settings(), inputs.description)
+    writer = await asyncio.to_thread(TableWriter, table, rows_per_part)
+    engine = engine or LocalEngine(reader, documents_in_flight)
+    max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
+    run = _Run(inputs, reader, writer, engine, max_failures, retry_failed, limits or CorpusLimits(), watcher)
+    try:
+        return await run.run()
+    finally:
+        writer.close()
+
+
+class _Run:
+    """One call of `run_corpus`."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        reader: CorpusReader,
+        writer: TableWriter,
+        engine: Engine,
+        max_failures: int,
+        retry_failed: bool,
+        limits: CorpusLimits,
+        watcher: CorpusWatcher | None,
+    ) -> None:
+        self._inputs, self._reader, self._writer, self._engine = inputs, reader, writer, engine
+        self._ledger = writer.ledger
+        self._max_failures, self._retry_failed = max_failures, retry_failed
+        self._limits, self._watcher = limits, watcher
+        self._summary = CorpusSummary()
+        self._began = time.monotonic()
+        self._listing = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._source: Iterator[CorpusDocument] = iter(())
+        self._listed: deque[Work] = deque()
+        self._exhausted = False
+        self._taken = 0
+        self._postponed = 0
+        self._failures = 0
+        """Documents in a row for which the policy failed."""
+        self._is_last_pass = False
+        self._has_shared_checkpoints = False
+        """Whether the checkpoints are outside the work folder, such as on a server that other machines use too."""
+
+    async def run(self) -> CorpusSummary:
+        """Read all documents. Those for which the policy failed are read again in a second pass."""
+        await asyncio.to_thread(require_unique_ids, self._inputs)
+        self._has_shared_checkpoints = not await self._reader.keeps_checkpoints_below(self._writer.table.work)
+        if self._has_shared_checkpoints:
+            self._writer.delete_checkpoints = partial(self._delete_checkpoints, asyncio.get_running_loop())
+        await asyncio.to_thread(self._writer.recover)
+        if self._watcher:
+            self._watcher.on_start(await asyncio.to_thread(self._inputs.total))
+        try:
+            await self._read_pass()
+            if self._postponed and self._summary.ended is Ended.DONE:
+                self._is_last_pass = True
+                await self._read_pass()
+        finally:
+            await asyncio.to_thread(self._writer.write_parts, all_rows=True)
+            self._summary.seconds = time.monotonic() - self._began
+            self._summary.rows, self._summary.failed_rows = self._ledger.counts()
+        if self._summary.ended is Ended.DONE and not self._ledger.is_reading():
+            await self._clean_up()
+        return self._summary
+
+    # Reading
+
+    async def _read_pass(self) -> None:
+        """Run the engine over all documents once, until it has finished or the time limit is reached."""
+        self._source, self._exhausted = self._inputs.documents(), False
+        self._listed.clear()
+        reading = asyncio.create_task(self._engine.read(self._next, self._keep))
+        try:
+            await asyncio.wait([reading], timeout=self._seconds_left())
+            if reading.done() or not self._limit_reached():
+                await reading
+        finally:
+            if not reading.done():
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    async def _keep(self, work: Work, rows: Sequence[Row]) -> bool:
+        """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
+        document = work.document
+        failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
+        self._failures = self._failures + 1 if failures else 0
+        if self._failures >= self._max_failures:
+            raise PolicyOverloadedError(
+                f"the policy failed for {self._failures} documents in a row; the last error: {failures[0].error}",
+                hint="Check the server (`memagent doctor`), then run the same command again. Finished rows are kept.",
+            )
+        if not self._is_last_pass and any(row.error_kind in _RETRIED_ERRORS for row in rows):
+            self._postponed += 1
+            if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
+                await self._store(document, "", rows)
+            await asyncio.to_thread(self._ledger.begin, document.name)
+            return not self._limit_reached()
+        await self._store(document, document.version, rows)
+        summary = self._summary
+        summary.read += 1
+        summary.failed += any(row.failed for row in rows)
+        for row in rows:
+            if row.error_kind:
+                summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
+        if self._watcher:
+            self._watcher.on_document(document, rows)
+        return not self._limit_reached()
+
+    async def _store(self, document: CorpusDocument, version: str, rows: Sequence[Row]) -> None:
+        """Store rows in the ledger, and write a part if it is due."""
+        await asyncio.to_thread(self._writer.add, document.name, version, rows)
+        if not self._has_shared_checkpoints:
+            await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
+        self._summary.new_rows += len(rows)
+        self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
+        if self._writer.is_part_due:
+            async with self._writing:
+                if self._writer.is_part_due:
+                    await asyncio.to_thread(self._writer.write_parts)
+
+    def _seconds_left(self) -> float | None:
+        limit = self._limits.max_seconds
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self._began))
+
+    def _limit_reached(self) -> bool:
+        """Whether a limit is reached. The first time, record it as the reason why the run ended."""
+        limits, summary = self._limits, self._summary
+        if summary.ended is not Ended.DONE:
+            return True
+        if limits.max_seconds is not None and time.monotonic() - self._began >= limits.max_seconds:
+            summary.ended = Ended.MAX_SECONDS
+        elif limits.max_tokens_total is not None and summary.tokens >= limits.max_tokens_total:
+            summary.ended = Ended.MAX_TOKENS
+        return summary.ended is not Ended.DONE
+
+    # Listing
+
+    async def _next(self) -> Work | None:
+        """Return the next document with unanswered questions; None if there are no more or a limit is reached."""
+        async with self._listing:
+            while not self._listed and not self._exhausted:
+                await asyncio.to_thread(self._list_some)
+            if not self._listed or self._limit_reached():
+                return None
+            limit = self._limits.max_documents
+            if limit is not None and self._taken >= limit:
+                self._summary.ended = Ended.MAX_DOCUMENTS
+                return None
+            self._taken += 1
+            work = self._listed.popleft()
+        await asyncio.to_thread(self._ledger.begin, work.document.name)
+        return work
+
+    def _list_some(self) -> None:
+        """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
+        size = skipped = skipped_bytes = 0
+        while len(self._listed) < _LISTED_AHEAD and size < _LISTED_AHEAD_BYTES and skipped < _SKIPPED_AT_ONCE:
+            document = next(self._source, None)
+            if document is None:
+                self._exhausted = True
+                break
+            questions = self._reader.questions_of(document)
+            remaining = self._ledger.remaining(
+                document.name, document.version, questions, retry_failed=self._retry_failed and not self._is_last_pass
+            )
+            self._summary.changed += remaining.changed and not self._is_last_pass
+            if remaining.questions:
+                # With shared checkpoints, another machine may have begun the document.
+                begun = remaining.begun or remaining.changed or self._has_shared_checkpoints
+                self._listed.append(Work(document, remaining.questions, begun, remaining.answered))
+                size += len(document.text or "")
+            else:
+                skipped += 1
+                skipped_bytes += document.size or 0
+        if not self._is_last_pass:
+            self._summary.skipped += skipped
+            if self._watcher and skipped:
+                self._watcher.on_skip(skipped, skipped_bytes)
+
+    # Cleaning up
+
+    def _delete_checkpoints(self, loop: asyncio.AbstractEventLoop, ids: Iterable[str]) -> None:
+        """Delete the checkpoints of rows. Called in a thread other than the event loop's."""
+        asyncio.run_coroutine_threadsafe(self._reader.delete_checkpoints(list(ids)), loop).result()
+
+    async def _clean_up(self) -> None:
+        """Close the agent and remove the files that only unfinished reads need."""
+        await self._reader.agent.aclose()
+        await asyncio.to_thread(self._remove_work_files)
+
+    def _remove_work_files(self) -> None:
+        work, texts = self._writer.table.work, self._reader.agent.store.root
+        for path in work.glob(f"{CHECKPOINTS}*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if not self._reader.keeps_texts and work in texts.parents:
+            shutil.rmtree(texts, ignore_errors=True)

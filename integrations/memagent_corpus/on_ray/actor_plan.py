@@ -1,0 +1,165 @@
+"""The settings that the driver sends to every actor, and the reader that each actor creates from them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from memagent_corpus import CorpusReader
+from memagent_corpus.source_access import SourceAccess, scheme_of
+from memagent_graph.errors import CheckpointError, CorpusError, RunHeldError
+from memagent_graph.response_format import ResponseFormat
+from memagent_graph.settings import ReaderSettings
+from memagent_graph.storage.checkpoints import is_server
+from memagent_graph.storage.leases import lease
+
+_MARKER: Final = "seen-by-every-machine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorPlan:
+    """How the actors of a cluster read documents.
+
+    The plan contains the API key and the database URL, and all users of the cluster can read it.
+    """
+
+    settings: ReaderSettings = field(default_factory=ReaderSettings)
+    questions: tuple[str, ...] = ()
+    """Questions about every document. A document's own questions come first."""
+    access: SourceAccess = field(default_factory=SourceAccess)
+    """Opens documents. If its root is a folder, it must be shared by all machines."""
+    response_format: ResponseFormat | None = None
+    api_key: str | None = field(default=None, repr=False)
+    checkpoints: str | None = field(default=None, repr=False)
+    """A PostgreSQL URL, or a SQLite file in a shared folder. Each machine then has its own SQLite file. If it is None,
+    interrupted documents are read again from the beginning."""
+    texts: str | None = None
+    """A shared folder in which the documents' texts are kept. If it is None, texts are removed after the read."""
+    logs: str | None = None
+    """A shared folder in which each actor writes its own log file."""
+    home: str = field(default_factory=platform.node)
+    """The host name of the driver's machine."""
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The content of the markers, which shows that a folder with the same path is the same folder."""
+
+    def shared_folders(self) -> list[Path]:
+        """Return the folders that all machines must share with the driver."""
+        files = [] if self.checkpoints is None or is_server(self.checkpoints) else [Path(self.checkpoints).parent]
+        return list(dict.fromkeys([*files, *(Path(each) for each in (self.texts, self.logs) if each)]))
+
+    def write_markers(self) -> None:
+        """Write a marker file to each shared folder, so that other machines can recognize the folder.
+
+        Raises:
+            CorpusError: a folder cannot be written.
+        """
+        for folder in self.shared_folders():
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (folder / _MARKER).write_text(self.nonce, encoding="ascii")
+            except OSError as error:
+                raise CorpusError(f"{folder} cannot be written: {error}", hint="Check its permissions.") from error
+
+    def check_folders(self) -> None:
+        """Check on an actor's machine that it has access to all shared folders.
+
+        Raises:
+            CorpusError: a folder does not exist here, or is a different folder with the same path.
+        """
+        here = platform.node()
+        for folder in self.shared_folders():
+            with suppress(OSError):
+                if (folder / _MARKER).read_text("ascii") == self.nonce:
+                    continue
+            raise CorpusError(
+                f"the machine {here} has no access to the folder {folder} of {self.home}",
+                hint="Use a folder on a file system that all machines of the cluster mount. Checkpoints can also be in "
+                "PostgreSQL: --checkpoints postgresql://...",
+            )
+        root = self.access.root
+        if root and not scheme_of(root) and not Path(root).exists():
+            raise CorpusError(
+                f"the machine {here} has no access to the documents' folder {root}",
+                hint="Put the documents on a file system that all machines mount, or in an object store.",
+            )
+
+    def remove_markers(self) -> None:
+        """Remove the files of `write_markers`."""
+        for folder in self.shared_folders():
+            with suppress(OSError):
+                (folder / _MARKER).unlink()
+
+    def local_checkpoints(self) -> str | None:
+        """Return this machine's checkpoints. Machines cannot share a SQLite file, so each has its own."""
+        if self.checkpoints is None or is_server(self.checkpoints) or platform.node() == self.home:
+            return self.checkpoints
+        return f"{self.checkpoints}-{hashlib.sha256(platform.node().encode()).hexdigest()[:12]}"
+
+    def with_divided_limits(self, actors: int) -> ActorPlan:
+        """Return a plan for each of several actors, so that together they stay within the limits per minute."""
+        requests, tokens = self.settings.requests_per_minute, self.settings.tokens_per_minute
+        settings = replace(
+            self.settings,
+            requests_per_minute=None if requests is None else requests / actors,
+            tokens_per_minute=None if tokens is None else tokens / actors,
+        )
+        return replace(self, settings=settings)
+
+
+class ActorReader:
+    """An actor's reader, with a temporary folder on the actor's machine.
+
+    Args:
+        plan: how the actor reads documents.
+
+    Raises:
+        CorpusError: this machine has no access to a shared folder.
+        MemAgentError: the settings cannot be used on this machine.
+    """
+
+    def __init__(self, plan: ActorPlan) -> None:
+        plan.check_folders()
+        self._stack = ExitStack()
+        self._folder = _temporary_folder(self._stack)
+        name = f"{platform.node()}-{self._folder.name}"
+        agent = plan.settings.make_reader(
+            api_key=plan.api_key,
+            store=Path(plan.texts) if plan.texts else self._folder / "documents",
+            checkpoints=plan.local_checkpoints(),
+            run_log=Path(plan.logs) / f"{name}.sqlite" if plan.logs else False,
+        )
+        self.reader = CorpusReader(
+            agent,
+            plan.questions,
+            plan.access,
+            keep_texts=plan.texts is not None,
+            response_format=plan.response_format,
+        )
+
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._stack.close()
+
+
+def _temporary_folder(stack: ExitStack) -> Path:
+    """Create and lock a folder for this process. Folders of killed processes have no lock and are removed."""
+    parent = Path(tempfile.gettempdir()) / f"memagent-ray-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    for other in parent.iterdir():
+        if other.suffix == ".folder":
+            with suppress(RunHeldError, CheckpointError), lease(parent / "locks", other.stem):
+                shutil.rmtree(other, ignore_errors=True)
+    name = secrets.token_hex(8)
+    stack.enter_context(lease(parent / "locks", name))
+    folder = parent / f"{name}.folder"
+    folder.mkdir(mode=0o700)
+    return folder

@@ -1,0 +1,442 @@
+"""Opens the sources of a corpus (files, fsspec objects and archive members), and refuses unsafe ones.
+
+- A local path must be below the input's root after links are resolved.
+- An http or https URL must lead to a public address. The address is checked at every connection, so a redirect or a
+  changed DNS entry cannot lead into a private network.
+- Object stores (s3, gs, az, ...) are opened through fsspec with the user's own credentials and endpoints. A path in a
+  table must be below the root here, too.
+- A chain of URLs (`a::b`) is refused, because each URL in it could break one of these rules.
+
+The user who starts the run can switch off the last rule and the address check. The content of a table cannot.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import ipaddress
+import socket
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
+
+from memagent_corpus.corpus_documents import CorpusDocument
+from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError
+
+if TYPE_CHECKING:
+    from memagent_graph.documents import Document
+
+WEB: Final = frozenset({"http", "https"})
+STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "memory"})
+"""The allowed schemes of fsspec. Others, such as ssh and git, give more access than a corpus needs."""
+_PACKAGES: Final = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "adl": "adlfs", "hf": "huggingface_hub",
+}  # fmt: skip
+_CHAIN_SEPARATOR: Final = "::"
+_BLOCK_BYTES: Final = 4 * 2**20
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+"""Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """Limits of a zip archive. The archive's directory is checked before anything is unpacked.
+
+    Attributes:
+        members: maximum number of files.
+        total_bytes: maximum unpacked size of all files.
+        ratio: maximum ratio of unpacked to packed bytes, for the archive and for each file. A packed size below 1 MiB
+            counts as 1 MiB.
+    """
+
+    members: int = 100_000
+    total_bytes: int = 100 * 2**30
+    ratio: float = 200.0
+
+
+@dataclass(frozen=True)
+class SourceAccess:
+    """Opens documents below one root. It can be pickled, without the files that it has open.
+
+    Args:
+        root: the folder or URL that all paths must be below; empty for a corpus without files.
+        allow_private: allow http and https URLs that lead to private networks or to this machine.
+        allow_chained: allow chains of URLs.
+        max_bytes: maximum size of a document.
+        encoding: the charset of text files; detected if it is None.
+        archive_limits: limits of archives.
+    """
+
+    root: str = ""
+    allow_private: bool = False
+    allow_chained: bool = False
+    max_bytes: int = 2**30
+    encoding: str | None = None
+    archive_limits: ArchiveLimits = field(default_factory=ArchiveLimits)
+
+    @property
+    def absolute(self) -> SourceAccess:
+        """The same access with an absolute root, for processes with another working directory."""
+        return self if not self.root or scheme_of(self.root) else replace(self, root=str(Path(self.root).absolute()))
+
+    def filesystem(self, location: str) -> tuple[Any, str]:
+        """Return the fsspec filesystem of a URL and the path in it.
+
+        Raises:
+            RefusedSourceError: the scheme, the address or a chain of URLs is not allowed.
+            MissingExtraError: fsspec is not installed.
+            DocumentError: the package for the scheme is not installed, or the store cannot be opened.
+        """
+        if _CHAIN_SEPARATOR in location and not self.allow_chained:
+            raise RefusedSourceError(
+                f"{shown(location)} is a chain of URLs",
+                hint="Use the URL of the file or archive itself, or allow chains with --allow-chained-urls.",
+            )
+        scheme = scheme_of(location)
+        if importlib.util.find_spec("fsspec") is None:
+            raise MissingExtraError("corpus", f"opening {shown(location)}")
+        import fsspec.core  # noqa: PLC0415  an optional dependency
+
+        if _CHAIN_SEPARATOR in location:
+            found = fsspec.core.url_to_fs(location)
+            return found[0], str(found[1])
+        if scheme not in WEB | STORES:
+            raise RefusedSourceError(
+                f"{shown(location)} has the scheme {scheme!r}, which is not allowed",
+                hint=f"Use one of {', '.join(sorted(WEB | STORES))}, or a path.",
+            )
+        package = _PACKAGES.get(scheme)
+        if package and importlib.util.find_spec(package) is None:
+            raise DocumentError(
+                f"opening {shown(location)} needs the package {package}, which is not installed",
+                hint=f"Install it with: pip install {package}",
+            )
+        options: dict[str, Any] = {}
+        if scheme in WEB:
+            require_public(location, allow_private=self.allow_private)
+            options = {"get_client": _any_client if self.allow_private else _public_client}
+        elif scheme != "memory":
+            options = {"use_listings_cache": False}
+        with store_errors(location):
+            found = fsspec.core.url_to_fs(location, **options)
+        return found[0], str(found[1])
+
+    @contextmanager
+    def open_file(self, location: str) -> Iterator[IO[bytes]]:
+        """Open a file by its path or URL in binary mode.
+
+        Raises:
+            DocumentError: the file cannot be opened, or opening it is not allowed.
+        """
+        with ExitStack() as stack:
+            if scheme_of(location):
+                filesystem, path = self.filesystem(location)
+                with store_errors(location):
+                    file = stack.enter_context(filesystem.open(path, "rb", block_size=_BLOCK_BYTES))
+                yield cast("IO[bytes]", file)
+            else:
+                with store_errors(location):
+                    opened = stack.enter_context(Path(location).open("rb"))
+                yield opened
+
+    def below_root(self, given: str) -> str:
+        """Resolve a path from a table to a path or URL below the root.
+
+        Raises:
+            RefusedSourceError: the path is outside the root, or its address is not allowed.
+            DocumentError: the file does not exist.
+        """
+        if "\0" in given or not given.strip():
+            raise RefusedSourceError(f"{given[:200]!r} is not a path", hint="Correct it in the table.")
+        if _CHAIN_SEPARATOR in given:
+            raise RefusedSourceError(f"{shown(given)} is a chain of URLs", hint="Chains are not allowed in tables.")
+        scheme = scheme_of(given)
+        if scheme in WEB:
+            require_public(given, allow_private=self.allow_private)
+            return given
+        root_scheme = scheme_of(self.root)
+        if scheme or root_scheme:
+            joined = given if scheme else f"{self.root.rstrip('/')}/{given}"
+            inside = joined.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(joined).path.split("/")
+            if scheme == "file" or not inside:
+                raise _outside_root_error(given)
+            return joined
+        try:
+            root = Path(self.root).resolve(strict=True)
+            found = (root / given).resolve(strict=True)
+        except FileNotFoundError:
+            raise DocumentError(f"the file {given} does not exist", hint="Correct the path in the table.") from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RefusedSourceError(f"{given[:200]!r} cannot be resolved", hint="Correct it in the table.") from error
+        if root not in found.parents:
+            raise _outside_root_error(given)
+        return str(found)
+
+    @contextmanager
+    def opened(self, document: CorpusDocument) -> Iterator[Document]:
+        """Open a document for the document store.
+
+        Raises:
+            DocumentError: the document cannot be opened, is too large, or opening it is not allowed.
+        """
+        from memagent_graph.documents import Document  # noqa: PLC0415  not needed for listing
+
+        name = document.name.rpartition("/")[2] or document.name
+        if document.error is not None:
+            raise RefusedSourceError(document.error)
+        if document.size is not None and document.size > self.max_bytes:
+            raise _too_large_error(document.name, self.max_bytes)
+        if document.text is not None:
+            yield Document.from_text(document.text, name)
+            return
+        if document.location is None:
+            raise DocumentError(f"{document.name} has no text and no file", hint="Correct it in the table.")
+        if document.member is None and not scheme_of(document.location):
+            yield Document.from_path(document.location, encoding=self.encoding)
+            return
+        with ExitStack() as stack:
+            file = stack.enter_context(self._content(document.location, document.member))
+            limited = _SizeLimited(file, document.name, self.max_bytes)
+            yield Document.from_file(cast("IO[bytes]", limited), name, encoding=self.encoding)
+
+    @contextmanager
+    def _content(self, location: str, member: str | None) -> Iterator[IO[bytes]]:
+        if member is None:
+            with self.open_file(location) as file:
+                yield file
+            return
+        archive = _archives.get(self, location)
+        try:
+            with archive.open(member) as inner:
+                yield inner
+        except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, KeyError, ValueError) as error:
+            raise DocumentError(
+                f"{member} cannot be unpacked: {error}", hint="Unpack the archive yourself, and read the folder."
+            ) from error
+
+
+def members_of(access: SourceAccess, location: str) -> list[zipfile.ZipInfo]:
+    """List the files in a zip archive.
+
+    Raises:
+        DocumentError: the file is not a zip archive, or exceeds the limits.
+    """
+    return [each for each in _archives.get(access, location).infolist() if not each.is_dir()]
+
+
+def require_public(url: str, *, allow_private: bool = False) -> None:
+    """Check that the IP address in a URL is public. Host names are checked later, when a connection is made.
+
+    Raises:
+        RefusedSourceError: the address is private, link-local or otherwise reserved, or the URL has no host.
+    """
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None
+    if not host:
+        raise RefusedSourceError(f"the URL {shown(url)} has no host", hint="Write it as https://HOST/PATH.")
+    if allow_private:
+        return
+    if host == "localhost" or host.endswith(".localhost"):
+        raise _private_address_error(host)
+    try:
+        require_public_address(str(ipaddress.ip_address(host.strip("[]"))))
+    except ValueError:
+        return
+
+
+def require_public_address(address: str) -> None:
+    """Check that an IP address is public.
+
+    Raises:
+        RefusedSourceError: the address is private, link-local, loopback or reserved.
+        ValueError: the string is not an IP address.
+    """
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
+        found = found.ipv4_mapped or found.sixtofour or translated or found
+    if not found.is_global or found.is_multicast:
+        raise _private_address_error(address)
+
+
+def scheme_of(location: str) -> str:
+    """Return the scheme of a URL in lower case; empty for a path."""
+    scheme, separator, _ = location.partition("://")
+    return scheme.lower() if separator and scheme.replace("+", "").replace("-", "").replace(":", "").isalnum() else ""
+
+
+def shown(location: str) -> str:
+    """Return a URL for messages, without user name, password, query and fragment, which may contain keys."""
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return "the URL"
+    if not parts.scheme or not parts.netloc:
+        return location if len(location) <= 200 else location[:200] + "..."
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+@contextmanager
+def store_errors(location: str) -> Iterator[None]:
+    """Convert errors of a file system or of a store's client to a `DocumentError`."""
+    import aiohttp  # noqa: PLC0415  only for its errors
+
+    hint = "Check the name and your permissions."
+    try:
+        yield
+    except (RefusedSourceError, MissingExtraError, DocumentError):
+        raise
+    except Exception as error:  # each client library has its own exceptions, and their messages may contain keys
+        for cause in _causes(error):
+            if isinstance(cause, RefusedSourceError):
+                raise cause from None
+        if isinstance(error, FileNotFoundError):
+            raise DocumentError(f"{shown(location)} does not exist", hint="Check the name.") from None
+        if isinstance(error, PermissionError):
+            raise DocumentError(f"you have no permission to read {shown(location)}", hint=hint) from None
+        if isinstance(error, aiohttp.ClientError):
+            reason = getattr(error, "message", "") or type(error).__name__
+            raise DocumentError(f"{shown(location)} cannot be fetched: {reason}", hint=hint) from None
+        raise DocumentError(f"{shown(location)} cannot be read ({type(error).__name__})", hint=hint) from error
+
+
+class _NotPublicError(OSError):
+    """A refused address, as the `OSError` that HTTP clients expect from a failed connection."""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its chain of causes."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+class _SizeLimited(io.RawIOBase):
+    """Reads a file, and raises if it is larger than `max_bytes`."""
+
+    def __init__(self, file: IO[bytes], name: str, max_bytes: int) -> None:
+        self._file, self._document, self._max_bytes, self._left = file, name, max_bytes, max_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        with store_errors(self._document):
+            data = self._file.read(min(size, _BLOCK_BYTES) if size >= 0 else _BLOCK_BYTES)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _too_large_error(self._document, self._max_bytes)
+        return data
+
+
+class _OpenArchives:
+    """Keeps the last zip archive open in this process, because reading its directory can take long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, ArchiveLimits], tuple[ExitStack, zipfile.ZipFile]] = {}
+
+    def get(self, access: SourceAccess, location: str) -> zipfile.ZipFile:
+        key = (location, access.archive_limits)
+        with self._lock:
+            if key not in self._open:
+                for stack, _ in self._open.values():
+                    stack.close()
+                self._open.clear()
+                self._open[key] = self._opened(access, location)
+            return self._open[key][1]
+
+    def _opened(self, access: SourceAccess, location: str) -> tuple[ExitStack, zipfile.ZipFile]:
+        stack = ExitStack()
+        try:
+            file = stack.enter_context(access.open_file(location))
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            _check_limits(archive, access.archive_limits, shown(location))
+        except (zipfile.BadZipFile, NotImplementedError) as error:
+            stack.close()
+            raise DocumentError(
+                f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
+            ) from error
+        except BaseException:
+            stack.close()
+            raise
+        return stack, archive
+
+
+def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) -> None:
+    """Raise `RefusedSourceError` if an archive exceeds the limits."""
+    members = archive.infolist()
+    unpacked, packed = sum(each.file_size for each in members), sum(each.compress_size for each in members)
+    problem = None
+    if len(members) > limits.members:
+        problem = f"has {len(members):,} files; the limit is {limits.members:,}"
+    elif unpacked > limits.total_bytes:
+        problem = f"has {unpacked:,} bytes unpacked; the limit is {limits.total_bytes:,}"
+    elif unpacked > limits.ratio * max(packed, 2**20):
+        problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {limits.ratio:g} times"
+    elif any(each.file_size > limits.ratio * max(each.compress_size, 2**20) for each in members):
+        problem = f"has a file that unpacks to more than {limits.ratio:g} times its size"
+    if problem:
+        raise RefusedSourceError(
+            f"the archive {name} {problem}", hint="If you trust it, unpack it yourself and read the folder."
+        )
+
+
+_archives: Final = _OpenArchives()
+
+
+async def _public_client(loop: Any = None, **options: Any) -> Any:
+    """Create an HTTP client that connects to public addresses only."""
+    import aiohttp  # noqa: PLC0415
+
+    def open_socket(address: tuple[Any, ...]) -> socket.socket:
+        family, kind, protocol, _, endpoint = address
+        try:
+            require_public_address(endpoint[0])
+        except RefusedSourceError as refusal:
+            raise _NotPublicError(str(refusal)) from refusal
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+    connector = aiohttp.TCPConnector(socket_factory=open_socket)
+    return aiohttp.ClientSession(connector=connector, **_safe_options(options))
+
+
+async def _any_client(loop: Any = None, **options: Any) -> Any:
+    """Create an HTTP client that connects to any address."""
+    import aiohttp  # noqa: PLC0415
+
+    return aiohttp.ClientSession(**_safe_options(options))
+
+
+def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the client options without those that could bypass the address check."""
+    return {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
+
+
+def _private_address_error(address: str) -> RefusedSourceError:
+    return RefusedSourceError(
+        f"{address} is not a public address",
+        hint="To read from your own network, use --allow-private-addresses.",
+    )
+
+
+def _outside_root_error(given: str) -> RefusedSourceError:
+    return RefusedSourceError(
+        f"{shown(given)!r} is outside the input's folder",
+        hint="Paths in a table must be below the table's folder, or below --root.",
+    )
+
+
+def _too_large_error(name: str, max_bytes: int) -> RefusedSourceError:
+    return RefusedSourceError(f"{name} has more than {max_bytes:,} bytes", hint="Raise --max-bytes, or split the file.")

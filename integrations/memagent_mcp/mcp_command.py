@@ -1,0 +1,187 @@
+"""Serve the reader to agents as an MCP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+import typer
+
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndecodable, Store
+
+if TYPE_CHECKING:
+    from memagent_graph.reader import MemAgent
+
+_HOST: Final = "127.0.0.1"
+_PORT: Final = 8765
+_MAX_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mcp(ReaderOptions):
+    """Serve MemAgent to agents over the Model Context Protocol (MCP).
+
+    Clients can read files below --root. If a client declares its own roots, it can only read files below both. Without
+    --root, a client over standard input and output can read files below its own roots, and other clients can only
+    send text.
+    """
+
+    examples: ClassVar = (
+        "memagent mcp --root reports",
+        "memagent mcp --root reports --http --port 8765",
+    )
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, help="A folder below which files may be read. Repeatable.", show_default="none"),
+    ] = None
+    http: Annotated[bool, typer.Option("--http", help="Serve over HTTP instead of standard input and output.")] = False
+    host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = _HOST
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: the port; 0 uses any free one.")] = _PORT
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="With --http: accept clients on other machines. There is no login.")
+    ] = False
+    server_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --allow-remote: a name of this host that clients use. Repeatable.", show_default="none"
+        ),
+    ] = None
+    max_bytes: Annotated[int, typer.Option(min=1, help="The maximum size of a document, in bytes.")] = _MAX_BYTES
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="The maximum number of chunks for each question.")] = (
+        None
+    )
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens for each question.")] = (
+        None
+    )
+    max_seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="The maximum number of seconds for each question.")
+    ] = None
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            help="The URL of the policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"
+        ),
+    ] = None
+    replace_undecodable: ReplaceUndecodable = False
+    checkpoints: Checkpoints = None
+    store: Store = None
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="SQLite file for the run log. Clients see every run in it.", show_default="user's data folder"
+        ),
+    ] = None
+    no_log: Annotated[
+        bool, typer.Option("--no-log", help="Keep no log. Clients then cannot ask again, list runs or show runs.")
+    ] = False
+
+    def make_reader(self) -> MemAgent:
+        """Build the reader of the server."""
+        from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+
+        return self.settings().make_reader(
+            store=open_store(self.store),
+            checkpoints=self.checkpoints or default_checkpoints(),
+            run_log=False if self.no_log else self.log or True,
+        )
+
+    def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
+        """Build the server. It trusts a client's roots only over standard input and output."""
+        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+        from memagent_mcp import make_server  # noqa: PLC0415
+
+        return make_server(
+            reader,
+            roots=self.root or (),
+            trust_client_roots=not self.http,
+            max_bytes=self.max_bytes,
+            limits=Limits(self.max_chunks, self.max_tokens, self.max_seconds),
+        )
+
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told():
+            if self.http:
+                _check_address(self.host, allow_remote=self.allow_remote, names=self.server_name or [])
+                _serve_http(self)
+            else:
+                if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
+                    raise typer.BadParameter(
+                        "--host, --port, --allow-remote and --server-name are only possible with it",
+                        param_hint="'--http'",
+                    )
+                _serve_stdio(self)
+
+
+def _serve_stdio(request: Mcp) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from memagent_mcp.transports import reserve_standard_output, serve_stdio  # noqa: PLC0415
+
+    output = reserve_standard_output()
+
+    async def serve() -> None:
+        async with request.make_reader() as reader:
+            server = request.make_server(reader)
+            try:
+                await serve_stdio(server, output)
+            finally:
+                await server.aclose()
+
+    asyncio.run(serve())
+
+
+def _serve_http(request: Mcp) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from memagent_graph.addresses import as_name, listen  # noqa: PLC0415
+    from memagent_mcp.transports import serve_http, url_of  # noqa: PLC0415
+
+    async def serve() -> None:
+        listener = listen(request.host, request.port)
+        with listener:
+            async with request.make_reader() as reader:
+                server = request.make_server(reader)
+                typer.echo(f"serving at {url_of(listener)}; press Ctrl-C to stop", err=True)
+                if request.allow_remote:
+                    typer.echo(
+                        "warning: there is no login; everyone who can reach this address can read files below the "
+                        "roots, see the runs in the log, and use the policy",
+                        err=True,
+                    )
+                try:
+                    await serve_http(server, listener, [*(request.server_name or []), *as_name(request.host)])
+                finally:
+                    await server.aclose()
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
+    from memagent_graph.addresses import as_name, is_local  # noqa: PLC0415
+
+    if is_local(host):
+        return
+    if not allow_remote:
+        raise typer.BadParameter(
+            f"other machines can reach {host}, and there is no login; add --allow-remote if you want this",
+            param_hint="'--host'",
+        )
+    if not names and not as_name(host):
+        raise typer.BadParameter(
+            f"{host} means all addresses of this machine; use --server-name to set the host name that clients use; "
+            "requests with another name are refused",
+            param_hint="'--server-name'",
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "mcp", Mcp)

@@ -1,0 +1,199 @@
+"""Checks every quote and every sentence of a draft, and builds the report from them.
+
+The check is done by code, without a model. Every quote must be in its document, and every sentence must pass
+`check_sentence` with the quotes that it cites. If a sentence cites no quotes, or the wrong ones, other quotes of its
+section are tried. A sentence that no quotes support keeps its problems, and every format of the report marks it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from memagent_report.contradictions import contradictions
+from memagent_report.drafts import Draft, DraftSentence
+from memagent_report.evidence_matrix import (
+    EvidenceMatrix,
+    QuotePlace,
+    ReportDocument,
+    SourceQuote,
+    from_json,
+    to_json,
+)
+from memagent_report.html_export import html_page
+from memagent_report.markdown_export import markdown
+from memagent_report.report_data import ReportData, ReportEvent, ReportSection, ReportSentence
+from memagent_report.sentence_checks import check_sentence
+from memagent_report.sentence_problems import Problem, ProblemKind
+from memagent_report.source_text import SourceText
+from memagent_report.stated_facts import content_stems, facts_of
+
+_MOST_BOUND: Final = 4
+"""The maximum number of quotes for a sentence if the code chooses them."""
+_READ_FOR_WORDS: Final = 2_000_000
+"""How many characters of each document are searched for words in lower case."""
+
+
+@dataclass(frozen=True)
+class Report(ReportData):
+    """A report over documents, from `memagent_graph.report`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values; `Report.from_dict` is the inverse."""
+        named = ("report_id", "mode", "model", "matrix", "sections", "contradictions", "events")
+        values = {name: to_json(getattr(self, name)) for name in named}
+        return {
+            **values,
+            "quotes_checked": self.quotes_checked,
+            "quotes_found": self.quotes_found,
+            "references": to_json(self.references),
+            "totals": dict(self.totals),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """Return the report whose values `to_dict` returned.
+
+        Raises:
+            msgspec.ValidationError: the values are not those of a report.
+        """
+        computed = {"references", "totals"}
+        return from_json({name: value for name, value in values.items() if name not in computed}, cls)
+
+    def to_markdown(self) -> str:
+        """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
+        return markdown(self)
+
+    def to_html(self) -> str:
+        """Return the report as one HTML page that loads nothing from other places."""
+        return html_page(self)
+
+
+def checked_report(
+    report_id: str,
+    model: str,
+    matrix: EvidenceMatrix,
+    draft: Draft,
+    sources: Iterable[tuple[int, SourceText]],
+    events: Sequence[ReportEvent] = (),
+) -> Report:
+    """Check every quote and sentence of a draft, and return the report.
+
+    Args:
+        report_id: the report's id.
+        model: the policy's name.
+        matrix: the cells with their quotes.
+        draft: the sections to check.
+        sources: the number and the text of each quoted document; only one text is used at a time.
+        events: the events so far.
+    """
+    quotes = list(matrix.quotes())
+    quote_problems: dict[QuotePlace, Problem | None] = {}
+    words: set[str] = set()
+    for number, source in sources:
+        own = ((place, quote) for place, quote in quotes if place.document == number)
+        quote_problems |= {place: quote_problem(quote, source, matrix.documents[number].name) for place, quote in own}
+        words |= lower_case_words(source)
+    absent = [
+        problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
+    ]
+    is_common = words.__contains__
+    sections = []
+    for section in draft.sections:
+        pool = [place for place, _ in quotes if place.question in section.questions]
+        sentences = tuple(_bound(each, pool, matrix, quote_problems, is_common) for each in section.sentences)
+        sections.append(ReportSection(section.heading, section.questions, sentences))
+    listed = tuple(replace(each, judgement=draft.judgements.get(each.question)) for each in contradictions(matrix))
+    return Report(
+        report_id=report_id,
+        mode=draft.mode,
+        model=model,
+        matrix=matrix,
+        sections=tuple(sections),
+        contradictions=listed,
+        events=tuple(events),
+        quotes_checked=len(quotes),
+        quotes_found=len(quotes) - len(absent),
+    )
+
+
+def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Problem | None:
+    """Return what is wrong with a quote: it is not in its document, or it is cut within a sentence. None if nothing is.
+
+    Args:
+        quote: the quote.
+        source: its document's text.
+        name: the document's name.
+    """
+    found = source.find(quote.text, quote.start_char)
+    if found is None:
+        return Problem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not in {name}")
+    if quote.is_whole and not source.is_whole(*found):
+        return Problem(ProblemKind.QUOTE_CUT, f"a quote from {name} begins or ends within a sentence")
+    return None
+
+
+def _bound(
+    drafted: DraftSentence,
+    pool: Sequence[QuotePlace],
+    matrix: EvidenceMatrix,
+    quote_problems: Mapping[QuotePlace, Problem | None],
+    is_common: Callable[[str], bool],
+) -> ReportSentence:
+    """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
+    named = _problems(drafted.text, drafted.quotes, matrix, quote_problems, is_common)
+    if not named or drafted.document is not None:
+        return ReportSentence(drafted.text, drafted.quotes, named, drafted.document)
+    others = _nearest(drafted.text, pool, matrix)
+    for count in range(1, len(others) + 1):
+        if not _problems(drafted.text, others[:count], matrix, quote_problems, is_common):
+            return ReportSentence(drafted.text, tuple(others[:count]), (), chosen_by_code=True)
+    return ReportSentence(drafted.text, drafted.quotes, named)
+
+
+def _problems(
+    text: str,
+    places: Sequence[QuotePlace],
+    matrix: EvidenceMatrix,
+    quote_problems: Mapping[QuotePlace, Problem | None],
+    is_common: Callable[[str], bool],
+) -> tuple[Problem, ...]:
+    own = [problem for place in places if (problem := quote_problems[place]) is not None]
+    quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
+    if own and not quotes:
+        return tuple(own)
+    named = [name for place in places for name in document_names(matrix.documents[place.document])]
+    return (*own, *check_sentence(text, quotes, named=named, is_common=is_common))
+
+
+def document_names(document: ReportDocument) -> tuple[str, ...]:
+    """Return the names that a sentence may use for a document: its file name with or without the ending, or its title.
+
+    Names that could be a number or a person's name, as in `2021.txt` and `keller.txt`, are left out: they are facts to
+    check.
+    """
+    stem, title = PurePath(document.name).stem, document.metadata.get("title", "")
+    found = [document.name] if re.search(r"[^\W\d_]", document.name) else []
+    found += [stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else []
+    return (*found, *([title] if len(title.split()) > 2 else []))
+
+
+def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:
+    """Return the few quotes that share the most words and values with a sentence, best first."""
+    facts = facts_of(text)
+    wanted = content_stems(facts) | {number.key for number in facts.numbers}
+
+    def shared(place: QuotePlace) -> int:
+        quote = facts_of(matrix.quote(place).text)
+        return len(wanted & (content_stems(quote) | {number.key for number in quote.numbers}))
+
+    ranked = sorted(pool, key=lambda place: (-shared(place), place))
+    return [place for place in ranked[:_MOST_BOUND] if shared(place)]
+
+
+def lower_case_words(source: SourceText) -> frozenset[str]:
+    """Return the words that a document has in lower case. They are not names, even if a sentence begins with one."""
+    return frozenset(re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_READ_FOR_WORDS]))

@@ -1,0 +1,217 @@
+"""Write a report over many documents, with quotes for each statement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import (
+    ApiKey,
+    AsJSON,
+    Checkpoints,
+    Log,
+    MaxSeconds,
+    MaxTokensTotal,
+    Quiet,
+    ReaderOptions,
+    ReplaceUndecodable,
+    Store,
+)
+from memagent_graph.cli.question_files import questions_of
+from memagent_graph.errors import DocumentError
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
+    from memagent_report import Report, ReportSource
+
+
+class Format(StrEnum):
+    """The file formats of --format; see `memagent_report.report_files`."""
+
+    MD = "md"
+    HTML = "html"
+    DOCX = "docx"
+    CSV = "csv"
+    PARQUET = "parquet"
+    BIB = "bib"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteReport(ReaderOptions):
+    """Write a report over several documents. Every sentence cites quotes, and all quotes are checked.
+
+    Each document is read for the same questions. The report is written from the answers and their quotes alone. The
+    same command continues a report that was killed, and shows a finished report again.
+    """
+
+    examples: ClassVar = (
+        'memagent report "What do the contracts say about notice?" contracts/*.pdf --base-url http://localhost:8000/v1',
+        'memagent report "Who was where?" a.txt b.txt -q "Who signed it?" -q "When was it signed?" --out report',
+        'memagent report "What do the studies find?" *.md -q @questions.txt --format docx --format bib --out review',
+    )
+    question: Annotated[str, typer.Argument(help="The question of the report.")]
+    documents: Annotated[list[Path], typer.Argument(help="The documents' paths.")]
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--question",
+            "-q",
+            help="A question for every document. Repeatable; @FILE reads questions from a file, one on each line.",
+            show_default="the policy's",
+        ),
+    ] = None
+    extractive: Annotated[
+        bool,
+        typer.Option("--extractive", help="Use the answers as sections, even if the policy could write them."),
+    ] = False
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Let the policy judge whether differing answers contradict each other.")
+    ] = False
+    metadata: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file with title, author, year, journal, doi, ... for each document, by file name."),
+    ] = None
+    documents_at_once: Annotated[int, typer.Option(min=1, help="How many documents are read at the same time.")] = 8
+    report_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own id for the report.", show_default="computed from documents, questions and settings"
+        ),
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
+        None
+    )
+    formats: Annotated[
+        list[Format] | None,
+        typer.Option(
+            "--format", help="With --out: a file format to write. Repeatable.", show_default="md, html and csv"
+        ),
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="With --out: replace files that do not belong to this report.")
+    ] = False
+    api_key: ApiKey = None
+    encoding: Annotated[str | None, typer.Option(help="The documents' charset.", show_default="detected")] = None
+    replace_undecodable: ReplaceUndecodable = False
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
+    checkpoints: Checkpoints = None
+    store: Store = None
+    log: Log = None
+    as_json: AsJSON = False
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
+
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+
+        console = Console(as_json=self.as_json, quiet=self.quiet)
+        with failures_told(console):
+            try:
+                report = asyncio.run(self._report(console))
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                console.err.print("the same command continues the report")
+                raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
+            self._show(report, console)
+        if not report.totals["answered"]:
+            raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
+
+    async def _report(self, console: Console) -> Report:
+        from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+        from memagent_report import areport  # noqa: PLC0415
+
+        questions, documents = questions_of(self.ask or ()), self._sources()
+        settings = self.settings()
+        console.policy(settings.policy_told)
+        limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
+        with console.working("loading the policy"):
+            loaded = settings.make_reader(
+                api_key=self.api_key,
+                store=open_store(self.store),
+                checkpoints=self.checkpoints or default_checkpoints(),
+                run_log=self.log or True,
+            )
+        async with loaded as reader:
+            return await console.follow_documents(
+                len(documents),
+                lambda show: areport(
+                    reader, self.question, documents, questions=questions, extractive=self.extractive,
+                    judge=self.judge, report_id=self.report_id, limits=None if limits == Limits() else limits,
+                    documents_at_once=self.documents_at_once, on_update=show,
+                ),
+            )  # fmt: skip
+
+    def _sources(self) -> list[ReportSource]:
+        """The documents, with their metadata from the file that --metadata names.
+
+        Raises:
+            DocumentError: the file cannot be read, or names a document that was not given.
+        """
+        from memagent_graph.documents import Document  # noqa: PLC0415
+        from memagent_report import ReportSource  # noqa: PLC0415
+        from memagent_report.document_metadata import reference_fields  # noqa: PLC0415
+
+        described = _metadata(self.metadata) if self.metadata else {}
+        if others := described.keys() - {path.name for path in self.documents}:
+            raise DocumentError(
+                f"{self.metadata} describes {sorted(others)[0]}, which is not one of the documents",
+                hint="Its keys are the documents' file names, without folders.",
+            )
+        return [
+            ReportSource(
+                Document.from_path(path, encoding=self.encoding),
+                metadata=reference_fields(described.get(path.name, {})),
+            )
+            for path in self.documents
+        ]
+
+    def _show(self, report: Report, console: Console) -> None:
+        from memagent_graph.cli.output import print_json  # noqa: PLC0415
+        from memagent_graph.plain_text import plain  # noqa: PLC0415
+        from memagent_report.report_files import write_report  # noqa: PLC0415
+        from memagent_report.report_words import summary  # noqa: PLC0415
+
+        for event in report.events:
+            console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
+        written: Sequence[Path] = ()
+        if self.out is not None:
+            formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
+            written = write_report(report, self.out, map(str, formats), force=self.force)
+            for path in written:
+                console.err.print(f"wrote {path}", markup=False)
+        if self.as_json:
+            print_json({**report.to_dict(), "files": [str(path) for path in written]})
+        elif self.out is None:
+            console.out.print(plain(report.to_markdown()), markup=False)
+        console.err.print(plain(f"{summary(report)} Report {report.report_id}"), markup=False, style="dim")
+
+
+def _metadata(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
+            raise TypeError("it is not a JSON object whose values are objects")
+    except (OSError, ValueError, TypeError) as error:
+        raise DocumentError(
+            f"the metadata in {path} cannot be used: {error}",
+            hint='Write a JSON object such as {"a.pdf": {"title": "...", "author": "...", "year": "2021"}}.',
+        ) from error
+    return values
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "report", WriteReport)

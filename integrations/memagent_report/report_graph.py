@@ -1,0 +1,310 @@
+"""The LangGraph graph of a report: plan -> read_document (one task for each document) -> write -> check.
+
+The reader's checkpoints keep the state of the report after every step, and the state of every read after every chunk.
+A report that was killed continues from there: finished documents are not read again, and unfinished ones continue at
+their chunk. The run log has all calls of the policy: a run for each document and question, and the report's own runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import operator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
+from contextvars import Context
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import Annotated, Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+from typing_extensions import TypedDict
+
+from memagent_graph.concurrency.background import PerLoop
+from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
+from memagent_graph.events import EventKind
+from memagent_graph.reader import MemAgent, result_of
+from memagent_graph.reading.state import Limits, ReaderContext
+from memagent_graph.reading.strategy import Strategy
+from memagent_graph.results import ReadResult
+from memagent_graph.roles import Role, excess_tokens, prompts_for
+from memagent_graph.trace import MemoryUpdate
+from memagent_report.answered_cells import cell_of
+from memagent_report.checked_report import checked_report
+from memagent_report.drafts import Draft, extractive_draft
+from memagent_report.evidence_matrix import (
+    Cell,
+    CellState,
+    EvidenceMatrix,
+    ReportDocument,
+    from_json,
+    to_json,
+)
+from memagent_report.export_safety import without_folders
+from memagent_report.report_data import ReportEvent
+from memagent_report.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, has_prompts_for
+from memagent_report.report_writing import ReportPlan, ReportWriting
+from memagent_report.source_text import SourceText
+
+T = TypeVar("T")
+OnUpdate = Callable[[str, str, MemoryUpdate], None]
+"""A function that is called with the document's name, the question, and each memory update of that read."""
+_LEAST_TOKENS: Final = 64
+"""The policy writes nothing if its prompt has room for fewer tokens of material than this."""
+_BEGINNING_BYTES: Final = 600
+"""How much of each document the policy sees when it writes the questions."""
+
+
+class ReportState(TypedDict, total=False):
+    """The state of a report: JSON values only."""
+
+    questions: list[str]
+    """The questions that every document is read for."""
+    cells: Annotated[dict[str, list[Any]], operator.or_]
+    """By document number: a cell for each question."""
+    draft: dict[str, Any]
+    events: Annotated[list[Any], operator.add]
+    report: dict[str, Any]
+
+
+class _Sent(TypedDict):
+    """The input of the task that reads one document."""
+
+    numbers: list[int]
+    """The document's number; several numbers if documents have the same text, which is read once."""
+    questions: list[str]
+
+
+@dataclass(frozen=True)
+class ReportWork:
+    """One report: its question, its documents, its reader and its options.
+
+    Args:
+        report_id: the report's id; its state is saved under this id, and the ids of its own runs begin with it.
+        agent: the reader.
+        question: the question of the report.
+        questions: the questions that every document is read for; if there are none, the policy writes them.
+        documents: the documents, which are in the store.
+        extractive: whether the sections are the cells' answers, even if the policy could write them.
+        judge: whether the policy judges contradictions.
+        limits: the limits of each read.
+        runs: the prefix of the ids of the documents' runs. Reports with the same prefix share these runs, so a document
+            is not read twice for the same question.
+        on_update: called with every memory update.
+    """
+
+    report_id: str
+    agent: MemAgent
+    question: str
+    questions: tuple[str, ...]
+    documents: tuple[ReportDocument, ...]
+    extractive: bool = False
+    judge: bool = False
+    limits: Limits | None = None
+    runs: str = "cell"
+    on_update: OnUpdate | None = field(default=None, repr=False)
+
+    def graph(self) -> StateGraph[Any, Any, Any, Any]:
+        """Build the graph; the caller compiles it with the reader's checkpointer."""
+        builder: Any = StateGraph(ReportState)
+        builder.add_node("plan", self._plan)
+        builder.add_node("read_document", self._read_document)
+        builder.add_node("write", self._write)
+        builder.add_node("check", self._check)
+        builder.add_edge(START, "plan")
+        builder.add_conditional_edges("plan", self._each_document, ["read_document"])
+        builder.add_edge("read_document", "write")
+        builder.add_edge("write", "check")
+        builder.add_edge("check", END)
+        graph: StateGraph[Any, Any, Any, Any] = builder
+        return graph
+
+    async def _plan(self, state: ReportState) -> ReportState:
+        """Choose the questions: those of the caller, those of the policy, or the report's own question."""
+        if self.questions:
+            return {"questions": list(self.questions), "events": []}
+        if reason := await self._why_unable(ReportPlan(), QUESTIONS):
+            detail = f"{reason}; every document is read for the report's question itself"
+            return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
+        beginnings = await asyncio.to_thread(self._beginnings)
+        result = await self._run(ReportPlan(), beginnings, "documents", "plan")
+        if result.answer:
+            return {"questions": result.answer.splitlines(), "events": []}
+        detail = "the policy wrote no question; every document is read for the report's question itself"
+        return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
+
+    def _each_document(self, state: ReportState) -> list[Send]:
+        same: dict[str, list[int]] = {}
+        for number, document in enumerate(self.documents):
+            key = document.reference["key"] if document.reference else f"failed {number}"
+            same.setdefault(key, []).append(number)
+        return [
+            Send("read_document", _Sent(numbers=numbers, questions=state["questions"])) for numbers in same.values()
+        ]
+
+    async def _read_document(self, sent: _Sent) -> ReportState:
+        """Read one document once for all questions; if it cannot be read, its row has failed cells."""
+        document, questions = self.documents[sent["numbers"][0]], sent["questions"]
+        if document.reference is None:
+            return self._failed(sent, document.error or "")
+        different = list(dict.fromkeys(questions))
+        run_ids = [self._run_id(document.reference, asked) for asked in different]
+        reads = [
+            partial(self._read_one, document, asked, run_id) for asked, run_id in zip(different, run_ids, strict=True)
+        ]
+        async with AsyncExitStack() as stack:
+            # Another report of this process may read the same document. All take the locks in the same order, so
+            # there is no deadlock.
+            for run_id in sorted(run_ids):
+                await stack.enter_async_context(_lock_of(run_id))
+            outcomes = dict(zip(different, await _outside_this_graph(in_passes(reads, AT_ONCE)), strict=True))
+        errors = [each for each in outcomes.values() if isinstance(each, Exception)]
+        if others := [each for each in errors if not isinstance(each, DocumentError)]:
+            raise others[0]
+        if errors:
+            return self._failed(sent, without_folders(" ".join(str(errors[0]).split())))
+        source = await asyncio.to_thread(self._source, document)
+        cells: dict[str, list[Any]] = {}
+        for number in sent["numbers"]:
+            cells[str(number)] = []
+            for place, asked in enumerate(questions):
+                result = outcomes[asked]
+                assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
+                cells[str(number)].append(to_json(await asyncio.to_thread(cell_of, result, source, number, place)))
+        return {"cells": cells}
+
+    def _failed(self, sent: _Sent, error: str) -> ReportState:
+        cells = {
+            str(number): [
+                to_json(Cell(number, question, CellState.FAILED, error=error))
+                for question in range(len(sent["questions"]))
+            ]
+            for number in sent["numbers"]
+        }
+        return {"cells": cells}
+
+    def _run_id(self, reference: DocumentRef, asked: str) -> str:
+        what = f"{reference['key']} {asked}".encode("utf-8", "surrogatepass")
+        return f"{self.runs}-{sha256(what).hexdigest()[:20]}"
+
+    async def _read_one(self, document: ReportDocument, asked: str, run_id: str, pace: Reach) -> ReadResult:
+        on_update = None if self.on_update is None else partial(self.on_update, document.name, asked)
+        assert document.reference is not None  # noqa: S101  `_read_document` has checked it
+        return await result_of(self._parts(self.agent, document.reference, asked, run_id, pace), on_update)
+
+    async def _parts(
+        self, agent: MemAgent, reference: DocumentRef, question: str, run_id: str, pace: Reach | None = None
+    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
+        """Yield a run's updates and its result; an earlier run with this id is continued."""
+        limits = self.limits if agent is self.agent else None
+        if agent.keeps_checkpoints:
+            try:
+                async with aclosing(agent.astream_resume(run_id, limits=limits, pace=pace)) as parts:
+                    async for part in parts:
+                        yield part
+                return
+            except (RunNotFoundError, RunMismatchError):
+                pass
+        async with aclosing(agent.astream(reference, question, run_id=run_id, limits=limits, pace=pace)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _write(self, state: ReportState) -> ReportState:
+        """Let the policy write the draft; if it has no prompts for that, the draft consists of the cells' answers."""
+        matrix = self._matrix(state)
+        events: list[Any] = []
+        write, judge = not self.extractive, self.judge
+        if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
+            write = judge = False
+        if write and (reason := await self._why_unable(ReportWriting(), OUTLINE, SECTION)):
+            write = False
+            events.append(_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
+        if judge and (reason := await self._why_unable(ReportWriting(), JUDGE)):
+            judge = False
+            events.append(_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
+        if not write and not judge:
+            return {"draft": to_json(extractive_draft(matrix)), "events": events}
+        text = json.dumps(to_json(matrix), ensure_ascii=False)
+        result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
+        events += [_event(each.kind, each.detail) for each in result.events]
+        return {"draft": json.loads(result.answer or ""), "events": events}
+
+    async def _check(self, state: ReportState) -> ReportState:
+        """Check every quote and sentence, and build the report."""
+        matrix = self._matrix(state)
+        quoted = dict.fromkeys(place.document for place, _ in matrix.quotes())
+        # One text at a time, because all of them may not fit in memory.
+        sources = ((number, self._source(matrix.documents[number])) for number in quoted)
+        events = [from_json(each, ReportEvent) for each in state.get("events", ())]
+        draft = from_json(state["draft"], Draft)
+        report = await asyncio.to_thread(
+            checked_report, self.report_id, self.agent.policy.name, matrix, draft, sources, events
+        )
+        return {"report": report.to_dict()}
+
+    def _matrix(self, state: ReportState) -> EvidenceMatrix:
+        cells = [from_json(each, Cell) for number in range(len(self.documents)) for each in state["cells"][str(number)]]
+        return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
+
+    def _source(self, document: ReportDocument) -> SourceText:
+        assert document.reference is not None  # noqa: S101  only documents in the store have quotes
+        return SourceText.of(self.agent.store, document.reference)
+
+    def _beginnings(self) -> str:
+        lines = []
+        for document in self.documents:
+            if document.reference is not None:
+                store = self.agent.store
+                start = store.read_bytes(document.reference, 0, _BEGINNING_BYTES).decode(errors="ignore")
+                lines.append(f"{document.name}: {' '.join(start.split())}")
+        return "\n".join(lines)
+
+    async def _why_unable(self, strategy: Strategy, *roles: Role) -> str:
+        """Return why the policy cannot take these roles; "" if it can."""
+        context = await self.agent.aprepare()
+        names = ", ".join(role.name for role in roles)
+        if not has_prompts_for(roles, context.prompts, own_words_only=context.own_words_only):
+            return f"the policy has no prompt for {names}"
+        if _chunk_tokens(strategy, context) < _LEAST_TOKENS:
+            return f"the context window of {context.budget.context_window} tokens is too small for {names}"
+        return ""
+
+    async def _run(self, strategy: Strategy, text: str, name: str, place: str) -> ReadResult:
+        """Read a text of the report itself, with the same policy, log and checkpoints."""
+        # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
+        saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
+        tokens = _chunk_tokens(strategy, await self.agent.aprepare())
+        agent = self.agent.copy(strategy=strategy, checkpoints=saver, budget_changes={"chunk_tokens": tokens})
+        reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
+        return await _outside_this_graph(
+            result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}"))
+        )
+
+
+def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
+    """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
+    prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
+    excess = excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
+    return context.budget.chunk_tokens - max(0, excess)
+
+
+_locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
+
+
+def _lock_of(run_id: str) -> asyncio.Lock:
+    """Return the lock of a run, which all reports on this event loop share."""
+    return _locks.get().setdefault(run_id, asyncio.Lock())
+
+
+async def _outside_this_graph(work: Coroutine[Any, Any, T]) -> T:
+    """Run work in a new context, so that LangGraph does not treat its graphs as parts of the graph that is running."""
+    return await asyncio.create_task(work, context=Context())
+
+
+def _event(kind: EventKind, detail: str) -> Any:
+    return to_json(ReportEvent(kind, detail))

@@ -1,0 +1,258 @@
+"""`report` and `areport`: read documents for a question, and write a report in which sentences cite checked quotes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.concurrency.background import run_sync
+from memagent_graph.documents import Document
+from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
+from memagent_graph.reader import DocumentSource, MemAgent
+from memagent_graph.reading.graph import check_question, checked_questions
+from memagent_graph.reading.state import Limits
+from memagent_graph.storage.checkpoints import lease_of
+from memagent_report.checked_report import Report
+from memagent_report.document_metadata import metadata_of
+from memagent_report.evidence_matrix import ReportDocument
+from memagent_report.export_safety import without_folders
+from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
+from memagent_report.report_roles import custom_templates
+
+DOCUMENTS_AT_ONCE: Final = 8
+"""The default number of documents that are read at the same time."""
+_VERSION: Final = 1
+"""A part of every report's id; it changes when reports of older versions cannot be continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSource:
+    """A document of a report, with a name and metadata for its reference and BibTeX entry.
+
+    Args:
+        document: anything that `Document.of` accepts.
+        name: its name in the report; by default the document's own name.
+        metadata: title, author (join several with " and "), year, journal, publisher, doi, url, ... These override the
+            metadata in the document itself (see `document_metadata`).
+    """
+
+    document: DocumentSource
+    name: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+async def areport(
+    agent: MemAgent,
+    question: str,
+    documents: Iterable[DocumentSource | ReportSource],
+    *,
+    questions: Iterable[str] = (),
+    extractive: bool = False,
+    judge: bool = False,
+    report_id: str | None = None,
+    limits: Limits | None = None,
+    documents_at_once: int = DOCUMENTS_AT_ONCE,
+    on_update: OnUpdate | None = None,
+) -> Report:
+    """Read every document for the same questions, and write a report from the answers and their quotes alone.
+
+    By default, the report's id is a digest of the documents' text, the questions and the settings. With checkpoints,
+    the same call continues a report that was killed or failed. If the report is finished, the call returns it without
+    calling the policy. Documents that another report has read for the same questions and settings are not read again.
+
+    Args:
+        agent: the reader; the caller closes it.
+        question: the question of the report.
+        documents: anything that `Document.of` accepts, or `ReportSource`s. A document that cannot be read gets a row of
+            failed cells. Live streams are not accepted.
+        questions: the questions that every document is read for. If there are none, the policy writes two to six. If
+            it has no prompt for this, every document is read for the report's own question.
+        extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
+        judge: let the policy judge whether differing answers contradict each other.
+        report_id: your own id. The report then shares no reads with reports of another id, and it cannot be continued
+            with other documents or settings.
+        limits: limits of each read; there is one read for each question and document.
+        documents_at_once: how many documents are read at the same time.
+        on_update: called with a document's name, a question, and each memory update of that read.
+
+    Raises:
+        MemAgentError, BudgetError: a question is empty or too long; nothing was read.
+        DocumentError: no document can be read; this is the error of the first one.
+        PolicyError: a call failed. With checkpoints, the same call continues the report.
+        RunError: another process is writing this report, or `report_id` belongs to another report or a run.
+    """
+    context = await agent.aprepare()
+    check_question(question, context)
+    asked = tuple(checked_questions(asked_, context)) if (asked_ := list(questions)) else ()
+    if documents_at_once < 1:
+        raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
+    opened = await _opened(agent, list(documents))
+    reads = {
+        "limits": None if limits is None else asdict(limits),
+        "policy": agent.policy.name,
+        "settings": (await agent.agraph()).reader_context.settings,
+    }
+    identity = {
+        "version": _VERSION,
+        "question": question,
+        "questions": asked,
+        "documents": [(each.name, each.reference and each.reference["key"]) for each in opened],
+        "extractive": extractive,
+        "judge": judge,
+        "wording": custom_templates(context.prompts, own_words_only=context.own_words_only),
+        **reads,
+    }
+    digest = _digest(identity)
+    work = ReportWork(
+        report_id=report_id or f"report-{digest[:20]}",
+        agent=agent,
+        question=question,
+        questions=asked,
+        documents=opened,
+        extractive=extractive,
+        judge=judge,
+        limits=limits,
+        runs=report_id or f"cell-{_digest(reads)[:8]}",
+        on_update=on_update,
+    )
+    # In a new context: in a node or tool of another graph, LangGraph would treat this graph as a part of that one.
+    task = asyncio.create_task(_run_report(work, digest, documents_at_once), context=Context())
+    return Report.from_dict(await task)
+
+
+def report(
+    agent: MemAgent,
+    question: str,
+    documents: Iterable[DocumentSource | ReportSource],
+    *,
+    questions: Iterable[str] = (),
+    extractive: bool = False,
+    judge: bool = False,
+    report_id: str | None = None,
+    limits: Limits | None = None,
+    documents_at_once: int = DOCUMENTS_AT_ONCE,
+    on_update: OnUpdate | None = None,
+) -> Report:
+    """Write a report, like `areport`, from synchronous code.
+
+    >>> found = report(agent, "What do the contracts say about notice?", [Path("a.pdf"), Path("b.pdf")])
+    ... # doctest: +SKIP
+    >>> print(found.to_markdown())  # doctest: +SKIP
+    """
+    return run_sync(
+        areport(
+            agent,
+            question,
+            documents,
+            questions=questions,
+            extractive=extractive,
+            judge=judge,
+            report_id=report_id,
+            limits=limits,
+            documents_at_once=documents_at_once,
+            on_update=on_update,
+        )
+    )
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> dict[str, Any]:
+    """Begin the report, or continue it if it exists; return its values."""
+    saver = await work.agent.acheckpointer() if work.agent.keeps_checkpoints else None
+    graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
+    place: Any = {
+        "configurable": {"thread_id": work.report_id},
+        "max_concurrency": documents_at_once,
+        "metadata": {"report": digest},
+    }
+    given: ReportState | None = {}
+    with lease_of(saver, work.report_id):
+        if saver is not None:
+            snapshot = await graph.aget_state(place)
+            if snapshot.created_at is not None:
+                _require_same(snapshot.metadata, digest, work.report_id)
+                if "report" in snapshot.values:
+                    return dict(snapshot.values["report"])
+                given = None if snapshot.next else {}
+        options: dict[str, Any] = {"durability": "sync"} if saver is not None else {}
+        state = await graph.ainvoke(given, place, **options)
+    return dict(state["report"])
+
+
+def _require_same(metadata: Any, digest: str, report_id: str) -> None:
+    """Refuse to continue a report with other documents, questions or settings.
+
+    Raises:
+        RunMismatchError: the id belongs to another report, or to a run.
+    """
+    if (metadata or {}).get("report") != digest:
+        raise RunMismatchError(
+            "this id already belongs to a run, or to a report with other documents, questions or settings",
+            hint="Choose another id, or give none: then it is computed from documents, questions and settings.",
+            run_id=report_id,
+        )
+
+
+async def _opened(agent: MemAgent, given: Sequence[DocumentSource | ReportSource]) -> tuple[ReportDocument, ...]:
+    """Add the documents to the store, in order; names that occur twice get a number.
+
+    Raises:
+        DocumentError: there are none, one is a live stream, or none can be read.
+    """
+    if not given:
+        raise DocumentError("there are no documents", hint="Give at least one.")
+    replace_undecodable = (await agent.aprepare()).replace_undecodable
+    failures: list[DocumentError] = []
+    opened: list[ReportDocument] = []
+    for each in given:
+        source = each if isinstance(each, ReportSource) else ReportSource(each)
+        try:
+            document = Document.of(source.document)
+            if document.is_live:
+                raise DocumentError(
+                    f"{document.name} is a live stream",
+                    hint="Collect its text first: the text of a report's documents must not change.",
+                )
+            reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
+            metadata = {
+                **await asyncio.to_thread(metadata_of, source.document, agent.store, reference),
+                **source.metadata,
+            }
+            named = ReportDocument(source.name or document.name, reference, metadata)
+        except DocumentError as error:
+            failures.append(error)
+            name = source.name or _name_of(source.document)
+            named = ReportDocument(name, None, dict(source.metadata), without_folders(" ".join(str(error).split())))
+        opened.append(named)
+    if len(failures) == len(opened):
+        raise failures[0]
+    return _with_different_names(opened)
+
+
+def _name_of(source: DocumentSource) -> str:
+    if isinstance(source, Document):
+        return source.name
+    return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"
+
+
+def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
+    """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
+    used: set[str] = set()
+    found = []
+    for document in documents:
+        name, number = document.name, 1
+        while name in used:
+            number += 1
+            name = f"{document.name} ({number})"
+        used.add(name)
+        found.append(replace(document, name=name))
+    return tuple(found)

@@ -1,0 +1,307 @@
+"""The application and its routes. `memagent serve` runs it, tests and other servers can mount it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive
+
+from memagent_graph.addresses import AllowedNames
+from memagent_graph.errors import MemAgentError
+from memagent_graph.plain_text import in_one_line
+from memagent_graph.policies.model_info import SelfDescribing
+from memagent_graph.reader import MemAgent
+from memagent_serve.api_errors import ApiError, bad_request, not_found
+from memagent_serve.chat_replies import RUN_ID_HEADER
+from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
+from memagent_serve.guard import Guard
+from memagent_serve.keys import Owner
+from memagent_serve.ledger import Entry, Ledger
+from memagent_serve.metrics import Metrics
+from memagent_serve.page_sessions import PageSessions
+from memagent_serve.pass_through import Relaying, passed_on
+from memagent_serve.reads import Read, ReadManager
+from memagent_serve.serve_settings import ServeSettings
+from memagent_serve.uploads import UploadedFile, Uploads, listing
+
+log = logging.getLogger(__name__)
+
+_HEALTH_SECONDS: Final = 5.0
+_NEWEST: Final = 100
+_FORM_BYTES: Final = 1 << 16
+"""The maximum size of an upload's form around the file."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass
+class Serving:
+    """The resources of the routes. Other parts of the server (a page, MCP) share them.
+
+    Args:
+        reader: the reader.
+        settings: access and limits.
+    """
+
+    reader: MemAgent
+    settings: ServeSettings
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.settings.folder / "reads.sqlite")
+        salted = len(self.settings.keys) > 1 and isinstance(self.reader.policy, Relaying)
+        self.manager = ReadManager(self.reader, self.ledger, self.settings.bounds, self.metrics, salted=salted)
+        self.uploads = Uploads(self.settings.folder / "files", quota=self.settings.uploads)
+        self.completions = ChatCompletions(self.reader, self.manager, self.uploads, self.settings, self.metrics)
+        spool = self.completions.spool
+        self.metrics.watch("memagent_spool_bytes", "Bytes of large requests on disk.", lambda: spool.used)
+        self.metrics.watch("memagent_reads", "Running and waiting reads.", lambda: len(self.manager))
+
+    async def aclose(self) -> None:
+        """End all reads; they continue when they are requested again."""
+        await self.manager.aclose()
+        self.ledger.close()
+
+
+def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None) -> Starlette:
+    """The application.
+
+    Args:
+        serving: its resources; they are closed with the application.
+        routes: additional ones, which the guard protects too.
+        sessions: the browsers that may use the live page, if its routes are included.
+    """
+    settings = serving.settings
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        preparing = asyncio.create_task(_prepare(serving.reader))
+        yield
+        preparing.cancel()
+        await serving.aclose()
+
+    names = AllowedNames(settings.names, settings.origins)
+    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions)]
+    if settings.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", NEW_READ_HEADER],
+            expose_headers=[RUN_ID_HEADER, READ_HEADER],
+        )
+        middleware.insert(0, cors)
+    app = Starlette(
+        routes=[*_routes(serving), *routes],
+        middleware=middleware,
+        exception_handlers={HTTPException: _refused},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def owner_of(request: Request) -> Owner:
+    """The owner of a request's key."""
+    owner = request.state.owner
+    assert isinstance(owner, Owner)  # noqa: S101  the guard puts it there
+    return owner
+
+
+async def uploaded(serving: Serving, request: Request) -> UploadedFile:
+    """Store the file of a request's form.
+
+    Raises:
+        ApiError: there is none, it is too large, or it does not arrive.
+    """
+    owner = owner_of(request)
+    room = min(owner.max_bytes or serving.settings.uploads, serving.settings.max_body) + _FORM_BYTES
+    whole = Request(request.scope, bounded(request.receive, room, serving.settings.idle_seconds))
+    async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
+        file, purpose = form.get("file"), form.get("purpose", "user_data")
+        if not isinstance(file, UploadFile) or not isinstance(purpose, str):
+            raise bad_request("the form has no file; send it as the field file", "file")
+        return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
+
+
+def _routes(serving: Serving) -> list[Route]:
+    reader, manager, uploads = serving.reader, serving.manager, serving.uploads
+
+    async def completions(request: Request) -> Response:
+        return await serving.completions.respond(request, owner_of(request))
+
+    async def models(request: Request) -> Response:
+        if isinstance(reader.policy, Relaying):
+            return await passed_on(reader.policy, "GET", "models")
+        return JSONResponse({"object": "list", "data": [await _own_model(reader)]})
+
+    async def model(request: Request) -> Response:
+        wanted = request.path_params["name"]
+        for entry in await _served_models(reader):
+            if entry.get("id") == wanted:
+                return JSONResponse(entry)
+        raise not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
+
+    async def responses(request: Request) -> Response:
+        raise not_found(
+            "the Responses API is not served here; use /v1/chat/completions, which reads requests of any length",
+            "unsupported_api",
+        )
+
+    async def upload(request: Request) -> Response:
+        return JSONResponse((await uploaded(serving, request)).body())
+
+    async def files(request: Request) -> Response:
+        return JSONResponse(listing(await asyncio.to_thread(uploads.all, owner_of(request))))
+
+    async def file(request: Request) -> Response:
+        return JSONResponse(uploads.get(owner_of(request), request.path_params["id"]).body())
+
+    async def file_content(request: Request) -> Response:
+        path = uploads.content(owner_of(request), request.path_params["id"])
+        return FileResponse(path, media_type="application/octet-stream")
+
+    async def delete_file(request: Request) -> Response:
+        file_id = request.path_params["id"]
+        await asyncio.to_thread(uploads.delete, owner_of(request), file_id)
+        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+    async def reads(request: Request) -> Response:
+        entries = await asyncio.to_thread(serving.ledger.of_owner, owner_of(request).name, newest=_NEWEST)
+        return JSONResponse({"object": "list", "data": [_shown(entry) for entry in entries]})
+
+    async def read(request: Request) -> Response:
+        owner, run_id = owner_of(request), request.path_params["id"]
+        entry = await asyncio.to_thread(serving.ledger.get, owner.name, run_id)
+        if entry is None:
+            raise not_found("there is no such read")
+        return JSONResponse(_shown(entry, manager.find(owner, run_id)))
+
+    async def cancel_read(request: Request) -> Response:
+        found = manager.find(owner_of(request), request.path_params["id"])
+        if found is not None:
+            await manager.cancel(found)
+        return await read(request)
+
+    async def health(request: Request) -> Response:
+        parts = {"server": "ok", "policy": await _policy_health(reader), "reads": await _ledger_health(serving.ledger)}
+        is_well = all(each == "ok" for each in parts.values())
+        return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(serving.metrics.page(), media_type=serving.metrics.content_type)
+
+    return [
+        Route("/v1/chat/completions", completions, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/v1/responses", responses, methods=["GET", "POST"]),
+        Route("/v1/responses/{rest:path}", responses, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/files", upload, methods=["POST"]),
+        Route("/v1/files", files),
+        Route("/v1/files/{id}", file),
+        Route("/v1/files/{id}", delete_file, methods=["DELETE"]),
+        Route("/v1/files/{id}/content", file_content),
+        Route("/v1/reads", reads),
+        Route("/v1/reads/{id}", read),
+        Route("/v1/reads/{id}/cancel", cancel_read, methods=["POST"]),
+        Route("/health", health),
+        Route("/metrics", metrics),
+    ]
+
+
+async def _prepare(reader: MemAgent) -> None:
+    """Ask the policy about its model before the first request does; its server may also start later."""
+    try:
+        await reader.aprepare()
+    except MemAgentError as error:
+        log.warning("%s", in_one_line(str(error)))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  what the handler is registered for
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    refusal = ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+    return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
+
+
+def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
+    """Refuse bodies that are too large or do not arrive."""
+    size = 0
+
+    async def received() -> Message:
+        nonlocal size
+        try:
+            message = await asyncio.wait_for(receive(), idle_seconds)
+        except TimeoutError as error:
+            raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
+        size += len(message.get("body", b""))
+        if size > largest:
+            raise ApiError(413, f"the body may have at most {largest:,} bytes", code="request_too_large", param="file")
+        return message
+
+    return received
+
+
+def _shown(entry: Entry, read: Read | None = None) -> dict[str, Any]:
+    values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request"}}
+    if read is not None:
+        values["chunks"] = read.chunks
+        values["progress"] = read.update.progress if read.update else None
+    return {"object": "read", **values}
+
+
+async def _own_model(reader: MemAgent) -> dict[str, Any]:
+    context = await reader.aprepare()
+    window = context.window or context.budget.context_window
+    name = reader.policy.name
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memagent", "max_model_len": window}
+
+
+async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
+    if not isinstance(reader.policy, Relaying):
+        return [await _own_model(reader)]
+    try:
+        body = msgspec.json.decode(bytes((await passed_on(reader.policy, "GET", "models")).body))
+        return [entry for entry in body["data"] if isinstance(entry, dict)]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ApiError(502, "the policy server's list of models cannot be understood", code="bad_gateway") from error
+
+
+async def _policy_health(reader: MemAgent) -> str:
+    """Whether the policy can be reached; its messages are not shown, because anyone may request the health."""
+    try:
+        async with asyncio.timeout(_HEALTH_SECONDS):
+            if isinstance(reader.policy, Relaying):
+                reply = await passed_on(reader.policy, "GET", "models")
+                return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
+            if isinstance(reader.policy, SelfDescribing):
+                await reader.policy.describe()
+    except TimeoutError:
+        return f"its server does not answer within {_HEALTH_SECONDS:g} s"
+    except MemAgentError:
+        return "its server cannot be reached; is it running, and is --base-url right?"
+    return "ok"
+
+
+async def _ledger_health(ledger: Ledger) -> str:
+    try:
+        await asyncio.to_thread(ledger.of_owner, "", newest=1)
+    except MemAgentError:
+        return "the list of reads cannot be read; is the disk full?"
+    return "ok"

@@ -1,0 +1,155 @@
+"""A read in the form of the chat API: a completion, or chunks of one. Progress is sent as reasoning."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from memagent_graph.events import StopReason
+from memagent_graph.plain_text import plain
+from memagent_graph.results import ReadResult, Usage
+from memagent_serve.ledger import ReadState
+from memagent_serve.reads import Progress
+
+RUN_ID_HEADER: Final = "X-Memagent-Run-Id"
+DONE: Final = "[DONE]"
+_MOST_QUOTES: Final = 50
+_LONGEST_QUOTE: Final = 600
+_LONGEST_NOTE: Final = 2000
+
+
+@dataclass(frozen=True)
+class ReplyHead:
+    """The common fields of all chunks of one reply."""
+
+    run_id: str
+    model: str
+    created: int
+
+    @classmethod
+    def of(cls, run_id: str, model: str) -> ReplyHead:
+        """A new reply that begins now."""
+        return cls(run_id, model, int(time.time()))
+
+    def completion(
+        self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], details: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A whole reply."""
+        return {
+            **self._head("chat.completion"),
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "refusal": None, **message},
+                    "logprobs": None,
+                    "finish_reason": finish_reason,
+                }
+            ],
+            "usage": usage,
+            "memagent": details,
+        }
+
+    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:
+        """A part of a streamed reply, as JSON."""
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice], **fields}, ensure_ascii=False)
+
+    def usage_chunk(self, usage: dict[str, Any]) -> str:
+        """The part with the reply's usage."""
+        return json.dumps({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{self.run_id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
+    """The reply's text: the answer, cut at the request's stop texts; without an answer, the reason and the notes."""
+    if result.stop_reason.resumable:
+        return (
+            f"Reading stopped early, after {result.chunks_read} parts ({result.stop_reason.value}). "
+            f"Ask the same again, and it continues.\n\nNoted so far:\n{result.memory.strip() or '(nothing)'}"
+        )
+    if result.stop_reason is StopReason.NO_ANSWER or result.answer is None:
+        return f"No answer was found.\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
+    cuts = [place for stop in stops if stop and (place := result.answer.find(stop)) >= 0]
+    return result.answer[: min(cuts)] if cuts else result.answer
+
+
+def finish_reason(result: ReadResult) -> str:
+    """The API's finish reason of the reply."""
+    answers = result.trace.answers
+    was_cut = bool(answers) and answers[-1].finish_reason == "length"
+    return "length" if result.stop_reason.resumable or was_cut else "stop"
+
+
+def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The tokens of all the read's calls, plus those of an additional one."""
+    further = more or {}
+    prompt = usage.prompt_tokens + (further.get("prompt_tokens") or 0)
+    completion = usage.completion_tokens + (further.get("completion_tokens") or 0)
+    cached = usage.cached_tokens + ((further.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    return {
+        **further,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
+    """The reply's data on the read, under "memagent"."""
+    return {
+        "run_id": result.run_id,
+        "strategy": result.strategy,
+        "read": list(sources),
+        "question": result.question,
+        "document": result.document["key"],
+        "document_tokens": result.usage.document_tokens,
+        "chunks_read": result.chunks_read,
+        "calls": result.usage.turns,
+        "seconds": round(result.usage.seconds, 3),
+        "stop_reason": result.stop_reason.value,
+    }
+
+
+def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
+    """Where the answer comes from: for each quote that supports its memory, a citation of the document.
+
+    The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
+    the characters as RFC 5147 does; nothing can be fetched there.
+    """
+    found = []
+    for each in result.evidence[:_MOST_QUOTES]:
+        section = f", {each.section}" if each.section else ""
+        found.append(
+            {
+                "type": "url_citation",
+                "url_citation": {
+                    "start_index": 0,
+                    "end_index": len(text),
+                    "title": f"{result.document['name']}{section}",
+                    "url": f"urn:{result.document['key']}#char={each.start_char},{each.end_char}",
+                    "quote": each.quote[:_LONGEST_QUOTE],
+                    "chunk": each.chunk_index,
+                },
+            }
+        )
+    return found
+
+
+def note_of(progress: Progress, memory_before: str) -> str:
+    """Progress for people: how far the read is, and what is new in memory."""
+    update = progress.update
+    if progress.state is ReadState.WAITING:
+        return "Waiting for other reads.\n"
+    if update is None:
+        return "Reading.\n"
+    known = set(memory_before.splitlines())
+    new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in known)
+    share = f"{update.progress:.0%} read" if update.progress is not None else "reading"
+    part = "" if update.chunk_index is None else f", part {update.chunk_index + 1}"
+    return plain(f"{share}{part}. {new}"[:_LONGEST_NOTE].rstrip()) + "\n"

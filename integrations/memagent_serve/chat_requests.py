@@ -1,0 +1,221 @@
+"""Parses a chat request, but only the necessary fields; long texts stay in its body."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw
+
+from memagent_serve.api_errors import ApiError, bad_request
+from memagent_serve.json_text import JsonText
+
+Fields: TypeAlias = Mapping[str, Raw]
+"""A JSON object's values, as raw JSON."""
+
+_MOST_MESSAGES: Final = 100_000
+_LONGEST_NAME: Final = 512
+_SMALL_BYTES: Final = 4 << 20
+_MOST_STRINGS: Final = 1_000_000
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NOTHING: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
+
+_fields: Final = msgspec.json.Decoder(dict[str, Raw])
+_list: Final = msgspec.json.Decoder(list[Raw])
+
+
+class Options(msgspec.Struct, frozen=True):
+    """The fields that determine how a request is handled. Others are passed on without being parsed."""
+
+    model: Annotated[str, Meta(max_length=_LONGEST_NAME)]
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The maximum length of the reply.
+
+        Raises:
+            ApiError: two limits contradict each other.
+        """
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts at which the reply ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a streamed reply ends with its usage."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class FileContent(msgspec.Struct, frozen=True):
+    """The file of a file part: an uploaded one, or its bytes."""
+
+    file_id: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+    filename: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+    file_data: Raw = Raw(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a message: a text, a file, or something else."""
+
+    kind: str
+    text: JsonText | None = None
+    file: FileContent | None = None
+    raw: Raw | None = None
+    """The part as raw JSON; None if the message's content is one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message. `fields` has all its fields, `parts` the parts of its content."""
+
+    role: str
+    fields: Fields
+    parts: tuple[Part, ...]
+
+    def field(self, name: str) -> Any:
+        """The value of a small field; None if it is missing."""
+        return msgspec.json.decode(self.fields[name]) if name in self.fields else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request for a chat completion."""
+
+    fields: Fields
+    options: Options
+    messages: tuple[ChatMessage, ...]
+
+    def has(self, name: str) -> bool:
+        """Whether a field has a value: not null, false, 0 or empty."""
+        return name in self.fields and not _is_one_of(self.fields[name], _NOTHING)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a file is attached."""
+        return any(part.kind == "file" for message in self.messages for part in message.parts)
+
+    @property
+    def unreadable(self) -> str | None:
+        """The kind of the first part that cannot be read as text, if there is one."""
+        kinds = (part.kind for message in self.messages for part in message.parts)
+        return next((kind for kind in kinds if kind not in {"text", "file", "refusal"}), None)
+
+
+def parse(body: memoryview) -> ChatRequest:
+    """Parse a body.
+
+    Raises:
+        ApiError: 400; the message says what is wrong.
+    """
+    _require_few_values(body)
+    try:
+        fields = _fields.decode(body)
+        small = {name: fields[name] for name in Options.__struct_fields__ if name in fields}
+        options = msgspec.json.decode(msgspec.json.encode(small), type=Options)
+        messages = _list.decode(fields["messages"]) if "messages" in fields else []
+        if len(messages) > _MOST_MESSAGES:
+            raise bad_request(f"there are more than {_MOST_MESSAGES:,} messages", "messages")
+        found = tuple(_message(_fields.decode(raw)) for raw in messages)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"the request is not a chat request: {error}", _blamed(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not found:
+        raise bad_request("there are no messages; send at least one", "messages", "empty_array")
+    return ChatRequest(fields, options, found)
+
+
+def _require_few_values(body: memoryview) -> None:
+    """Refuse a large body with a huge number of small values, which would need many times their size in memory.
+
+    In a normal request only text is long, so strings are skipped, and the rest is measured.
+    """
+    if len(body) <= _SMALL_BYTES:
+        return
+    between = position = 0
+    for number, string in enumerate(_STRING.finditer(body)):
+        between += string.start() - position
+        position = string.end()
+        if number > _MOST_STRINGS or between > _SMALL_BYTES:
+            break
+    else:
+        between += len(body) - position
+        if between <= _SMALL_BYTES:
+            return
+    raise ApiError(
+        413, "the request has too many values besides its texts; send fewer messages", code="too_many_values"
+    )
+
+
+def _message(fields: dict[str, Raw]) -> ChatMessage:
+    role = msgspec.json.decode(fields.get("role", Raw(b"null")), type=str)
+    content = fields.get("content")
+    if content is None or _is_one_of(content, _NOTHING):
+        return ChatMessage(role, fields, ())
+    if (text := JsonText.of(content)) is not None:
+        return ChatMessage(role, fields, (Part("text", text),))
+    return ChatMessage(role, fields, tuple(map(_part, _list.decode(content))))
+
+
+def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
+    """Whether a value is one of a few short ones; a long one is not copied for the comparison."""
+    view = memoryview(raw)
+    return len(view) <= max(map(len, values)) and bytes(view) in values
+
+
+def _part(raw: Raw) -> Part:
+    if (text := JsonText.of(raw)) is not None:
+        return Part("text", text, raw=raw)
+    fields = _fields.decode(raw)
+    kind = msgspec.json.decode(fields.get("type", Raw(b"null")), type=str)
+    if kind == "text" and "text" in fields:
+        text = JsonText.of(fields["text"])
+        if text is None:
+            raise bad_request("the text of a part is not a string", "messages")
+        return Part("text", text, raw=raw)
+    if kind in {"file", "input_file"}:
+        # The Responses API has the same fields next to the type.
+        content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
+        return Part("file", file=content, raw=raw)
+    return Part(kind, raw=raw)
+
+
+def _blamed(words: str) -> str | None:
+    """The field in a decoder's message, as in "Expected `int` - at `$.n`"."""
+    field = words.rpartition("`$.")[2].partition("`")[0] if "`$." in words else ""
+    return field.partition("[")[0] or ("messages" if "`$[" in words else None)
+
+
+def require_readable(request: ChatRequest) -> None:
+    """Refuse options that are not possible if a request must be read.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    if (request.options.n or 1) != 1:
+        raise bad_request(
+            "this request is longer than the policy's window, so it is read, and a read gives one answer; send n=1", "n"
+        )
+    if (kind := request.unreadable) is not None:
+        raise bad_request(
+            f"this request must be read, and a part of type {kind!r} cannot be; send text or files", "messages"
+        )
+    _ = request.options.answer_tokens

@@ -1,0 +1,427 @@
+"""Handles a chat request: it is passed on, or read, or read and then passed on with the findings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from memagent_graph.documents import DocumentRef
+from memagent_graph.policy import Message
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.ask import shown_tokens
+from memagent_graph.reading.state import ReaderContext
+from memagent_graph.results import ReadResult
+from memagent_graph.tokenizers.shortening import shortened
+from memagent_serve.api_errors import ApiError, bad_request
+from memagent_serve.chat_replies import (
+    DONE,
+    RUN_ID_HEADER,
+    ReplyHead,
+    annotations_of,
+    answer_text,
+    finish_reason,
+    note_of,
+    read_details,
+    usage_of,
+)
+from memagent_serve.chat_requests import ChatRequest, FileContent, parse, require_readable
+from memagent_serve.continued_requests import body_after, messages_after, needs_model_server
+from memagent_serve.json_text import JsonText
+from memagent_serve.keys import Owner
+from memagent_serve.local_replies import (
+    error_event,
+    local_reply,
+    messages_of,
+    require_model,
+    require_possible,
+)
+from memagent_serve.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+from memagent_serve.metrics import Metrics
+from memagent_serve.pass_through import Relaying, events_of, is_stream, passed_on
+from memagent_serve.reads import Ask, Progress, Read, ReadManager
+from memagent_serve.request_texts import Source, document_of, sources_of
+from memagent_serve.serve_settings import ServeSettings
+from memagent_serve.spool import Body, Spool, require_plain
+from memagent_serve.uploads import Uploads, shown_name, stored
+
+NEW_READ_HEADER: Final = "X-Memagent-New-Try"
+READ_HEADER: Final = "X-Memagent-Read"
+_SECONDS_BETWEEN_NOTES: Final = 0.2
+_SEND_SECONDS: Final = 60.0
+_AROUND_FINDINGS: Final = 128
+"""Tokens reserved for the text around the findings."""
+_PARSED_AT_ONCE: Final = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LongRequest:
+    """A request that must be read: its question, its texts, and whether the model answers afterwards."""
+
+    request: ChatRequest
+    plan: Plan
+    sources: Sequence[Source]
+    ask: Ask
+    continues: bool
+    """Whether the request is passed on to the model, with the findings."""
+    shortened_request: str = ""
+    """The replacement of the user's latest request if that was read itself."""
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Keeps the request's body until the request has been passed on."""
+
+
+class ChatCompletions:
+    """Answers chat requests.
+
+    Args:
+        reader: the reader.
+        manager: manages running reads.
+        uploads: the files that requests may refer to.
+        settings: bounds.
+        metrics: the counters.
+    """
+
+    def __init__(
+        self, reader: MemAgent, manager: ReadManager, uploads: Uploads, settings: ServeSettings, metrics: Metrics
+    ) -> None:
+        self._reader = reader
+        self._manager = manager
+        self._uploads = uploads
+        self._settings = settings
+        self._metrics = metrics
+        self._server = reader.policy if isinstance(reader.policy, Relaying) else None
+        self._parsing = asyncio.Semaphore(_PARSED_AT_ONCE)
+        self.spool = Spool(
+            settings.folder / "spool",
+            quota=settings.spool,
+            idle_seconds=settings.idle_seconds,
+            body_seconds=settings.body_seconds,
+        )
+
+    async def respond(self, request: Request, owner: Owner) -> Response:
+        """Reply to a request.
+
+        Raises:
+            ApiError: it is refused.
+            MemAgentError: it failed.
+        """
+        headers = request.headers
+        require_plain(headers.get("content-type"), headers.get("content-encoding"))
+        largest = min(owner.max_bytes or self._settings.max_body, self._settings.max_body)
+        context = await self._reader.aprepare()
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(
+                self.spool.received(request.stream(), declared=headers.get("content-length"), largest=largest)
+            )
+            if body.is_large:
+                async with self._parsing:
+                    chat = await asyncio.to_thread(parse, body.view())
+                    long_request = await self._long_request(chat, body, owner, context)
+            else:
+                chat = parse(body.view())
+                long_request = await self._long_request(chat, body, owner, context)
+            if long_request is None:
+                self._metrics.ways.labels("passed").inc()
+                return await unless_gone(
+                    request, self._passed(chat, bytes(body.view()), headers.get("accept"), context)
+                )
+            if long_request.continues:
+                long_request = replace(long_request, held=stack.pop_all())
+        try:
+            self._metrics.ways.labels("read_and_passed" if long_request.continues else "read").inc()
+            read, kind = await self._manager.start(
+                long_request.ask, read_again=headers.get(NEW_READ_HEADER) in {"1", "true"}
+            )
+            if chat.options.stream:
+                return EventSourceResponse(
+                    self._events(long_request, read),
+                    headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
+                    ping=max(1, round(self._settings.heartbeat)),
+                    send_timeout=_SEND_SECONDS,
+                    sep="\n",
+                )
+            async with long_request.held:
+                response = await unless_gone(request, self._whole(long_request, read))
+        except BaseException:
+            await long_request.held.aclose()
+            raise
+        response.headers[RUN_ID_HEADER] = read.run_id
+        response.headers[READ_HEADER] = kind
+        return response
+
+    # Short requests
+
+    async def _passed(self, chat: ChatRequest, body: bytes, accept: str | None, context: ReaderContext) -> Response:
+        if self._server is not None:
+            return await passed_on(self._server, "POST", "chat/completions", body, accept=accept)
+        require_possible(chat, self._reader.policy)
+        return await self._local(chat, messages_of(chat), context)
+
+    async def _local(self, chat: ChatRequest, messages: Sequence[Message], context: ReaderContext) -> Response:
+        return await local_reply(chat, messages, self._reader.policy, context.sampling, context.budget.answer_tokens)
+
+    # Long requests
+
+    async def _long_request(
+        self, chat: ChatRequest, body: Body, owner: Owner, context: ReaderContext
+    ) -> LongRequest | None:
+        """Determine what to read of a request; None if it fits unchanged."""
+        budget, tokenizer = context.budget, context.tokenizer
+        window = context.window or budget.context_window
+        reply = min(chat.options.max_completion_tokens or chat.options.max_tokens or budget.answer_tokens, window // 4)
+        room = self._settings.read_above or window - reply
+        if body.size <= room and not chat.has_files:  # a token has at least one byte
+            return None
+        try:
+            sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
+            total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+        findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
+        plan = planned(chat, sizes, total=total, room=room, findings=findings)
+        if plan.is_empty:
+            return None
+        require_readable(chat)
+        require_model(chat, self._reader.policy.name)
+        continues = needs_model_server(chat, plan)
+        if continues and self._server is None:
+            require_possible(chat, self._reader.policy)
+        files = await self._files(chat, owner)
+        sources = sources_of(chat, plan, files, self._reader.store)
+        question, words = await asyncio.to_thread(_questions, chat, plan, context, continues)
+        sampling = context.sampling
+        options = chat.options
+        bound = options.answer_tokens
+        return LongRequest(
+            request=chat,
+            plan=plan,
+            sources=sources,
+            ask=Ask(
+                owner=owner,
+                document=await self._stored(sources),
+                question=question,
+                sampling=replace(
+                    sampling,
+                    temperature=sampling.temperature if options.temperature is None else options.temperature,
+                    top_p=sampling.top_p if options.top_p is None else options.top_p,
+                    seed=sampling.seed if options.seed is None else options.seed,
+                ),
+                answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
+            ),
+            continues=continues,
+            shortened_request=words,
+        )
+
+    async def _stored(self, sources: Sequence[Source]) -> DocumentRef:
+        if len(sources) == 1 and sources[0].stored is not None:
+            return sources[0].stored
+        try:
+            return await asyncio.to_thread(self._reader.store.add, document_of(sources))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+
+    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[Place, DocumentRef]:
+        found = {}
+        for number, message in enumerate(chat.messages):
+            for place, part in enumerate(message.parts):
+                if part.file is not None:
+                    found[Place(number, place)] = await self._file(part.file, owner)
+        return found
+
+    async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
+        store = self._reader.store
+        if file.file_id is not None:
+            known = self._uploads.get(owner, file.file_id)
+            return await stored(store, self._uploads.content(owner, known.id), known.filename)
+        data = JsonText.of(file.file_data)
+        if data is None:
+            raise bad_request("a file part has neither file_id nor file_data", "messages")
+        with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+            path = Path(folder) / "file"
+            await asyncio.to_thread(_write, data, path)
+            return await stored(store, path, shown_name(file.filename))
+
+    # Replies
+
+    async def _whole(self, long_request: LongRequest, read: Read) -> Response:
+        async with aclosing(self._manager.follow(read)) as parts:
+            async for part in parts:
+                if isinstance(part, ReadResult):
+                    return await (
+                        self._continued(long_request, part)
+                        if long_request.continues
+                        else self._answered(long_request, part)
+                    )
+        raise AssertionError("a read that is followed ends with its result")
+
+    async def _answered(self, long_request: LongRequest, result: ReadResult) -> Response:
+        text = answer_text(result, long_request.request.options.stops)
+        annotations = await asyncio.to_thread(annotations_of, result, text)
+        head = ReplyHead.of(result.run_id, long_request.request.options.model)
+        message = {"content": text, "annotations": annotations}
+        details = read_details(result, _names(long_request))
+        return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
+
+    async def _continued(self, long_request: LongRequest, result: ReadResult) -> Response:
+        messages = messages_after(
+            long_request.request, long_request.plan, long_request.sources, result, long_request.shortened_request
+        )
+        body = body_after(long_request.request, messages)
+        if self._server is None:
+            context = await self._reader.aprepare()
+            response = await self._local(long_request.request, messages_of(parse(memoryview(body))), context)
+        else:
+            response = await passed_on(self._server, "POST", "chat/completions", body)
+        if response.status_code != 200:
+            return response
+        reply = msgspec.json.decode(bytes(response.body))
+        annotations = await asyncio.to_thread(annotations_of, result, "")
+        for choice in reply.get("choices", ()):
+            choice["message"]["annotations"] = annotations
+        reply["usage"] = usage_of(result.usage, reply.get("usage"))
+        reply["memagent"] = read_details(result, _names(long_request))
+        return JSONResponse(reply)
+
+    async def _events(self, long_request: LongRequest, read: Read) -> AsyncIterator[str]:
+        """A streamed reply: progress as reasoning, then the answer."""
+        head = ReplyHead.of(read.run_id, long_request.request.options.model)
+        names = ", ".join(_names(long_request))
+        try:
+            async with long_request.held:
+                yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
+                async with aclosing(self._manager.follow(read)) as parts:
+                    memory, newest = "", 0.0
+                    async for part in parts:
+                        if isinstance(part, ReadResult):
+                            end = self._continued_events if long_request.continues else self._answered_events
+                            async for event in end(long_request, head, part):
+                                yield event
+                        elif _has_news(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
+                            yield head.chunk({"reasoning_content": note_of(part, memory)})
+                            memory = part.update.memory if part.update else memory
+                            newest = time.monotonic()
+        except Exception as error:  # noqa: BLE001  the status was sent, so the error goes into the stream
+            yield error_event(error)
+
+    async def _answered_events(
+        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+    ) -> AsyncIterator[str]:
+        text = answer_text(result, long_request.request.options.stops)
+        yield head.chunk({"content": text})
+        annotations = await asyncio.to_thread(annotations_of, result, text)
+        yield head.chunk({"annotations": annotations}, memagent=read_details(result, _names(long_request)))
+        yield head.chunk({}, finish_reason(result))
+        if long_request.request.options.wants_usage:
+            yield head.usage_chunk(usage_of(result.usage))
+        yield DONE
+
+    async def _continued_events(
+        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+    ) -> AsyncIterator[str]:
+        annotations = await asyncio.to_thread(annotations_of, result, "")
+        yield head.chunk({"annotations": annotations}, memagent=read_details(result, _names(long_request)))
+        messages = messages_after(
+            long_request.request, long_request.plan, long_request.sources, result, long_request.shortened_request
+        )
+        body = body_after(long_request.request, messages)
+        if self._server is None:
+            context = await self._reader.aprepare()
+            reply = await self._local(long_request.request, messages_of(parse(memoryview(body))), context)
+            assert isinstance(reply, EventSourceResponse)  # noqa: S101  the request asks for a stream
+            async for event in reply.body_iterator:
+                if (merged := self._merged(str(event), long_request, head, result)) is not None:
+                    yield merged
+            return
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
+            if not is_stream(relayed):
+                yield (await relayed.read()).decode(errors="replace").replace("\n", " ")
+                return
+            async for event in events_of(relayed):
+                if (merged := self._merged(event, long_request, head, result)) is not None:
+                    yield merged
+
+    def _merged(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
+        """An event of the model's reply as a part of this one; None for one that was not requested."""
+        if event == DONE:
+            return DONE
+        values = json.loads(event)
+        if "choices" not in values:
+            return event
+        values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
+        if values.get("usage"):
+            if not values["choices"] and not long_request.request.options.wants_usage:
+                return None
+            values["usage"] = usage_of(result.usage, values["usage"])
+        return json.dumps(values, ensure_ascii=False)
+
+
+async def unless_gone(request: Request, reply: Awaitable[T]) -> T:
+    """Wait for a reply; it is cancelled if the client disconnects.
+
+    Raises:
+        ApiError: the client has disconnected.
+    """
+    work = asyncio.ensure_future(reply)
+    watch = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ApiError(499, "the client has gone", code="client_gone")
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _names(long_request: LongRequest) -> list[str]:
+    return [source.name for source in long_request.sources]
+
+
+def _has_news(progress: Progress) -> bool:
+    return progress.update is not None or not progress.state.has_ended
+
+
+def _questions(chat: ChatRequest, plan: Plan, context: ReaderContext, continues: bool) -> tuple[str, str]:
+    """The question of the read, and the replacement of a long user request in the request that is passed on."""
+    tokens, tokenizer = context.budget.question_tokens, context.tokenizer
+    question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
+    was_read = continues and any(place.message == plan.asked for place in plan.places)
+    return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
+
+
+def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
+    """A question that is within its budget also where tags in it are escaped."""
+    most = tokens
+    while (excess := shown_tokens(context, question) - tokens) > 0 and most > 1:
+        most = max(1, most - excess)
+        question = shortened(question, most, context.tokenizer)
+    return question
+
+
+def _write(data: JsonText, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            for piece in data.from_base64():
+                file.write(piece)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise bad_request(f"file_data is not base64: {error}", "messages") from error

@@ -1,0 +1,115 @@
+"""Access control of the server: Host and Origin, keys, and refusals in the API's form."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from memagent_graph.addresses import AllowedNames
+from memagent_graph.plain_text import in_one_line
+from memagent_serve.api_errors import ApiError, api_error
+from memagent_serve.keys import Keys
+from memagent_serve.metrics import Metrics
+from memagent_serve.page_sessions import PAGE, PageSessions
+
+log = logging.getLogger(__name__)
+
+_OPEN: Final = frozenset({"/health"})
+"""Paths without private data."""
+_KNOWN: Final = (
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/files",
+    "/v1/reads",
+    "/v1/responses",
+    "/health",
+    "/metrics",
+    PAGE,
+)
+
+
+class Guard:
+    """Lets a request through to the application with its key's owner in `request.state.owner`, or refuses it.
+
+    Args:
+        app: the application.
+        names: the names and pages that clients may use.
+        keys: the known keys.
+        metrics: the counters.
+        sessions: the browsers that may use the live page; None if there is none.
+    """
+
+    def __init__(
+        self, app: ASGIApp, names: AllowedNames, keys: Keys, metrics: Metrics, sessions: PageSessions | None = None
+    ) -> None:
+        self._app = app
+        self._names = names
+        self._keys = keys
+        self._metrics = metrics
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        path = next((known for known in _KNOWN if scope["path"].startswith(known)), "other")
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - began)
+                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, sent)
+        except ClientDisconnect:
+            status = status or 499
+        except Exception as error:
+            failure = api_error(error)
+            if failure.code == "internal":
+                log.exception("request to %s failed", in_one_line(scope["path"], 200))
+            if status:
+                raise
+            await JSONResponse(failure.body(), failure.status, headers=failure.headers)(scope, receive, sent)
+        finally:
+            self._metrics.requests.labels(path, str(status)).inc()
+
+    def _admit(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if not self._names.has_host(headers.get("host", "")):
+            raise ApiError(
+                421,
+                "this server does not accept that host name; start it with --server-name and the name that clients use",
+                code="unknown_host",
+            )
+        if (origin := headers.get("origin")) is not None and not self._names.has_origin(origin):
+            raise ApiError(
+                403,
+                "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
+                code="origin_not_allowed",
+            )
+        if scope["path"] in _OPEN:
+            return
+        if self._sessions is not None and self._sessions.has(scope["path"]):
+            scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
+            return
+        owner = self._keys.owner(headers.get("authorization"))
+        if owner is None:
+            raise ApiError(
+                401,
+                "the request has no key, or an unknown one; send Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        scope.setdefault("state", {})["owner"] = owner

@@ -1,0 +1,180 @@
+"""Records which read belongs to which key and request, in a SQLite file that outlives the process.
+
+The text of runs is in the run log and the checkpoints; this file only has their owners. A run that is not in it, or
+belongs to another key, does not exist for a client.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.errors import RunLogError
+from memagent_graph.storage.database import use_write_ahead_log
+from memagent_graph.storage.private_files import private_file
+
+
+class ReadState(StrEnum):
+    """The state of a read. All except FINISHED continue when they are requested again."""
+
+    WAITING = "waiting"
+    """It has not begun; other reads are before it."""
+    RUNNING = "running"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    """A person paused it, or changed its memory."""
+    STOPPED = "stopped"
+    """A limit was reached."""
+    FINISHED = "finished"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended; it may continue if it is requested again."""
+        return self not in {ReadState.WAITING, ReadState.RUNNING}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A read in the ledger. One that a killed process left is still RUNNING or WAITING."""
+
+    run_id: str
+    owner: str
+    request: str
+    """A digest of everything that the read depends on; equal requests of a key have the same."""
+    question: str
+    document: str
+    """The document's name."""
+    began: float
+    """Seconds since 1970."""
+    ended: float | None = None
+    state: ReadState = ReadState.WAITING
+    error: str | None = None
+    edited: bool = False
+    """Whether a person changed it; the same request then gets another read."""
+    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By branch: the lines of memory that a person pinned."""
+
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS reads (
+    run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT NOT NULL, document TEXT NOT NULL,
+    began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
+    apart INTEGER NOT NULL DEFAULT 0, pins TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
+CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
+"""
+_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart AS edited, pins"
+_FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
+
+
+class Ledger:
+    """The reads of all keys. Any thread may call.
+
+    Args:
+        path: the SQLite file.
+
+    Raises:
+        RunLogError: it cannot be opened; from any method, it cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            private_file(path)
+            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
+            use_write_ahead_log(self._connection)
+            # Entries survive the process; after a power failure the newest may be missing, and are read again. Waiting
+            # for the disk at each entry would delay the start of every read.
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.executescript(_SCHEMA)
+            self._connection.create_function("folded", 1, str.casefold, deterministic=True)
+        except (OSError, sqlite3.Error) as error:
+            raise self._failure(error) from error
+
+    def begin(self, entry: Entry) -> None:
+        """Add a read."""
+        values = (entry.run_id, entry.owner, entry.request, entry.question, entry.document, entry.began)
+        self._run(
+            "INSERT INTO reads (run_id, owner, request, question, document, began, state) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*values, entry.state),
+        )
+
+    def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
+        """Record the state of a read."""
+        ended = time.time() if state.has_ended else None
+        self._run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
+
+    def of_request(self, owner: str, request: str) -> list[Entry]:
+        """The reads of one request of a key, the newest first."""
+        return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
+
+    def of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
+        """The newest reads of a key that began before a time."""
+        return self._entries(
+            "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
+        )
+
+    def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
+        """The reads of a key with a text in the question, the document's name or the id, ignoring case, newest first.
+
+        Returns:
+            `newest` of them after the first `skip`, and the total number.
+        """
+        found = owner, text.casefold()
+        counted = self._run(f"SELECT count(*) FROM reads WHERE {_FOUND}", found)  # noqa: S608  one of those above
+        page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
+        return page, counted[0][0]
+
+    def mark_edited(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Record that a person changed a read, and the pinned lines, if they are given."""
+        self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
+        if pins is not None:
+            self._run("UPDATE reads SET pins = ? WHERE run_id = ?", (json.dumps(pins), run_id))
+
+    def get(self, owner: str, run_id: str) -> Entry | None:
+        """One read; None if it does not exist, or belongs to another key."""
+        return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
+        rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
+        return [
+            Entry(
+                **{
+                    **dict(row),
+                    "state": ReadState(row["state"]),
+                    "edited": bool(row["edited"]),
+                    "pins": json.loads(row["pins"]),
+                }
+            )
+            for row in rows
+        ]
+
+    def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
+        try:
+            with self._lock, closing(self._connection.execute(statement, values)) as cursor:
+                return cursor.fetchall()
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> RunLogError:
+        return RunLogError(
+            f"the list of reads in {self.path} cannot be used: {error}",
+            hint="Free some disk space, or move the data folder: MEMAGENT_HOME names it.",
+        )

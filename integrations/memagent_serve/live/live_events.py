@@ -1,0 +1,145 @@
+"""The stream of events for the live page: the states of a key's reads, and every update of the read that is shown.
+
+The stream checks for changes a few times per second, so neither a fast policy nor many reads can flood a page. A
+browser needs only one connection for all reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from memagent_graph.trace import MemoryUpdate
+from memagent_serve.api_errors import ApiError
+from memagent_serve.keys import Owner
+from memagent_serve.ledger import Ledger
+from memagent_serve.live.live_reads import LiveReads
+from memagent_serve.live.page_values import read_value, update_value
+from memagent_serve.reads import Read, ReadManager
+
+_SECONDS_BETWEEN_CHECKS: Final = 0.2
+_NEWEST_UPDATES: Final = 40
+"""How many of a read's newest updates are sent when the page opens it; its run page has all."""
+
+
+class Watch:
+    """Keeps track of what was sent to a page about the read that it shows."""
+
+    def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
+        self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
+        self._edits: int | None = None
+        self._read: Read | None = None
+        self._sent = 0
+        self._memories: dict[str, str] = {}
+        self._by_step: dict[str, str] = {}
+        self._state = ""
+
+    async def events(self) -> AsyncIterator[dict[str, str]]:
+        """Yield the changes since the last call.
+
+        Raises:
+            ApiError: 404; there is no such read.
+        """
+        entry = await self._reads.entry(self._owner, self._run_id)
+        read = self._manager.find(self._owner, self._run_id)
+        edits = self._reads.edits[self._run_id]
+        if edits != self._edits:
+            self._edits, self._read, self._sent = edits, read, 0
+            yield _event("snapshot", await self._snapshot())
+        elif read is not None and read is not self._read:
+            self._read, self._sent = read, 0
+        if self._read is not None:
+            while self._sent < len(self._read.updates):
+                update = self._read.updates[self._sent]
+                self._sent += 1
+                if update.step not in self._by_step:
+                    yield _event("update", self._shown(update))
+        state = json.dumps([entry.edited, entry.pins, read_value(entry, read)["state"]])
+        if state != self._state:
+            self._state = state
+            value = {**read_value(entry, read), "pins": entry.pins, **await self._end()}
+            yield _event("state", value)
+
+    async def _snapshot(self) -> dict[str, Any]:
+        self._memories, self._by_step = {}, {}
+        try:
+            updates = await self._reads.updates(self._owner, self._run_id)
+        except ApiError:  # it has not begun
+            return {"updates": [], "earlier": 0}
+        return await asyncio.to_thread(self._history, updates)
+
+    def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
+        shown = []
+        # The newest update of each branch is always sent, because its memory can be edited.
+        newest = {update.branch: place for place, update in enumerate(updates)}
+        for place, update in enumerate(updates):
+            if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
+                shown.append(self._shown(update))
+            else:
+                self._record(update)
+        return {"updates": shown, "earlier": len(updates) - len(shown)}
+
+    def _shown(self, update: MemoryUpdate) -> dict[str, Any]:
+        sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
+        before = self._memories.get(update.branch)
+        value = update_value(update, "\n".join(filter(None, sources)) if before is None else before)
+        self._record(update)
+        return value
+
+    def _record(self, update: MemoryUpdate) -> None:
+        self._memories[update.branch] = self._by_step[update.step] = update.memory
+
+    async def _end(self) -> dict[str, Any]:
+        try:
+            view = await self._reads.view(self._owner, self._run_id)
+        except ApiError:
+            return {"answer": None, "stop_reason": None, "thumb": None}
+        thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
+        return {
+            "answer": view.answer,
+            "stop_reason": view.stop_reason,
+            "thumb": thumbs[-1] if thumbs else None,
+            "model": view.model,
+            "strategy": view.strategy,
+        }
+
+
+async def events(
+    reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
+) -> AsyncIterator[dict[str, str]]:
+    """Yield changes of a key's reads, and every update of the read that the page shows.
+
+    Events: "reads" has a list of the reads that changed. The read with `run_id` has "snapshot", "update" and "state",
+    or "gone" if it does not exist.
+    """
+    known: dict[str, Any] = {}
+    watch = Watch(reads, manager, owner, run_id) if run_id else None
+    while True:
+        now = {read.run_id: read for read in manager.running(owner)}
+        changed = []
+        for each in {**dict.fromkeys(known), **now}:
+            read = now.get(each)
+            head = (read.state, read.chunks) if read else None
+            if each in known and known[each] == head:
+                continue
+            entry = await asyncio.to_thread(ledger.get, owner.name, each)
+            if entry is not None:
+                changed.append(read_value(entry, read))
+            known[each] = head
+        known = {each: head for each, head in known.items() if head is not None}
+        if changed:
+            yield _event("reads", changed)
+        if watch is not None:
+            try:
+                async for event in watch.events():
+                    yield event
+            except ApiError as error:
+                yield _event("gone", error.message)
+                watch = None
+        await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
+
+
+def _event(name: str, value: Any) -> dict[str, str]:
+    return {"event": name, "data": json.dumps(value, ensure_ascii=True)}

@@ -1,0 +1,276 @@
+"""The actions of a person on reads: ask, pause, edit a memory, pin a line, ask before the end, judge an answer.
+
+A read that a person changed is marked as edited. It no longer answers the request that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import MemAgentError, RunNotFoundError
+from memagent_graph.reader import AnswerSoFar
+from memagent_graph.reading.graph import check_question
+from memagent_graph.run_log import RunLog
+from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
+from memagent_serve.api_errors import ApiError, bad_request, not_found
+from memagent_serve.app import Serving
+from memagent_serve.keys import Owner
+from memagent_serve.ledger import Entry, ReadState
+from memagent_serve.reads import Ask, Read
+from memagent_serve.request_texts import Source, document_of, stored_pieces
+from memagent_serve.uploads import UploadedFile, stored
+
+_ASKS_KEPT: Final = 1024
+_FILES_KEPT: Final = 1024
+_PINNED_SHARE: Final = 2
+"""The divisor of the memory budget: pinned lines may take one half."""
+
+
+class LiveReads:
+    """The page's actions.
+
+    Args:
+        serving: the reader, the manager and the ledger, shared with the API.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._reader, self._manager, self._ledger = serving.reader, serving.manager, serving.ledger
+        self._asks: OrderedDict[str, Ask] = OrderedDict()
+        self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
+        self._changing = asyncio.Lock()
+        self.edits: Counter[str] = Counter()
+        """By run id: how often its updates may have been replaced in this process; pages must then reload the read."""
+
+    # Documents and questions
+
+    async def document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
+        """The text of an uploaded file.
+
+        Raises:
+            DocumentError: its text cannot be read.
+        """
+        place = owner.name, file.id
+        if place not in self._documents:
+            path = self._serving.uploads.content(owner, file.id)
+            self._documents[place] = await stored(self._reader.store, path, file.filename)
+            _shorten(self._documents, _FILES_KEPT)
+        return self._documents[place]
+
+    async def take(self, owner: Owner, file: UploadedFile) -> DocumentRef:
+        """The text of a file that was just uploaded; a file without text is not kept."""
+        try:
+            return await self.document(owner, file)
+        except MemAgentError:
+            await asyncio.to_thread(self._serving.uploads.delete, owner, file.id)
+            raise
+
+    async def ask(
+        self, owner: Owner, files: Sequence[str], questions: Sequence[str], *, read_again: bool
+    ) -> list[Read]:
+        """Read files, in order and as one document, for each of several questions.
+
+        Raises:
+            ApiError: a file is missing, a question is empty or too long, or too many reads are running.
+        """
+        context = await self._reader.aprepare()
+        asked = list(dict.fromkeys(question.strip() for question in questions))
+        if not files or not asked:
+            raise bad_request("choose a document and ask a question", "questions" if files else "files")
+        try:
+            for question in asked:
+                check_question(question, context)
+        except MemAgentError as error:
+            raise bad_request(str(error), "questions") from error
+        known = [self._serving.uploads.get(owner, each) for each in files]
+        references = [await self.document(owner, each) for each in known]
+        document = references[0] if len(references) == 1 else await self._joined(references)
+        reads = []
+        for question in asked:
+            wanted = Ask(owner=owner, document=document, question=question, sampling=context.sampling)
+            read, _ = await self._manager.start(wanted, read_again=read_again)
+            self._remember(read)
+            reads.append(read)
+        return reads
+
+    async def _joined(self, references: Sequence[DocumentRef]) -> DocumentRef:
+        store = self._reader.store
+        sources = [Source(each["name"], partial(stored_pieces, store, each), each) for each in references]
+        return await asyncio.to_thread(store.add, document_of(sources))
+
+    # Queries
+
+    async def entry(self, owner: Owner, run_id: str) -> Entry:
+        """A read of a key.
+
+        Raises:
+            ApiError: 404; there is none with that id, or it belongs to another key.
+        """
+        entry = await asyncio.to_thread(self._ledger.get, owner.name, run_id)
+        if entry is None:
+            raise not_found("there is no such read")
+        return entry
+
+    async def view(self, owner: Owner, run_id: str) -> RunView:
+        """Return the current state of a read. Raises like `entry`, and also if the read has not begun."""
+        await self.entry(owner, run_id)
+        try:
+            return await asyncio.to_thread(view_of_run, self._log, run_id, self._reader.store)
+        except RunNotFoundError as error:
+            raise not_found("the read has not begun") from error
+
+    async def updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
+        """Return the valid memory updates of a read, in order. Raises like `view`.
+
+        If a read was paused or killed at the wrong moment, the log is one chunk ahead of the checkpoints. This chunk is
+        read again, so its update is left out unless the read is running.
+        """
+        view = await self.view(owner, run_id)
+        updates = list(view.updates)
+        if view.stop_reason is not None or self._manager.find(owner, run_id) is not None:
+            return updates
+        try:
+            kept = {update.step for update in await self._reader.ahistory(run_id)}
+        except RunNotFoundError:  # it was killed before its first checkpoint
+            return []
+        except MemAgentError:  # it cannot be continued, so there is only the log
+            return updates
+        return [update for update in updates if update.step in kept]
+
+    @property
+    def _log(self) -> RunLog:
+        if self._reader.run_log is None:
+            raise ApiError(501, "the page needs the log of runs", code="no_run_log")
+        return self._reader.run_log
+
+    # Pause and resume
+
+    async def pause(self, owner: Owner, run_id: str, state: ReadState = ReadState.PAUSED) -> None:
+        """Pause or stop a read. The chunk that was being read is read again when the read continues."""
+        entry = await self.entry(owner, run_id)
+        read = self._manager.find(owner, run_id)
+        if read is not None:
+            self._remember(read)
+            await self._manager.cancel(read, state)
+            self.edits[run_id] += 1
+        elif not entry.state.has_ended or entry.state is ReadState.PAUSED:
+            await asyncio.to_thread(self._ledger.mark, run_id, state)
+
+    async def resume(self, owner: Owner, run_id: str) -> None:
+        """Continue a read where it stopped.
+
+        Raises:
+            ApiError: 409, it has ended; 404, its document is no longer known; 429, too many reads are running.
+        """
+        async with self._changing:
+            entry = await self.entry(owner, run_id)
+            if entry.state is ReadState.FINISHED:
+                raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
+            self._remember(await self._manager.resume(await self._ask_of(owner, entry), entry))
+
+    async def _ask_of(self, owner: Owner, entry: Entry) -> Ask:
+        """The request of a read: the original one, or, after a restart of the server, from the run's log."""
+        if (read := self._manager.find(owner, entry.run_id)) is not None:
+            return read.ask
+        if entry.run_id in self._asks:
+            return self._asks[entry.run_id]
+        try:
+            record = await asyncio.to_thread(self._log.get, entry.run_id)
+        except RunNotFoundError as error:
+            raise not_found("the read had not begun when the server stopped; ask again") from error
+        sampling = (await self._reader.aprepare()).sampling
+        return Ask(owner=owner, document=record.document, question=entry.question, sampling=sampling)
+
+    # Changes by a person
+
+    async def edit(self, owner: Owner, run_id: str, chunk: int, branch: str, before: str, text: str) -> None:
+        """Replace a branch's memory with a text, and discard everything that is based on it.
+
+        Args:
+            owner: the person.
+            run_id: the read; it must not be running.
+            chunk: the chunk of the memory.
+            branch: the branch, "" for the trunk.
+            before: the memory as the person saw it.
+            text: the new memory.
+
+        Raises:
+            ApiError: 409, it is running, or the memory has changed; 400, the text is too long.
+        """
+        async with self._changing:
+            entry = await self.entry(owner, run_id)
+            if self._manager.find(owner, run_id) is not None:
+                raise ApiError(409, "the read is running; pause it first", code="read_running")
+            updates = await self.updates(owner, run_id)
+            newest = next((each for each in reversed(updates) if each.branch == branch), None)
+            if newest is None or newest.chunk_index != chunk or newest.memory != before:
+                self.edits[run_id] += 1
+                raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
+            lines = text.splitlines()
+            pins = {name: [pin for pin in held if name != branch or pin in lines] for name, held in entry.pins.items()}
+            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
+            try:
+                await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
+            except MemAgentError as error:
+                raise bad_request(str(error), "text") from error
+            await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
+            self.edits[run_id] += 1
+
+    async def pin(self, owner: Owner, run_id: str, branch: str, line: str, *, pinned: bool) -> None:
+        """Pin or unpin a line of a branch's memory. This takes effect at the next memory update.
+
+        Raises:
+            ApiError: 400; pinned lines would take more than half of a memory.
+        """
+        context = await self._reader.aprepare()
+        async with self._changing:
+            entry = await self.entry(owner, run_id)
+            held = [each for each in entry.pins.get(branch, ()) if each != line]
+            pins = {**entry.pins, branch: [*held, line] if pinned else held}
+            everything = "\n".join(each for lines in pins.values() for each in lines)
+            if not line.strip() or len(line.splitlines()) != 1:
+                raise bad_request("only a line of memory can be pinned", "line")
+            if pinned and context.tokenizer.count(everything) > context.budget.memory_tokens // _PINNED_SHARE:
+                raise bad_request("pinned lines may take at most half of a memory", "line")
+            if (read := self._manager.find(owner, run_id)) is not None:
+                read.pins, read.request = pins, ""
+            await asyncio.to_thread(self._ledger.mark_edited, run_id, pins)
+
+    async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
+        """Answer a question from the current memory; the read itself is not affected."""
+        entry = await self.entry(owner, run_id)
+        reader = await self._manager.reader_for(await self._ask_of(owner, entry))
+        try:
+            answer = await reader.aanswer_so_far(run_id, question)
+        except RunNotFoundError as error:
+            raise not_found("the read has not begun") from error
+        if answer.usage is not None:
+            self._serving.metrics.count(answer.usage)
+        return answer
+
+    async def judge(self, owner: Owner, run_id: str, *, up: bool, note: str | None) -> None:
+        """Record a thumb up or down for a read, with the key's name as the source."""
+        await self.entry(owner, run_id)
+        try:
+            await asyncio.to_thread(
+                self._log.reward, run_id, float(up), name="thumbs", source=owner.name, note=note or None
+            )
+        except RunNotFoundError as error:
+            raise not_found("the read has not begun") from error
+
+    def _remember(self, read: Read) -> None:
+        self._asks[read.run_id] = read.ask
+        self._asks.move_to_end(read.run_id)
+        _shorten(self._asks, _ASKS_KEPT)
+
+
+def _shorten(kept: OrderedDict[Any, Any], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)

@@ -1,0 +1,309 @@
+"""The routes of the live page. All except the page itself and the sign-in need the cookie of `page_sessions`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from typing import Any, Final, TypeVar
+
+import msgspec
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from memagent_graph.timeline import build_timeline, compare_runs, render_page
+from memagent_serve.api_errors import bad_request, not_found, too_busy
+from memagent_serve.app import Serving, bounded, owner_of, uploaded
+from memagent_serve.keys import Owner
+from memagent_serve.ledger import ReadState
+from memagent_serve.live.live_events import events
+from memagent_serve.live.live_reads import LiveReads
+from memagent_serve.live.page_values import comparison_value, passage_value, read_value, sources_value
+from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
+from memagent_serve.spool import require_plain
+
+_BODY_BYTES: Final = 1 << 20
+_PAGE_ENTRIES: Final = 200
+_MOST_QUESTIONS: Final = 32
+_MOST_FILES: Final = 64
+_STREAMS_PER_OWNER: Final = 32
+_SEND_SECONDS: Final = 30.0
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
+_RUN_PAGE_HEADERS: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
+"""Headers for run pages, which contain their own content security policy."""
+
+T = TypeVar("T")
+
+
+class SignIn(msgspec.Struct, forbid_unknown_fields=True):
+    """Sign in with the token of the start-up message, or with a key."""
+
+    token: str
+
+
+class NewReads(msgspec.Struct, forbid_unknown_fields=True):
+    """Read files for one or more questions; each question is a read of its own."""
+
+    files: list[str]
+    questions: list[str]
+    read_again: bool = False
+
+
+class Edit(msgspec.Struct, forbid_unknown_fields=True):
+    """Replace a memory."""
+
+    chunk: int
+    before: str
+    text: str
+    branch: str = ""
+
+
+class Pin(msgspec.Struct, forbid_unknown_fields=True):
+    """Pin or unpin a line."""
+
+    line: str
+    pinned: bool
+    branch: str = ""
+
+
+class AskNow(msgspec.Struct, forbid_unknown_fields=True):
+    """Ask from the current memory; by default, the read's own question."""
+
+    question: str | None = None
+
+
+class Thumb(msgspec.Struct, forbid_unknown_fields=True):
+    """Judge an answer."""
+
+    up: bool
+    note: str | None = None
+
+
+class LivePage:
+    """The page's routes.
+
+    Args:
+        serving: the resources, shared with the API.
+        sessions: who may use the page.
+    """
+
+    def __init__(self, serving: Serving, sessions: PageSessions) -> None:
+        self._serving = serving
+        self._sessions = sessions
+        self._live = LiveReads(serving)
+        self._streams: Counter[str] = Counter()
+
+    def routes(self) -> list[Route]:
+        """Return the routes, for `make_app`."""
+        one = f"{PAGE}/reads/{{id}}"
+        return [
+            Route("/", self._page),
+            Route(STATIC + "{name}", self._static),
+            Route(SIGN_IN, self._sign_in, methods=["POST"]),
+            Route(SIGN_IN, self._session),
+            Route(SIGN_IN, self._sign_out, methods=["DELETE"]),
+            Route(f"{PAGE}/files", self._add_file, methods=["POST"]),
+            Route(f"{PAGE}/reads", self._begin, methods=["POST"]),
+            Route(f"{PAGE}/reads", self._listed),
+            Route(f"{one}/pause", self._pause, methods=["POST"]),
+            Route(f"{one}/stop", self._stop, methods=["POST"]),
+            Route(f"{one}/continue", self._resume, methods=["POST"]),
+            Route(f"{one}/memory", self._edit, methods=["POST"]),
+            Route(f"{one}/pins", self._pin, methods=["POST"]),
+            Route(f"{one}/answer", self._answer, methods=["POST"]),
+            Route(f"{one}/thumbs", self._thumbs, methods=["POST"]),
+            Route(f"{one}/sources", self._sources),
+            Route(f"{one}/passage", self._passage),
+            Route(f"{one}/page", self._run_page),
+            Route(f"{PAGE}/compare", self._compare),
+            Route(f"{PAGE}/events", self._stream),
+        ]
+
+    async def _page(self, request: Request) -> Response:
+        return _file("index.html")
+
+    async def _static(self, request: Request) -> Response:
+        return _file(request.path_params["name"])
+
+    async def _sign_in(self, request: Request) -> Response:
+        shown, server = await _body(self._serving, request, SignIn), request.scope.get("server")
+        return self._sessions.sign_in(shown.token, server[1] if server else 0)
+
+    async def _session(self, request: Request) -> Response:
+        context = await self._serving.reader.aprepare()
+        return _json(
+            {
+                "owner": owner_of(request).name,
+                "model": self._serving.reader.policy.name,
+                "memory_tokens": context.budget.memory_tokens,
+                "question_tokens": context.budget.question_tokens,
+            }
+        )
+
+    async def _sign_out(self, request: Request) -> Response:
+        self._sessions.sign_out(request.scope)
+        return Response(status_code=204)
+
+    async def _add_file(self, request: Request) -> Response:
+        kept = await uploaded(self._serving, request)
+        document = await self._live.take(owner_of(request), kept)
+        return _json({"id": kept.id, "name": kept.filename, "bytes": kept.bytes, "text_bytes": document["size"]})
+
+    async def _begin(self, request: Request) -> Response:
+        asked = await _body(self._serving, request, NewReads)
+        if len(asked.questions) > _MOST_QUESTIONS or len(asked.files) > _MOST_FILES:
+            raise bad_request(f"at most {_MOST_QUESTIONS} questions and {_MOST_FILES} files at once", "questions")
+        begun = await self._live.ask(owner_of(request), asked.files, asked.questions, read_again=asked.read_again)
+        return _json({"reads": [read.run_id for read in begun]})
+
+    async def _listed(self, request: Request) -> Response:
+        owner, query = owner_of(request), request.query_params
+        newest = min(_PAGE_ENTRIES, _number(query.get("newest"), 50))
+        entries, total = await asyncio.to_thread(
+            self._serving.ledger.search,
+            owner.name,
+            query.get("q", ""),
+            newest=newest,
+            skip=_number(query.get("skip"), 0),
+        )
+        shown = [read_value(entry, self._serving.manager.find(owner, entry.run_id)) for entry in entries]
+        return _json({"reads": shown, "total": total})
+
+    async def _pause(self, request: Request) -> Response:
+        await self._live.pause(*_place(request))
+        return _done()
+
+    async def _stop(self, request: Request) -> Response:
+        await self._live.pause(*_place(request), ReadState.CANCELLED)
+        return _done()
+
+    async def _resume(self, request: Request) -> Response:
+        await self._live.resume(*_place(request))
+        return _done()
+
+    async def _edit(self, request: Request) -> Response:
+        asked = await _body(self._serving, request, Edit)
+        await self._live.edit(*_place(request), asked.chunk, asked.branch, asked.before, asked.text)
+        return _done()
+
+    async def _pin(self, request: Request) -> Response:
+        asked = await _body(self._serving, request, Pin)
+        await self._live.pin(*_place(request), asked.branch, asked.line, pinned=asked.pinned)
+        return _done()
+
+    async def _answer(self, request: Request) -> Response:
+        answer = await self._live.answer(*_place(request), (await _body(self._serving, request, AskNow)).question)
+        return _json({"answer": answer.answer, "memory": answer.memory})
+
+    async def _thumbs(self, request: Request) -> Response:
+        asked = await _body(self._serving, request, Thumb)
+        await self._live.judge(*_place(request), up=asked.up, note=asked.note)
+        return _done()
+
+    async def _sources(self, request: Request) -> Response:
+        view = await self._live.view(*_place(request))
+        return _json({"lines": await asyncio.to_thread(lambda: sources_value(build_timeline(view)))})
+
+    async def _passage(self, request: Request) -> Response:
+        view, query = await self._live.view(*_place(request)), request.query_params
+        start = _number(query.get("start"), 0)
+        end = max(start, _number(query.get("end"), start))
+        return _json(await asyncio.to_thread(passage_value, view, self._serving.reader.store, start, end))
+
+    async def _run_page(self, request: Request) -> Response:
+        owner, run_id = _place(request)
+        view = await self._live.view(owner, run_id)
+        shown = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
+        return Response(shown.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
+
+    async def _compare(self, request: Request) -> Response:
+        owner, query = owner_of(request), request.query_params
+        one, other = await self._live.view(owner, query.get("a", "")), await self._live.view(owner, query.get("b", ""))
+        return _json(await asyncio.to_thread(lambda: comparison_value(compare_runs(one, other))))
+
+    async def _stream(self, request: Request) -> Response:
+        owner = owner_of(request)
+        if self._streams[owner.name] >= _STREAMS_PER_OWNER:
+            raise too_busy("too many pages are open with this key; close some", 5)
+        self._streams[owner.name] += 1
+        parts = events(self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run"))
+        return _Stream(
+            parts,
+            lambda: self._streams.subtract([owner.name]),
+            headers=_HEADERS,
+            ping=max(1, round(self._serving.settings.heartbeat)),
+            send_timeout=_SEND_SECONDS,
+            sep="\n",
+        )
+
+
+class _Stream(EventSourceResponse):
+    """A stream of events that calls a function when it ends, even if it ends before the first event."""
+
+    def __init__(self, parts: AsyncIterator[dict[str, str]], ended: Callable[[], None], **options: Any) -> None:
+        super().__init__(parts, **options)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+def _place(request: Request) -> tuple[Owner, str]:
+    return owner_of(request), request.path_params["id"]
+
+
+async def _body(serving: Serving, request: Request, kind: type[T]) -> T:
+    """Parse the body of a small request.
+
+    Raises:
+        ApiError: it is too long, does not arrive, or has another form.
+    """
+    require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, serving.settings.idle_seconds))
+    try:
+        return msgspec.json.decode(await whole.body(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
+
+
+def _json(value: Any) -> Response:
+    """Return a value as ASCII JSON, which can also carry half surrogate pairs."""
+    return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
+
+
+def _done() -> Response:
+    return Response(status_code=204)
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
+
+
+def _file(name: str) -> Response:
+    if name not in _FILES:
+        raise not_found("the page has no such file")
+    package, kind = _FILES[name]
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    headers = {**_HEADERS, "Content-Security-Policy": _POLICY}
+    return Response(text, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+_FILES: Final = {
+    "index.html": (__package__, "text/html"),
+    "live.js": (__package__, "text/javascript"),
+    "live.css": (__package__, "text/css"),
+    "page.css": ("memagent_graph.timeline", "text/css"),
+}
+"""The page's files, by name. The style is that of run pages."""

@@ -1,0 +1,144 @@
+"""Data on reads, updates, sources and comparisons for the live page, as JSON values.
+
+Texts of documents, policies and people are sent unchanged; the page shows them only as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
+
+from memagent_graph.documents import DocumentStore
+from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.provenance.word_diff import Change, word_diff
+from memagent_graph.timeline.compare import RunComparison, compared_facts, parting_told
+from memagent_graph.timeline.model import Timeline
+from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
+from memagent_serve.api_errors import not_found
+from memagent_serve.ledger import Entry
+from memagent_serve.reads import Read
+
+_AROUND_BYTES: Final = 6000
+_MOST_QUOTES: Final = 4
+
+
+def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
+    """Return a read for the list. A read that has not ended and is not running here was interrupted."""
+    state = read.state if read is not None else entry.state
+    return {
+        "id": entry.run_id,
+        "question": entry.question,
+        "document": entry.document,
+        "began": entry.began,
+        "ended": entry.ended,
+        "state": state.value if read is not None or state.has_ended else "interrupted",
+        "error": entry.error if read is None else None,
+        "edited": entry.edited,
+        "chunks": read.chunks if read else None,
+        "progress": read.update.progress if read and read.update else None,
+    }
+
+
+def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
+    """Return a memory update, with the differences from the previous memory."""
+    name = "merge" if update.chunk_index is None else f"chunk {update.chunk_index}"
+    return {
+        "chunk": update.chunk_index,
+        "branch": update.branch,
+        "name": f"{name}, branch {update.branch}" if update.branch else name,
+        "memory": update.memory,
+        "diff": diff_value(word_diff(before, update.memory)) if before != update.memory else [],
+        "progress": update.progress,
+        "tokens": [update.chunk_tokens, update.prompt_tokens, update.completion_tokens],
+        "seconds": round(update.seconds, 2),
+        "events": [
+            {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
+            for event in update.events
+        ],
+    }
+
+
+def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
+    """Return a difference as parts with their kind: equal, insert or delete."""
+    return [(change.op.value, change.text) for change in changes]
+
+
+def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return the lines of the newest memory, or of an answer from an excerpt, each with its origin and quotes."""
+    if timeline.excerpt is not None:
+        return [
+            {"line": line, "from": "an excerpt", "edited": False, "quotes": _quotes(list(quotes))}
+            for line, quotes in groupby(timeline.excerpt, key=attrgetter("line"))
+        ]
+    return [
+        {
+            "line": line.line,
+            "from": timeline.step(line.update).name,
+            "edited": line.edited,
+            "quotes": _quotes(timeline.quotes(index)),
+        }
+        for index, line in enumerate(timeline.provenance.lines)
+    ]
+
+
+def _quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
+    return [
+        {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.place}
+        for each in evidence[:_MOST_QUOTES]
+    ]
+
+
+def comparison_value(comparison: RunComparison) -> dict[str, Any]:
+    """Return a comparison of two runs."""
+    return {
+        "a": comparison.a.view.run_id,
+        "b": comparison.b.view.run_id,
+        "facts": [[name, *map(_or_none, (a, b)), same] for name, a, b, same in compared_facts(comparison)],
+        "parting": parting_told(comparison),
+        "diff": diff_value(comparison.memory_diff),
+    }
+
+
+def _or_none(value: str | None) -> str:
+    return "none" if value is None else value
+
+
+def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:
+    """Return a passage of a run's document with up to 6,000 bytes of text on each side.
+
+    Args:
+        view: the run; the spans that it read have the byte positions of characters.
+        store: the store with the document's text.
+        start: the passage's first character.
+        end: the character after its last one.
+
+    Raises:
+        ApiError: 404; the run has not read that far.
+        DocumentError: the text is no longer stored.
+    """
+    spans = {span for step in view.trace.steps for span in step.reads}
+    span = next((each for each in spans if each.start_char <= start < each.end_char), None)
+    text = None if span is None else view.span_text(span)
+    if span is None or text is None:
+        raise not_found("the run has not read this passage, or its text is no longer stored")
+    first = span.start_byte + len(text[: start - span.start_char].encode())
+    last = first + len(text[start - span.start_char : end - span.start_char].encode())
+    size = store.size(view.document) or last
+    began, ended = max(0, first - _AROUND_BYTES), min(size, last + _AROUND_BYTES)
+    before, passage, after = (
+        store.read_bytes(view.document, *span).decode(errors="ignore")
+        for span in ((began, first), (first, last), (last, ended))
+    )
+    return {
+        "document": view.document["name"],
+        "start": start,
+        "end": end,
+        "before": before,
+        "passage": passage,
+        "after": after,
+        "begins": began == 0,
+        "ends": ended >= size,
+    }

@@ -1,0 +1,285 @@
+"""Determines which parts of a request become documents, and which text is the question. Pure functions.
+
+If a request does not fit, its largest parts are read: as few as necessary. If there are no few large parts, the older
+part of the conversation is read too. The user's latest request is never left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.shortening import shortened
+from memagent_serve.chat_requests import ChatMessage, ChatRequest
+from memagent_serve.json_text import JsonText
+
+MESSAGE_TOKENS: Final = 8
+"""Tokens reserved for a chat template's text around each message."""
+OTHER_PART_TOKENS: Final = 1024
+"""The assumed tokens of a part that is not text, such as an image."""
+_STUB_TOKENS: Final = 64
+"""The replacement of a part that is read."""
+_EXACT_BYTES: Final = 1 << 18
+"""Texts up to this size are counted; for longer ones four bytes are assumed per token."""
+_BYTES_PER_TOKEN: Final = 4
+_LONGEST_TOKEN: Final = 16
+_ROOM_FOR_MORE: Final = 256
+"""With a question budget below this, in tokens, the question is only the user's text: policies with such budgets were
+trained like that."""
+_WHAT_MATTERS: Final = "What does the text say? Name what matters in it: who, what, when, numbers, decisions."
+_PARAGRAPHS: Final = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a part: the message's number, and the part's number in it."""
+
+    message: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The parts of a request that are read."""
+
+    history: int
+    """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
+    places: tuple[Place, ...]
+    """Parts of later messages, and of system messages, that are read, in order."""
+    asked: int | None
+    """The message of the user's latest request; None if there is none."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has to be read."""
+        return not self.history and not self.places
+
+
+Sizes = Sequence[Sequence[int]]
+"""Tokens of each part of each message."""
+
+
+def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the tokens of each part; files count as 0, because they are always read."""
+
+    def size(text: JsonText | None, kind: str) -> int:
+        if text is None:
+            return 0 if kind == "file" else OTHER_PART_TOKENS
+        if text.size > _EXACT_BYTES:
+            return text.size // _BYTES_PER_TOKEN
+        return tokenizer.count(text.text())
+
+    return [[size(part.text, part.kind) for part in message.parts] for message in request.messages]
+
+
+def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
+    """How many tokens the request's prompt has, including tool calls and descriptions of tools."""
+    beside = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
+    beside += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
+    described = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in beside)
+    return described + sum(map(sum, sizes)) + MESSAGE_TOKENS * len(request.messages)
+
+
+_CALLS: Final = ("tool_calls", "function_call")
+
+
+def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> Plan:
+    """Determine what to read so that the rest fits.
+
+    Args:
+        request: the request.
+        sizes: the sizes of its parts, in tokens.
+        total: tokens of the whole prompt.
+        room: the maximum tokens of a prompt.
+        findings: tokens of the findings that replace the read parts.
+    """
+    messages = request.messages
+    asked = latest_request(messages)
+    files = [
+        Place(number, place)
+        for number, message in enumerate(messages)
+        for place, part in enumerate(message.parts)
+        if part.kind == "file"
+    ]
+    if total <= room and not files:
+        return Plan(0, (), asked)
+    room -= findings
+    if total + _STUB_TOKENS * len(files) <= room:
+        return Plan(0, tuple(files), asked)
+    chosen, left = _largest_first(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
+    if left <= room:
+        return Plan(0, tuple(sorted([*files, *chosen], key=_order)), asked)
+    for history in range(1, len(messages)):
+        if messages[history].role in {"tool", "function"}:
+            continue  # a tool's result must follow the call, or model servers refuse it
+        kept = [number for number in range(len(messages)) if _is_kept(messages, number, history, asked)]
+        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in kept)
+        large = [place for place in chosen if place.message in kept]
+        rest -= sum(_saved(sizes, place) for place in large)
+        if rest <= room:
+            return _with_files(history, large, files, kept, asked)
+    # Not even the last message fits with the system message: everything is read.
+    history = max((n for n, each in enumerate(messages) if each.role not in {"tool", "function"}), default=0)
+    kept = [number for number in range(len(messages)) if _is_kept(messages, number, history, asked)]
+    everything = [
+        Place(number, place)
+        for number in kept
+        for place, part in enumerate(messages[number].parts)
+        if part.text is not None and sizes[number][place] > _STUB_TOKENS
+    ]
+    return _with_files(history, everything, files, kept, asked)
+
+
+def latest_request(messages: Sequence[ChatMessage]) -> int | None:
+    """The last message with text of the user."""
+    for number in range(len(messages) - 1, -1, -1):
+        if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
+            return number
+    return None
+
+
+def question_of(request: ChatRequest, plan: Plan, tokenizer: Tokenizer, tokens: int, *, with_context: bool) -> str:
+    """The question for reading a request, in at most `tokens` tokens.
+
+    Args:
+        request: the request.
+        plan: its parts that are read.
+        tokenizer: counts.
+        tokens: the question's budget.
+        with_context: whether system message and earlier messages belong to it; they do not if the model sees them
+            afterwards.
+    """
+    asked = request.messages[plan.asked] if plan.asked is not None else None
+    is_small = tokens < _ROOM_FOR_MORE
+    said = [
+        _ends(part.text, tokens, tokenizer, one=is_small) if Place(plan.asked or 0, place) in plan.places
+        else _bounded(part.text, tokens)
+        for place, part in enumerate(asked.parts if asked else ())
+        if part.text is not None
+    ]  # fmt: skip
+    words = "\n\n".join(filter(None, (each.strip() for each in said))) or _WHAT_MATTERS
+    if is_small or not with_context:
+        return shortened(words, tokens, tokenizer)
+    words = shortened(words, tokens // 2, tokenizer)
+    room = tokens - tokenizer.count(words) - _STUB_TOKENS
+    system = _said(request, plan, tokens, lambda number, role: role in _SYSTEM)
+    system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer) if system else ""
+    room -= tokenizer.count(system)
+    earlier = _said(request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.asked or 0))
+    earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer) if earlier else ""
+    parts = [system, earlier, f"Question: {words}" if system or earlier else words]
+    return shortened("\n\n".join(filter(None, parts)), tokens, tokenizer)
+
+
+_SYSTEM: Final = frozenset({"system", "developer"})
+_SPEAKERS: Final = {"user": "User", "assistant": "Assistant", "tool": "Result", "function": "Result"}
+
+
+def speaker(message: ChatMessage) -> str:
+    """The speaker of a message, as named in a transcript."""
+    return _SPEAKERS.get(message.role, message.role.capitalize())
+
+
+def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
+    """The text of chosen messages, except the parts that are read."""
+    said = []
+    for number, message in enumerate(request.messages):
+        if not wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
+            continue
+        texts = [
+            _bounded(part.text, tokens)
+            for place, part in enumerate(message.parts)
+            if part.text is not None and Place(number, place) not in plan.places
+        ]
+        # In a long system message, the beginning has the instructions.
+        texts += [
+            _bounded(part.text, tokens)[: tokens * 2]
+            for place, part in enumerate(message.parts)
+            if part.text is not None and message.role in _SYSTEM and Place(number, place) in plan.places
+        ]
+        text = "\n".join(texts).strip()
+        if text:
+            said.append(text if message.role in _SYSTEM else f"{speaker(message)}: {text}")
+    return "\n".join(said)
+
+
+def _bounded(text: JsonText, tokens: int) -> str:
+    """A text, or the beginning and end of one that is certainly longer than that many tokens."""
+    most = tokens * _LONGEST_TOKEN
+    return text.text() if text.size <= 2 * most else f"{text.head(most)} [...] {text.tail(most)}"
+
+
+def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
+    """The first and the last paragraph of a long text, where a question with a document usually is.
+
+    Args:
+        text: the text.
+        tokens: the maximum for both.
+        tokenizer: counts.
+        one: take only one of them: the one with a question, otherwise the last.
+    """
+    reach = tokens * _LONGEST_TOKEN
+    first = _PARAGRAPHS.split(text.head(reach).strip(), 1)[0].strip()
+    last = _PARAGRAPHS.split(text.tail(reach).strip())[-1].strip()
+    if one:
+        asks = first if first.endswith("?") and not last.endswith("?") else last
+        return _last_tokens(asks, tokens, tokenizer) if asks is last else shortened(asks, tokens, tokenizer)
+    half = max(1, tokens // 2 - 4)
+    return f"{_first_tokens(first, half, tokenizer)}\n[...]\n{_last_tokens(last, half, tokenizer)}"
+
+
+def _first_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    ids = tokenizer.encode(text)
+    return text if len(ids) <= tokens else tokenizer.decode(ids[:tokens]).rstrip("\ufffd") + " [...]"
+
+
+def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    ids = tokenizer.encode(text)
+    return text if len(ids) <= tokens else tokenizer.decode(ids[-tokens:]).lstrip("\ufffd")
+
+
+def _largest_first(
+    messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
+) -> tuple[list[Place], int]:
+    """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
+
+    Returns:
+        the chosen parts, and the tokens of the rest.
+    """
+    large = [
+        Place(number, place)
+        for number, message in enumerate(messages)
+        for place, part in enumerate(message.parts)
+        if part.text is not None and sizes[number][place] > max(worthwhile, _STUB_TOKENS)
+    ]
+    large.sort(key=lambda place: -sizes[place.message][place.part])
+    chosen: list[Place] = []
+    for place in large:
+        if total <= room:
+            break
+        chosen.append(place)
+        total -= _saved(sizes, place)
+    return chosen, total
+
+
+def _saved(sizes: Sizes, place: Place) -> int:
+    return sizes[place.message][place.part] - _STUB_TOKENS
+
+
+def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, asked: int | None) -> bool:
+    return number >= history or messages[number].role in _SYSTEM or number == asked
+
+
+def _with_files(
+    history: int, places: Sequence[Place], files: Sequence[Place], kept: Sequence[int], asked: int | None
+) -> Plan:
+    """Files of messages that are part of the transcript are read with it."""
+    beside = [place for place in files if place.message in kept]
+    return Plan(history, tuple(sorted({*places, *beside}, key=_order)), asked)
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.message, place.part

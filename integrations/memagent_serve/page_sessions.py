@@ -1,0 +1,121 @@
+"""Access to the live page: a browser signs in with the token of the start-up message, or a key, and gets a cookie.
+
+Other pages cannot use the cookie: it is sent only to this site, and because browsers treat all ports of a host as the
+same site, every change also needs a header that only this page sends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Scope
+
+from memagent_serve.api_errors import ApiError
+from memagent_serve.keys import LOCAL, Keys, Owner
+
+PAGE: Final = "/page"
+"""The prefix of all paths of the page except "/"."""
+SIGN_IN: Final = f"{PAGE}/session"
+STATIC: Final = f"{PAGE}/static/"
+PAGE_HEADER: Final = "X-Memagent-Page"
+"""A header of the page's requests that change something; forms and images of other pages cannot send it."""
+_MOST_SESSIONS: Final = 256
+_OWN: Final = frozenset({"same-origin", "none"})
+
+
+class PageSessions:
+    """The browsers that may use the page.
+
+    Args:
+        keys: the known keys. If there are none, `token` gives access.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._sessions: OrderedDict[bytes, Owner] = OrderedDict()
+        self.token: str | None = None if keys else secrets.token_urlsafe(24)
+        """The token in the start-up message; None if a key is needed."""
+
+    def sign_in(self, shown: str, port: int) -> Response:
+        """Sign a browser in.
+
+        Args:
+            shown: the token, or a key.
+            port: the server's port. It is in the cookie's name, because all ports of a host share their cookies.
+
+        Returns:
+            a response that sets its cookie.
+
+        Raises:
+            ApiError: 401; it is neither the token nor a key.
+        """
+        if self.token is None:
+            owner = self._keys.owner(f"Bearer {shown}")
+        else:
+            owner = LOCAL if hmac.compare_digest(shown.encode(errors="replace"), self.token.encode()) else None
+        if owner is None:
+            raise ApiError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
+        session = secrets.token_urlsafe(32)
+        self._sessions[_digest(session)] = owner
+        while len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        response = Response(status_code=204)
+        response.set_cookie(_cookie(port), session, path="/", httponly=True, samesite="strict")
+        return response
+
+    def sign_out(self, scope: Scope) -> None:
+        """Sign out the browser that sent a request."""
+        self._sessions.pop(_digest(_session(scope)), None)
+
+    @staticmethod
+    def has(path: str) -> bool:
+        """Whether a path is one of the page's."""
+        return path == "/" or path.startswith(f"{PAGE}/")
+
+    def admit(self, scope: Scope) -> Owner | None:
+        """The owner of a request to the page; None for public paths: the page itself, and the sign-in.
+
+        Raises:
+            ApiError: 401 without a cookie; 403 for requests that other pages cause.
+        """
+        headers = Headers(scope=scope)
+        path, is_safe = scope["path"], scope["method"] in {"GET", "HEAD"}
+        origin = headers.get("origin")
+        foreign = origin is not None and origin.lower() not in {
+            f"{scheme}://{headers.get('host', '').lower()}" for scheme in ("http", "https")
+        }
+        opens = path == "/" or path.startswith(STATIC)
+        if foreign or (not opens and headers.get("sec-fetch-site", "none") not in _OWN):
+            raise ApiError(403, "other web pages may not send this request", code="origin_not_allowed")
+        if not is_safe and PAGE_HEADER not in headers:
+            raise ApiError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
+        if opens or (path == SIGN_IN and scope["method"] == "POST"):
+            return None
+        owner = self._sessions.get(_digest(_session(scope)))
+        if owner is None:
+            raise ApiError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
+        return owner
+
+
+def _cookie(port: int) -> str:
+    return f"memagent_page_{port}"
+
+
+def _session(scope: Scope) -> str:
+    port = scope["server"][1] if scope.get("server") else 0
+    try:
+        found = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_cookie(port))
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _digest(session: str) -> bytes:
+    return hashlib.sha256(session.encode(errors="replace")).digest()

@@ -1,0 +1,402 @@
+"""`ReadManager`: reads that outlive the connections that requested them.
+
+A read belongs to a key. The same request with the same key gets the same read, if it is running or has recently
+finished; one that a killed process left, that failed or that was cancelled continues at its chunk. No read is done
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final
+
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.plain_text import in_one_line
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
+from memagent_graph.policy import SamplingParams
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.state import Limits
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
+from memagent_serve.api_errors import ApiError, too_busy
+from memagent_serve.keys import LOCAL, Owner
+from memagent_serve.ledger import Entry, Ledger, ReadState
+from memagent_serve.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_READERS_KEPT: Final = 64
+_USUAL_SECONDS: Final = 10.0
+_LONGEST_WAIT: Final = 60
+"""In seconds; the official clients ignore longer times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How many reads run at once, and the limits of one read."""
+
+    reads: int = 4
+    """Reads that run at once."""
+    waiting: int = 64
+    """Additional reads that wait for their turn."""
+    per_key: int = 16
+    """Reads of one key, including waiting ones."""
+    keep_seconds: float = 3600.0
+    """How long a finished read answers the same request again."""
+    cancel_on_close: bool = False
+    """Whether a read ends when the last client that follows it disconnects."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits of each read, besides those of its key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A request to read. Equal ones are one read."""
+
+    owner: Owner
+    document: DocumentRef
+    question: str
+    sampling: SamplingParams
+    answer_tokens: int | None = None
+    """A smaller maximum for the answer than the budget's."""
+
+    def digest(self, settings: str, model: str) -> str:
+        """Identifies the request; `settings` is the fingerprint of the reader's settings."""
+        values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
+        return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(eq=False)
+class Read:
+    """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
+
+    run_id: str
+    ask: Ask
+    request: str
+    began: float = field(default_factory=time.time)
+    state: ReadState = ReadState.WAITING
+    updates: list[MemoryUpdate] = field(default_factory=list)
+    """Those of this process, in order."""
+    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By branch: the lines that a person pinned; they take effect at the next memory."""
+    result: ReadResult | None = None
+    error: Exception | None = None
+    followers: int = 0
+    ends_as: ReadState = ReadState.CANCELLED
+    """Its state when its task is cancelled."""
+    task: asyncio.Task[None] | None = None
+    _version: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def change(self) -> None:
+        """Wake all followers."""
+        self._version += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    @property
+    def chunks(self) -> int:
+        """Memory updates so far, in this process."""
+        return len(self.updates)
+
+    @property
+    def update(self) -> MemoryUpdate | None:
+        """The newest."""
+        return self.updates[-1] if self.updates else None
+
+    def pinned(self, branch: str) -> list[str]:
+        """The lines that a branch must keep; the trunk, which merges the branches, must keep those of all."""
+        return [line for name, lines in self.pins.items() if branch in ("", name) for line in lines]
+
+    @property
+    def version(self) -> tuple[int, asyncio.Event]:
+        """A number that differs after each change, and an event that is set at the next one."""
+        return self._version, self._changed
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a read."""
+
+    run_id: str
+    state: ReadState
+    chunks: int
+    update: MemoryUpdate | None
+
+
+class ReadManager:
+    """Starts reads, finds them again, and lets any number of clients follow them.
+
+    Args:
+        reader: the reader; without checkpoints, nothing survives the process.
+        ledger: the owners of reads.
+        bounds: the limits.
+        metrics: the counters.
+        salted: whether each key has its own part of the policy server's prefix cache.
+    """
+
+    def __init__(
+        self, reader: MemAgent, ledger: Ledger, bounds: Bounds, metrics: Metrics, *, salted: bool = False
+    ) -> None:
+        self._reader = reader
+        self._ledger = ledger
+        self._metrics = metrics
+        self._salted = salted
+        self.bounds = bounds
+        self._slots = asyncio.Semaphore(bounds.reads)
+        self._lock = asyncio.Lock()
+        self._reads: dict[str, Read] = {}
+        self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
+        self._settings: str | None = None
+        self._mean_seconds = _USUAL_SECONDS
+        self._refused: deque[float] = deque()
+        """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
+        self._retry_seconds = 0.0
+
+    async def start(self, ask: Ask, *, read_again: bool = False) -> tuple[Read, str]:
+        """Start a read, or join an earlier read of the same request.
+
+        Args:
+            ask: what to read.
+            read_again: start a new read, even if the same request was read before.
+
+        Returns:
+            the read, and whether it was "started", "joined" while running, "resumed" where it had stopped, or
+            "repeated", because it ended recently.
+
+        Raises:
+            ApiError: 429; too many reads are running.
+            MemAgentError: the policy cannot be reached, or the ledger cannot be written.
+        """
+        if self._settings is None:
+            self._settings = (await self._reader.agraph()).reader_context.settings
+        request = ask.digest(self._settings, self._reader.policy.name)
+        async with self._lock:
+            running = [each for each in self._reads.values() if each.request == request]
+            if running and not read_again:
+                self._metrics.reads.labels("joined").inc()
+                return running[-1], "joined"
+            self._require_room(ask.owner)
+            known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
+            last = next((entry for entry in known if not entry.edited), None) if not read_again else None
+            if last is not None and not self._is_outdated(last):
+                read, kind = Read(last.run_id, ask, request, last.began), "resumed"
+                if last.state is ReadState.FINISHED:
+                    kind = "repeated"
+            else:
+                read, kind = Read(f"{request[:24]}-{len(known)}", ask, request), "started"
+                entry = Entry(read.run_id, ask.owner.name, request, ask.question, ask.document["name"], read.began)
+                await asyncio.to_thread(self._ledger.begin, entry)
+            self._launch(read, kind)
+        return read, kind
+
+    async def resume(self, ask: Ask, entry: Entry) -> Read:
+        """Continue one read where it stopped, independent of other requests.
+
+        Args:
+            ask: its request.
+            entry: its entry in the ledger, with the pinned lines.
+
+        Raises:
+            ApiError: 429; too many reads are running.
+        """
+        async with self._lock:
+            if (known := self._reads.get(entry.run_id)) is not None:
+                return known
+            self._require_room(ask.owner)
+            request = "" if entry.edited else entry.request
+            read = Read(entry.run_id, ask, request, entry.began, pins=entry.pins)
+            self._launch(read, "resumed")
+        return read
+
+    def _launch(self, read: Read, kind: str) -> None:
+        self._metrics.reads.labels(kind).inc()
+        self._reads[read.run_id] = read
+        read.task = asyncio.create_task(self._drive(read, kind))
+
+    def find(self, owner: Owner, run_id: str) -> Read | None:
+        """A waiting or running read; None if there is none, or it belongs to another key."""
+        read = self._reads.get(run_id)
+        return read if read is not None and read.ask.owner.name == owner.name else None
+
+    def __len__(self) -> int:
+        """How many reads are waiting or running."""
+        return len(self._reads)
+
+    def running(self, owner: Owner) -> list[Read]:
+        """The reads of a key that are waiting or running."""
+        return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
+
+    async def follow(self, read: Read) -> AsyncGenerator[Progress | ReadResult, None]:
+        """The progress of a read, now and at each change, and its result at the end.
+
+        A slow follower misses changes in between, and nothing waits for it.
+
+        Raises:
+            Exception: the error of the read. asyncio.CancelledError: it was cancelled.
+        """
+        read.followers += 1
+        try:
+            seen = -1
+            while read.result is None and read.error is None:
+                version, changed = read.version
+                if version != seen:
+                    seen = version
+                    yield Progress(read.run_id, read.state, read.chunks, read.update)
+                    continue
+                await changed.wait()
+            if read.error is not None:
+                raise read.error
+            if read.result is not None:
+                yield read.result
+        finally:
+            read.followers -= 1
+            if self.bounds.cancel_on_close and not read.followers and not read.state.has_ended:
+                await self.cancel(read)
+
+    async def cancel(self, read: Read, state: ReadState = ReadState.CANCELLED) -> None:
+        """End a read as cancelled or paused. What it has read is kept: if it is requested again, it continues."""
+        if read.task is not None and not read.task.done():
+            if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
+                read.ends_as = state
+                read.task.cancel()
+            await asyncio.wait([read.task])
+
+    async def aclose(self) -> None:
+        """End all reads, and close the readers."""
+        for read in list(self._reads.values()):
+            await self.cancel(read)
+        for reader in self._readers.values():
+            await reader.aclose()
+        self._readers.clear()
+
+    def _is_outdated(self, entry: Entry) -> bool:
+        finished = entry.state is ReadState.FINISHED and entry.ended is not None
+        return finished and time.time() - (entry.ended or 0.0) > self.bounds.keep_seconds
+
+    def _require_room(self, owner: Owner) -> None:
+        bounds = self.bounds
+        if len(self._reads) >= bounds.reads + bounds.waiting:
+            raise self._busy(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
+        if len(self.running(owner)) >= bounds.per_key:
+            raise self._busy(f"{bounds.per_key} reads of this key are running or waiting, and it may have no more")
+
+    def _busy(self, message: str) -> Exception:
+        """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
+        self._metrics.reads.labels("refused").inc()
+        now = time.monotonic()
+        self._refused.append(now)
+        while self._refused[0] < now - self._retry_seconds:
+            self._refused.popleft()
+        rounds = (len(self._reads) + len(self._refused)) / self.bounds.reads
+        # Half of the time until the last of them is done, because some clients may not try again.
+        seconds = self._retry_seconds = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
+        return too_busy(f"{message}; send it again later", seconds)
+
+    async def _drive(self, read: Read, kind: str) -> None:
+        """Read to the end, with or without followers."""
+        state: ReadState = ReadState.CANCELLED
+        error: Exception | None = None
+        began = time.monotonic()
+        try:
+            async with self._slots:
+                await self._mark(read, ReadState.RUNNING)
+                began = time.monotonic()
+                async with aclosing(self._parts(read, resumes=kind != "started")) as parts:
+                    async for part in parts:
+                        if isinstance(part, ReadResult):
+                            result = part
+                        else:
+                            read.updates.append(part)
+                            read.change()
+            state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
+            if kind != "repeated":
+                self._metrics.count(result.usage)
+            await asyncio.to_thread(self._ledger.mark, read.run_id, state)
+            read.result = result
+        except asyncio.CancelledError:
+            state = read.ends_as
+            error = ApiError(
+                409,
+                f"the read {read.run_id} was {state.value}; send the same request again, and it continues",
+                code="read_cancelled",
+            )
+            raise
+        except Exception as failure:  # noqa: BLE001  the followers raise it; nothing else awaits this task
+            state, error = ReadState.FAILED, failure
+            log.warning("read %s failed: %s", read.run_id, in_one_line(str(failure)))
+        finally:
+            if error is not None:
+                await asyncio.shield(asyncio.to_thread(self._mark_failure, read.run_id, state, error))
+            read.error, read.state = error, state
+            self._reads.pop(read.run_id, None)
+            self._metrics.ends.labels(state.value).inc()
+            seconds = time.monotonic() - began
+            self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
+            read.change()
+
+    def _mark_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
+        try:
+            self._ledger.mark(run_id, state, str(error))
+        except MemAgentError as failure:
+            log.warning("%s", failure)
+
+    async def _mark(self, read: Read, state: ReadState) -> None:
+        read.state = state
+        read.change()
+        await asyncio.to_thread(self._ledger.mark, read.run_id, state)
+
+    async def _parts(self, read: Read, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
+        reader, ask = await self.reader_for(read.ask), read.ask
+        limits = _tighter(self.bounds.limits, ask.owner)
+        if resumes and reader.keeps_checkpoints:
+            try:
+                async with aclosing(reader.astream_resume(read.run_id, limits=limits, pins=read.pinned)) as parts:
+                    async for part in parts:
+                        yield part
+                return
+            except (RunNotFoundError, RunMismatchError) as error:
+                # It was killed before its first step, or another version of this package wrote its checkpoints.
+                log.info("read %s begins again: %s", read.run_id, error)
+        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits, pins=read.pinned)
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                yield part
+
+    async def reader_for(self, ask: Ask) -> MemAgent:
+        """A reader with the request's sampling, on the shared connections of policy and checkpoints."""
+        salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
+        key = (salt, ask.sampling, ask.answer_tokens)
+        if key not in self._readers:
+            policy = self._reader.policy
+            if salt and isinstance(policy, OpenAICompatiblePolicy):
+                policy = policy.with_fields({"cache_salt": hashlib.sha256(f"memagent {salt}".encode()).hexdigest()})
+            self._readers[key] = self._reader.copy(
+                policy=policy,
+                sampling=replace(ask.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
+                budget_changes={} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens},
+                checkpoints=await self._reader.acheckpointer(),
+            )
+            while len(self._readers) > _READERS_KEPT:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end(key)
+        return self._readers[key]
+
+
+def _tighter(limits: Limits, owner: Owner) -> Limits:
+    def lower(one: float | None, other: float | None) -> float | None:
+        return min((each for each in (one, other) if each is not None), default=None)
+
+    tokens = lower(limits.max_tokens_total, owner.max_tokens)
+    return Limits(
+        limits.max_chunks, None if tokens is None else int(tokens), lower(limits.max_seconds, owner.max_seconds)
+    )

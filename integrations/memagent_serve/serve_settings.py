@@ -1,0 +1,83 @@
+"""A server's settings: addresses, access and limits. From flags, the environment, or a file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memagent_graph.addresses import as_name, is_local
+from memagent_graph.errors import MemAgentError
+from memagent_serve.keys import Keys
+from memagent_serve.reads import Bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """A server's settings. Sizes are in bytes, times in seconds."""
+
+    folder: Path
+    """The folder of uploads, large requests and the list of reads."""
+    keys: Keys = field(default_factory=Keys)
+    names: tuple[str, ...] = ()
+    """Host names that clients may use, besides localhost."""
+    origins: tuple[str, ...] = ()
+    """Other hosts whose web pages may send requests; none by default."""
+    bounds: Bounds = field(default_factory=Bounds)
+    read_above: int | None = None
+    """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
+    max_body: int = 512 * 2**20
+    spool: int = 4 * 2**30
+    """The maximum size of all large requests together."""
+    uploads: int = 2**30
+    """The maximum size of one key's uploaded files together."""
+    idle_seconds: float = 30.0
+    """How long a client may pause inside a request."""
+    body_seconds: float = 900.0
+    """How long a whole request may take to arrive."""
+    heartbeat: float = 15.0
+    """The time between two keep-alive messages in a stream."""
+    max_connections: int = 2000
+
+
+def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool) -> None:
+    """Refuse an address that other machines can reach if no key is needed, or no host name is set.
+
+    Raises:
+        MemAgentError: with the remedy.
+    """
+    if is_local(host):
+        return
+    if not keys and not forced:
+        raise MemAgentError(
+            f"other machines can reach {host}, and there are no keys",
+            hint="Name a file of keys with --keys, or add --without-keys if everyone may use this server.",
+        )
+    if not names and not as_name(host):
+        raise MemAgentError(
+            f"{host} means all addresses of this machine, and no host name is set for clients",
+            hint="Add --server-name with the host's name or address; requests with another one are refused.",
+        )
+
+
+def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """The settings in a TOML file, by the names of the options.
+
+    Raises:
+        MemAgentError: it cannot be read, or has an unknown setting.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MemAgentError(
+            f"the settings file {path} cannot be read: {error}", hint="The file must be TOML."
+        ) from error
+    found = {name.replace("-", "_"): value for name, value in values.items()}
+    if unknown := sorted(found.keys() - set(known)):
+        raise MemAgentError(
+            f"the settings file {path} has unknown settings: {', '.join(unknown)}",
+            hint="Settings are named like the options of `memagent serve`: --max-reads is max_reads.",
+        )
+    return found

@@ -1,0 +1,65 @@
+"""The progress of a command: a bar in a terminal, a line now and then elsewhere. Both go to standard error."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+_SECONDS_BETWEEN_LINES: Final = 10.0
+
+
+class ProgressDisplay:
+    """How far a command is. Use it as a context manager; other threads may call `update`.
+
+    Args:
+        description: what is under way, as in "reading".
+        total: how many units there are; None if unknown.
+        quiet: show nothing.
+        console: where to print; standard error if left out.
+    """
+
+    def __init__(
+        self, description: str, *, total: int | None = None, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._description = description
+        self._quiet = quiet
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(description, total=total, status="")
+        self._printed = time.monotonic()
+
+    def update(self, completed: int, status: str = "", *, total: int | None = None) -> None:
+        """Show that `completed` units are done, and what else there is to say.
+
+        Args:
+            completed: the number of units.
+            status: further figures, such as tokens a second and the time left.
+            total: the number of units in all, if it has changed.
+        """
+        self._bar.update(self._task, completed=completed, status=status, total=total)
+        now = time.monotonic()
+        if self._quiet or self._console.is_terminal or now - self._printed < _SECONDS_BETWEEN_LINES:
+            return
+        self._printed = now
+        known = self._bar.tasks[0].total
+        count = f"{completed:,}" if known is None else f"{completed:,} of {int(known):,}"
+        line = f"{self._description}: {count}" + (f", {status}" if status else "")
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()

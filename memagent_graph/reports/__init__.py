@@ -1,8 +1,0 @@
-"""Reports over many documents: a matrix of answers with quotes, and sections in which every sentence cites quotes."""
-
-from __future__ import annotations
-
-from memagent_graph.reports.checked_report import Report
-from memagent_graph.reports.reporting import ReportSource, areport, report
-
-__all__ = ["Report", "ReportSource", "areport", "report"]

@@ -1,0 +1,115 @@
+"""A journal: durable rows as JSON lines in a file that one process at a time writes and that survives any crash.
+
+A row is in the file when `append` returns. A killed process can leave an incomplete last line, which is cut off when
+the journal is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from memagent_graph.errors import MemAgentError
+from memagent_graph.storage.file_locks import locked
+from memagent_graph.storage.private_files import private_file
+
+_FIRST_BYTES: Final = b'{"'
+"""How every row begins."""
+
+
+class Journal:
+    """A file of rows, open for writing; see `open_journal`. Close it."""
+
+    def __init__(self, path: Path, file: IO[bytes], rows: list[dict[str, Any]]) -> None:
+        self.path = path
+        self.rows = rows
+        """The rows in the file, the oldest first."""
+        self._file = file
+
+    def append(self, *rows: Mapping[str, Any], sync: bool = True) -> None:
+        """Add rows, all of them or, after a crash, only the first ones.
+
+        Args:
+            rows: values that JSON can hold.
+            sync: also wait for the disk. Without it a killed process loses nothing, but a power failure can.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        lines = [json.dumps(row) for row in rows]
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        self._file.flush()
+        if sync:
+            os.fsync(self._file.fileno())
+        self.rows += map(json.loads, lines)
+
+    def close(self) -> None:
+        """Wait for the disk, and let other processes write. A second call does nothing."""
+        if not self._file.closed:
+            with self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
+    """Open a journal for writing, and create it if it does not exist.
+
+    Args:
+        path: the file.
+        error: the class of errors.
+
+    Raises:
+        MemAgentError: of the class `error`: another process has it open, or it is not a journal.
+        OSError: it cannot be opened.
+    """
+    private_file(path)
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("r+b"))
+        if not locked(file):
+            raise error(f"another process writes to {path}", hint="Wait until it has ended, or name another folder.")
+        rows, length = _parse(file.read(), path, error)
+        file.truncate(length)
+        file.seek(length)
+        stack.pop_all()
+    return Journal(path, file, rows)
+
+
+def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, Any]]:
+    """Return the rows of a journal, which may be in use.
+
+    Raises:
+        MemAgentError: of the class `error`: it is not a journal.
+        OSError: it cannot be read.
+    """
+    return _parse(path.read_bytes(), path, error)[0]
+
+
+def _parse(content: bytes, path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows, and the bytes of the complete lines."""
+    length = content.rfind(b"\n") + 1
+    rest = content[length:]
+    if rest[: len(_FIRST_BYTES)] != _FIRST_BYTES[: len(rest)]:
+        raise error(f"{path} is not a journal of this program", hint="Name another folder.")
+    rows = []
+    for number, line in enumerate(content[:length].splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError("it is not an object")
+        except (ValueError, TypeError) as cause:
+            raise error(
+                f"line {number} of {path} cannot be parsed: {cause}",
+                hint="Delete that line and continue, or name another folder.",
+            ) from cause
+        rows.append(row)
+    return rows, length

@@ -1,0 +1,67 @@
+"""Texts on which tokenizers are most likely to disagree, and byte-level BPE by another library."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import tiktoken
+
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def byte_of_character() -> dict[str, int]:
+    """GPT-2's printable characters for the 256 bytes, from character to byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + position): byte for position, byte in enumerate(others)})
+    return table
+
+
+def as_tiktoken(specification: dict[str, Any], pattern: str = GPT2_PATTERN) -> tiktoken.Encoding:
+    """A byte-level BPE tokenizer.json, whose merges must be in the order of their ids, as a tiktoken encoding."""
+    table, vocabulary = byte_of_character(), specification["model"]["vocab"]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in specification["model"]["merges"]]
+    tokens = [*table, *(left + right for left, right in merges)]
+    ranks = {bytes(table[character] for character in token): vocabulary[token] for token in tokens}
+    return tiktoken.Encoding("oracle", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+_ALPHABETS = (
+    "abcdefghijklmnopqrstuvwxyz",
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "0123456789٠١٢٣½²Ⅻ",
+    " \t\n\r\x0b\x0c\x85\u00a0\u2003\u2028\u3000\u200b\ufeff",
+    "'\".,;:!?-_/\\()[]{}<>|@#$%^&*+=~`“”‘’…—",
+    "éèüßçñøåžłőįşĐǅʰªº",
+    "e\u0301a\u0308\u0327o\u0302\u0323ﬁΩK",
+    "日本語中文字漢かなカナ한국어ㄱㄴ각",
+    "العربيةעבריתहिन्दीไทยதமிழ்",
+    "😀👩‍👩‍👧🏽🇫🇷❤️🧠\U0001d4d0\U0002f80a",
+    "\x00\x01\x07\x1b\x7f\ufffd\ufffe\U0010ffff",
+)
+_WORDS = ("I'm", "WE'LL", "don't", "x'S", "'re", "\r\n", "\n\n  \n", "   ", "1234567", "<|im_end|>", "</s>", "<think>")
+
+
+def adversarial_texts(vocabulary: list[bytes], count: int = 1500) -> Iterator[str]:
+    """Short texts on which tokenizers are most likely to disagree, the same at each call.
+
+    Mixed scripts, combining marks, unusual white space, contractions, control characters, text that looks like special
+    tokens, and the tokenizer's own tokens (`vocabulary`) in orders that do not occur in training text.
+    """
+    source = random.Random(0)
+    tokens = [text for token in vocabulary if (text := token.decode("utf-8", "ignore"))] or ["a"]
+    yield ""
+    for number in range(count):
+        parts = []
+        for _ in range(source.randint(1, 12)):
+            kind = source.random()
+            if kind < 0.4 or number % 3 == 0:
+                parts.append(source.choice(tokens))
+            elif kind < 0.5:
+                parts.append(source.choice(_WORDS))
+            else:
+                parts.append("".join(source.choices(source.choice(_ALPHABETS), k=source.randint(1, 6))))
+        yield "".join(parts)

@@ -1,0 +1,100 @@
+"""Several readers meeting over one new SQLite file, which SQLite's own time-out does not sort out."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.errors import RunError
+from memagent_graph.run_log.schema import connect, migrate
+from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.database import use_write_ahead_log
+
+
+def held_for(seconds: float, path: Path) -> threading.Thread:
+    """Another connection's exclusive lock, let go after a while."""
+    other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    other.execute("CREATE TABLE something (x)")
+    other.execute("BEGIN EXCLUSIVE")
+
+    def let_go() -> None:
+        time.sleep(seconds)
+        other.execute("ROLLBACK")
+        other.close()
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    return thread
+
+
+def test_the_switch_waits_for_a_lock_that_sqlite_would_not_wait_for(tmp_path) -> None:
+    other = held_for(0.3, tmp_path / "new.sqlite")
+    with closing(sqlite3.connect(tmp_path / "new.sqlite", timeout=0)) as connection:
+        assert use_write_ahead_log(connection, timeout=10)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.join()
+
+
+def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path) -> None:
+    other = held_for(1.0, tmp_path / "new.sqlite")
+    with closing(sqlite3.connect(tmp_path / "new.sqlite", timeout=0)) as connection:
+        began = time.monotonic()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            use_write_ahead_log(connection, timeout=0.1)
+        assert time.monotonic() - began >= 0.1
+    other.join()
+
+
+def test_what_is_no_database_is_an_error_at_once(tmp_path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear reader, " * 400)
+    with (
+        closing(sqlite3.connect(tmp_path / "letter.txt")) as connection,
+        pytest.raises(sqlite3.DatabaseError, match="not a database"),
+    ):
+        use_write_ahead_log(connection, timeout=1000)
+
+
+def test_a_file_system_without_it_is_told() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        assert not use_write_ahead_log(connection)
+
+
+async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> None:
+    other = await asyncio.to_thread(held_for, 0.3, tmp_path / "checkpoints.sqlite")
+    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    assert saver is not None
+    await saver.conn.close()  # type: ignore[attr-defined]
+    await asyncio.to_thread(other.join)
+
+
+async def test_a_file_that_is_no_database_cannot_hold_checkpoints(tmp_path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear reader, " * 400)
+    with pytest.raises(RunError, match=r"letter\.txt cannot be used for checkpoints: file is not a database"):
+        await open_saver(tmp_path / "letter.txt")
+
+
+def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
+    errors: list[sqlite3.Error] = []
+
+    def begin(path: Path, barrier: threading.Barrier) -> None:
+        with closing(connect(path)) as connection:
+            barrier.wait()
+            try:
+                migrate(connection, path)
+            except sqlite3.Error as error:
+                errors.append(error)
+
+    for number in range(30):
+        barrier = threading.Barrier(4)
+        threads = [threading.Thread(target=begin, args=(tmp_path / f"{number}.sqlite", barrier)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []

@@ -1,0 +1,76 @@
+"""Files that are written whole, and journals of durable rows."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.storage.journal import open_journal, read_journal
+from memagent_graph.storage.whole_files import whole_file, write_whole
+
+
+def test_a_file_is_replaced_and_only_its_owner_can_open_it(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_text("old")
+    write_whole(path, "new: é")
+    assert path.read_text("utf-8") == "new: é"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["page"]
+
+
+def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_text("old")
+    with pytest.raises(KeyError), whole_file(path) as file:
+        file.write(b"half of the n")
+        raise KeyError
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["page"]
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_whole(tmp_path / "link", b"new")
+    assert (tmp_path / "target").read_text() == "old"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_rows_are_in_the_file_when_append_returns(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with open_journal(path, error=EvaluationError) as journal:
+        journal.append({"a": 1})
+        assert read_journal(path, error=EvaluationError) == [{"a": 1}]
+        journal.append({"b": [2]}, {"c": None}, sync=False)
+        assert journal.rows == read_journal(path, error=EvaluationError) == [{"a": 1}, {"b": [2]}, {"c": None}]
+
+
+@pytest.mark.parametrize("rest", ["{", '{"b": 2', '{"b": 2}'])
+def test_an_incomplete_last_line_is_cut_off(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"a": 1}\n' + rest)
+    with open_journal(path, error=EvaluationError) as journal:
+        assert journal.rows == [{"a": 1}]
+        journal.append({"c": 3})
+    assert path.read_text() == '{"a": 1}\n{"c": 3}\n'
+
+
+@pytest.mark.parametrize(
+    "content", ["my own notes", '{"a": 1}\nmy own notes', '{"a": 1}\n[2]\n', '{"a": 1\n{"b": 2}\n']
+)
+def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(content)
+    with pytest.raises(EvaluationError, match=r"journal\.jsonl"):
+        open_journal(path, error=EvaluationError)
+    assert path.read_text() == content
+
+
+def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with open_journal(path, error=EvaluationError), pytest.raises(EvaluationError, match="another process"):
+        open_journal(path, error=EvaluationError)
+    open_journal(path, error=EvaluationError).close()

@@ -1,0 +1,134 @@
+"""Makes the row of one attempt at a question: scores, costs, the read compared with the evidence, where facts were
+lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import asdict, dataclass, replace
+
+from memagent_evaluation.failures import analyse, logged_read
+from memagent_evaluation.result_table import Outcome, Row
+from memagent_evaluation.rouge import rouge_l
+from memagent_evaluation.sample_documents import Prepared
+from memagent_evaluation.samples import Needle, Sample
+from memagent_evaluation.scorers import contains, score
+from memagent_evaluation.stopping import stop_of, tokens_read
+from memagent_evaluation.systems import Attempt
+from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import RunError
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.run_log import RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question for one system."""
+
+    system: str
+    repeat: int
+    """Which of several samples of its answer this is, from 0."""
+    prepared: Prepared
+
+
+def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
+    """The id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
+    name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def row_of(
+    question: Question,
+    attempt: Attempt,
+    *,
+    attempts: int,
+    seed: int,
+    answer_format: AnswerFormat,
+    scripted: bool = False,
+    error: str | None = None,
+) -> Row:
+    """The row of an attempt, without the lost facts from the run log (`with_losses`).
+
+    Args:
+        question: the question.
+        attempt: the attempt's outcome.
+        attempts: how often it was asked.
+        seed: the task's seed.
+        answer_format: how the prompts ask for the answer.
+        scripted: whether a script answered.
+        error: the error, if it failed.
+    """
+    prepared, usage = question.prepared, attempt.usage
+    sample, answered = prepared.sample, attempt.outcome is Outcome.ANSWERED
+    stop = None
+    if attempt.chunks and attempt.outcome in {Outcome.ANSWERED, Outcome.NO_ANSWER}:
+        stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
+    scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
+    return Row(
+        system=question.system,
+        task=sample.task.name,
+        length=sample.length,
+        unit=sample.task.unit.value,
+        index=sample.index,
+        repeat=question.repeat,
+        sample_id=sample.id,
+        question=sample.question,
+        gold=sample.gold,
+        answer=attempt.answer,
+        raw_answer=attempt.raw_answer,
+        outcome=attempt.outcome,
+        error=error,
+        detail=attempt.detail,
+        **asdict(scores),
+        rouge_l=rouge_l(attempt.answer or "", sample.gold) if answered else 0.0,
+        run_id=attempt.run_id,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        calls=usage.turns,
+        seconds=usage.seconds,
+        flops=usage.flops,
+        full_context_flops=usage.full_context_flops,
+        chunks=attempt.chunks,
+        document_bytes=prepared.document["size"] or 0,
+        needle_depths=tuple(needle.depth for needle in sample.needles),
+        needles_found=tuple(answered and _found(each, sample, attempt.answer or "") for each in sample.needles),
+        where_lost=(),
+        lost_at=(),
+        attempts=attempts,
+        seed=seed,
+        document=prepared.document["key"],
+        scripted=scripted,
+        turns=attempt.trace.turns or None,
+        read_tokens=tokens_read(attempt.trace) if attempt.trace.steps else None,
+        **(asdict(stop) if stop is not None else {}),
+    )
+
+
+async def with_losses(row: Row, sample: Sample, log: RunLog | None, store: DocumentStore) -> Row:
+    """The row; if its answer is wrong, with the places where facts were lost, from the run log.
+
+    A run that is not in the log failed at the start, or its log did.
+    """
+    run_id = row.run_id
+    if log is None or run_id is None:
+        return replace(row, run_id=None)
+    try:
+        if row.lenient == 1.0:
+            await asyncio.to_thread(log.get, run_id)
+            return row
+        view, completions = await asyncio.to_thread(logged_read, log, run_id, store)
+    except RunError:
+        return replace(row, run_id=None)
+    losses = await asyncio.to_thread(analyse, sample, view, completions)
+    return replace(
+        row,
+        where_lost=tuple(each.loss.value for each in losses),
+        lost_at=tuple(each.chunk_index for each in losses),
+    )
+
+
+def _found(needle: Needle, sample: Sample, answer: str) -> bool:
+    """Whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold string."""
+    return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))

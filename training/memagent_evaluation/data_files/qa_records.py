@@ -1,0 +1,210 @@
+"""HotpotQA (distractor setting) and SQuAD (1.1 and 2) as question-answering records.
+
+Both in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON lines,
+Parquet or a dataset folder). The rows determine which of them a file is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from memagent_evaluation.data_files.file_task import DamagedRowError, text_of, texts_of
+from memagent_evaluation.data_files.published import PUBLISHED, data_paths
+from memagent_evaluation.data_files.row_files import Row, Rows, open_rows
+from memagent_evaluation.scorers import contains
+from memagent_graph.errors import EvaluationError
+
+_HINTS: Final = {
+    "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
+    "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
+}
+_T = TypeVar("_T")
+_EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A titled piece of an article."""
+
+    title: str
+    text: str
+
+    @property
+    def written(self) -> str:
+        """Its form in a document."""
+        return f"{self.title}\n{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class QARecord:
+    """A question, and the paragraphs that answer it among some that do not."""
+
+    id: str
+    """Its name in the data set, unique there."""
+    question: str
+    answers: tuple[str, ...]
+    """Wordings of the one answer."""
+    gold: tuple[Paragraph, ...]
+    """Together they answer the question."""
+    distractors: tuple[Paragraph, ...] = ()
+    """They belong to the question but do not answer it; empty if the data set has none."""
+
+    def contribution(self, paragraph: Paragraph) -> str:
+        """The contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
+        answer.
+        """
+        return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
+
+
+def read_records(path: Path, name: str | None = None) -> list[QARecord]:
+    """All records of a file or dataset folder, in its order.
+
+    HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
+    SQuAD: gold is the paragraph that the question was asked on, distractors the others of the same article, as RULER
+    uses them; questions that SQuAD 2 marks as impossible have no answer and are left out.
+
+    Args:
+        path: the file or folder. In a folder of plain files, those with the data set's published name are taken.
+        name: "hotpotqa" or "squad", if it must be that; otherwise the rows determine it.
+
+    Raises:
+        EvaluationError: the file is missing, damaged, or not that data set; the file and line are named.
+        MissingExtraError: the format needs pyarrow (the extra "eval").
+    """
+    if name is not None:
+        return records_of(data_paths(name, path), name)
+    if not path.exists():
+        raise EvaluationError(f"there is no data file {path}", hint=_EITHER)
+    return records_of([path], None)
+
+
+def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
+    """The records of files of one data set; see `read_records`."""
+    rows = open_rows(paths)
+    first = rows[0]
+    if "supporting_facts" in first:
+        found, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
+    elif "paragraphs" in first:
+        found, records = "squad", _each(rows, "squad", _article)
+    elif {"title", "context", "question", "answers"} <= first.keys():
+        found, records = "squad", _flat_squad(rows)
+    else:
+        raise EvaluationError(
+            f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
+            hint=_EITHER,
+        )
+    if name not in {None, found}:
+        raise EvaluationError(f"{rows.place(0)}: a file of {found}, not of {name}", hint=f"Name {found} instead.")
+    made = list(records)
+    if not made:
+        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[found])
+    return made
+
+
+def _each(rows: Rows, name: str, made: Callable[[Row], Iterable[_T]]) -> Iterator[_T]:
+    """The result for each row.
+
+    Raises:
+        EvaluationError: a row is damaged; the file and line are named.
+    """
+    for index in range(len(rows)):
+        try:
+            yield from made(rows[index])
+        except DamagedRowError as error:
+            raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
+
+
+def _hotpotqa(row: Row) -> Iterator[QARecord]:
+    paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _titled(row)]
+    supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
+    if lost := supporting - {each.title for each in paragraphs}:
+        raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
+    if not supporting:
+        raise DamagedRowError('"supporting_facts" is empty')
+    yield QARecord(
+        id=text_of(row, "_id" if "_id" in row else "id"),
+        question=text_of(row, "question").strip(),
+        answers=(text_of(row, "answer").strip(),),
+        gold=tuple(each for each in paragraphs if each.title in supporting),
+        distractors=tuple(each for each in paragraphs if each.title not in supporting),
+    )
+
+
+def _titled(row: Row) -> Iterator[tuple[str, list[str]]]:
+    for title, sentences in _pairs(row, "context", "sentences"):
+        if not (isinstance(sentences, list) and all(isinstance(each, str) for each in sentences)):
+            raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
+        yield title, sentences
+
+
+def _pairs(row: Row, name: str, second: str) -> list[tuple[str, Any]]:
+    """Pairs with a title first: [[title, x], ...] as published, {"title": [...], second: [...]} in the HF dataset."""
+    value: Any = row.get(name)
+    if isinstance(value, dict):
+        titles, others = value.get("title"), value.get(second)
+        value = None
+        if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
+            value = list(zip(titles, others, strict=True))
+    if not isinstance(value, list) or not all(
+        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str) for each in value
+    ):
+        raise DamagedRowError(f'"{name}" is not a list of pairs with a title')
+    return [(title, other) for title, other in value]
+
+
+def _article(row: Row) -> Iterator[QARecord]:
+    """The records of an article, which is a row of SQuAD's own files."""
+    title = text_of(row, "title").replace("_", " ")
+    asked = [(Paragraph(title, text_of(each, "context").strip()), each) for each in _objects(row, "paragraphs")]
+    paragraphs = [paragraph for paragraph, _ in asked]
+    for at, (paragraph, content) in enumerate(asked):
+        others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
+        for question in _objects(content, "qas"):
+            if not question.get("is_impossible", False):
+                answers = [text_of(each, "text").strip() for each in _objects(question, "answers")]
+                yield _squad_record(question, answers, paragraph, others)
+
+
+def _squad_record(row: Row, answers: list[str], gold: Paragraph, others: tuple[Paragraph, ...]) -> QARecord:
+    if not answers:
+        raise DamagedRowError(f"the question {row.get('id')!r} has no answer")
+    return QARecord(
+        id=text_of(row, "id"),
+        question=text_of(row, "question").strip(),
+        answers=tuple(dict.fromkeys(answers)),
+        gold=(gold,),
+        distractors=others,
+    )
+
+
+def _flat_squad(rows: Rows) -> Iterator[QARecord]:
+    """Each row is a question; SQuAD 2 gives impossible ones no answer."""
+    articles: dict[str, dict[Paragraph, None]] = {}
+    others: dict[Paragraph, tuple[Paragraph, ...]] = {}
+
+    def paragraph(row: Row) -> Paragraph:
+        return Paragraph(text_of(row, "title").replace("_", " "), text_of(row, "context").strip())
+
+    def asked(row: Row) -> Iterator[QARecord]:
+        answers = row["answers"]
+        if not isinstance(answers, dict):
+            raise DamagedRowError('"answers" is not an object with "text"')
+        if answers.get("text"):
+            gold = paragraph(row)
+            if gold not in others:
+                others[gold] = tuple(each for each in articles[gold.title] if each != gold)
+            yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
+
+    for found in _each(rows, "squad", lambda row: [paragraph(row)]):
+        articles.setdefault(found.title, {})[found] = None
+    yield from _each(rows, "squad", asked)
+
+
+def _objects(row: Row, name: str) -> list[Row]:
+    value: Any = row.get(name)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise DamagedRowError(f'"{name}" is not a list of objects')
+    return value

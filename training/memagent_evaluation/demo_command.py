@@ -1,0 +1,197 @@
+"""Hide facts in a long text, let the policy find them, and show how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec, StrategyName
+from memagent_graph.cli.output import print_json
+from memagent_graph.plain_text import counted
+
+if TYPE_CHECKING:
+    from memagent_evaluation.demo_document import DemoDocument, PlantedQuestion
+    from memagent_graph.cli.console import Console
+    from memagent_graph.reader import MemAgent
+    from memagent_graph.reading.state import ReaderContext
+    from memagent_graph.results import ReadResult
+    from memagent_graph.trace import MemoryUpdate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Hide facts in real text, read it with the policy that is installed, and show what was found.
+
+    A policy that understands English is asked about people, places and dates; the embedded one about numbers: it
+    understands nothing else.
+    """
+
+    examples: ClassVar = (
+        "memagent demo",
+        "memagent demo --tokens 100000 --questions 2",
+        "memagent demo --model smollm2 --strategy gated",
+    )
+    tokens: Annotated[int, typer.Option(min=5_000, help="Smallest length of the document, in tokens.")] = 40_000
+    questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to hide and ask for.")] = 4
+    seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
+    policy: PolicyName = None
+    model: Model = None
+    base_url: Annotated[
+        str | None, typer.Option(help="A server's API; without it, the model runs in this process.")
+    ] = None
+    profile: ProfileSpec = None
+    strategy: StrategyName = None
+    on_invented: OnInvented = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
+        import time  # noqa: PLC0415
+        from tempfile import TemporaryDirectory  # noqa: PLC0415
+
+        from memagent_evaluation.demo_document import compose  # noqa: PLC0415
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.documents.store import Document  # noqa: PLC0415
+        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+        console = Console(as_json=self.as_json)
+        settings = ReaderSettings(
+            policy=self.policy,
+            model=self.model,
+            base_url=self.base_url,
+            profile=self.profile or ("embedded" if self.base_url else None),
+            strategy=self.strategy,
+            on_invented=self.on_invented,
+        ).decided()
+        console.policy(settings.policy_told)
+
+        async def run(folder: Path) -> None:
+            with console.working("loading the policy"):
+                loaded = settings.make_reader(store=folder, run_log=False)
+            async with loaded as reader:
+                context = await reader.aprepare()
+                document = compose(
+                    context.tokenizer,
+                    tokens=self.tokens,
+                    questions=self.questions,
+                    seed=self.seed,
+                    in_english="embedded" not in {settings.policy_name, settings.profile},
+                )
+                reference = reader.store.add(Document.from_text(document.text, name="demo"))
+                if not self.as_json:
+                    console.out.print(
+                        f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
+                        f"language reference, with {len(document.questions)} facts planted and "
+                        f"{document.foreign_facts} foreign ones, {_way_of_reading(reader, context)}."
+                    )
+                begin = time.monotonic()
+                results = await console.follow_questions(
+                    lambda show: reader.aread(
+                        reference, questions=[each.question for each in document.questions], on_update=show
+                    )
+                )
+                seconds = time.monotonic() - begin
+                if self.as_json:
+                    _print_as_json(document, results, seconds)
+                else:
+                    _print(document, results, seconds, console, nothing=context.prompts.empty_memory)
+
+        with failures_told(console), TemporaryDirectory() as folder:
+            asyncio.run(run(Path(folder)))
+
+
+def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
+    """How the document is read, for the sentence about it."""
+    from memagent_graph.strategies.excerpts import Excerpt  # noqa: PLC0415
+
+    if isinstance(reader.strategy, Excerpt):
+        return f"of which {context.policy.name} is shown parts ({reader.strategy.name})"
+    return f"read by {context.policy.name} {context.budget.chunk_tokens} tokens at a time"
+
+
+def is_right(answer: str | None, asked: PlantedQuestion) -> bool:
+    """Whether an answer is the expected one, or the part of the planted statement that has it.
+
+    Letter case, articles and punctuation do not count, as in evaluations.
+    """
+    from memagent_evaluation.scorers import contains, normalised  # noqa: PLC0415
+
+    said = normalised(answer or "")
+    return said == normalised(asked.answer) or (
+        contains(said, asked.answer) and contains(normalised(asked.statement), said)
+    )
+
+
+def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
+    values = [
+        {
+            **result.to_dict(),
+            "expected": each.answer,
+            "depth": each.depth,
+            "right": is_right(result.answer, each),
+        }
+        for result, each in zip(results, document.questions, strict=True)
+    ]
+    print_json({"results": values, "seconds": seconds})
+
+
+def _print(
+    document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
+) -> None:
+    """Print questions, answers, timelines, sources and cost; `nothing` is the empty memory."""
+    from rich.table import Table  # noqa: PLC0415
+
+    from memagent_graph.cli.console import escape  # noqa: PLC0415
+
+    right = 0
+    for result, each in zip(results, document.questions, strict=True):
+        ok = is_right(result.answer, each)
+        right += ok
+        table = Table.grid(padding=(0, 2))
+        table.add_row("[bold]question[/]", escape(each.question))
+        table.add_row("planted", f"{escape(each.statement)} [dim](at {each.depth:.0%})[/]")
+        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.answer)}[/]"
+        table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
+        if result.chunks_read:
+            table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
+        else:
+            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {counted(result.usage.turns, 'turn')}")
+        for source in result.evidence[:2] if result.memory != nothing else ():
+            quote = " ".join(source.quote.split())
+            place = f"chunk {source.chunk_index}" if result.chunks_read else f"character {source.start_char:,}"
+            table.add_row("source", f"{escape(quote)} [dim]({place})[/]")
+        console.out.print()
+        console.out.print(table)
+    prompt, completion, turns = (
+        sum(getattr(result.usage, name) for result in results)
+        for name in ("prompt_tokens", "completion_tokens", "turns")
+    )
+    console.out.print(
+        f"\n{right} of {len(results)} right. {prompt:,} tokens in and {completion:,} out, in {turns} turns and "
+        f"{seconds:.1f} s."
+    )
+
+
+def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
+    """The trunk's memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
+    read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
+    spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
+    cells = ["·"] * width
+    for _, held in spans[1:]:
+        cells[min(width - 1, held[0] * width // max(chunks, 1))] = "█"
+    said = ", ".join(f"{memory} (chunks {held[0]}-{held[-1]})" for memory, held in spans[-4:])
+    return f"{''.join(cells)}  {said}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "demo", Demo)

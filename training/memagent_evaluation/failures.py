@@ -1,0 +1,213 @@
+"""Finds where a wrong answer's facts were lost, from a run's trace: written, kept, cut, or not used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final
+
+from memagent_evaluation.samples import Needle, Sample
+from memagent_evaluation.scorers import contains
+from memagent_graph.documents import DocumentStore
+from memagent_graph.events import EventKind, StopReason, UpdateRule
+from memagent_graph.policy import strip_reasoning
+from memagent_graph.provenance.evidence import memory_lines
+from memagent_graph.run_log import RunLog
+from memagent_graph.timeline import RunView
+from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.trace import MemoryUpdate, Trace, Writes
+
+_CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
+_FEWEST_REFORMATTED: Final = 4
+"""Shorter values would be found in other forms by chance."""
+
+
+class Loss(StrEnum):
+    """The outcome of one fact in a read with a wrong answer."""
+
+    NEVER_WRITTEN = "never_written"
+    """No memory on the path to the answer had it, from the first chunk to the last."""
+    NOT_READ = "not_read"
+    """The read stopped early, before the chunk that has it."""
+    CUT_BY_CHUNK = "cut_by_chunk"
+    """No memory had it, and the end of a chunk cut it in two: it was never read as a whole."""
+    OVERWRITTEN = "overwritten"
+    """A memory had it, but a later one did not, although there was space for it."""
+    CUT_BY_CAP = "cut_by_cap"
+    """The memory that lost it, or that should have had it first, reached the end of its budget and was cut off; in the
+    second case also if it was not written yet: the chunk had it, and the memory was cut."""
+    REFORMATTED = "reformatted"
+    """The last memory, or the answer, has its letters and digits with other characters between them, such as "4 711
+    123" for 4711123: it was kept, but its form was changed."""
+    NOT_TAKEN = "not_taken"
+    """The policy wrote it, but a rule for updates kept the previous memory."""
+    IN_MEMORY = "in_memory_but_answered_wrong"
+    """The last memory had it, but the answer does not."""
+    ANSWERED = "answered"
+    """The answer has it: another fact, or something else in the answer, made it wrong."""
+    NOT_APPLICABLE = "not_applicable"
+    """The read did not finish, or has no memories in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleLoss:
+    """The outcome of one needle."""
+
+    needle: Needle
+    loss: Loss
+    chunk_index: int | None = None
+    """The chunk whose memory lost it or changed its form, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, at
+    a merge, or if only the answer changed the form."""
+    written_at: int | None = None
+    """The first chunk whose memory had it, in any form; None if a merge wrote it."""
+
+
+_ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
+
+
+def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
+    """The outcome of each of a sample's needles, in order; empty if it has none.
+
+    Args:
+        sample: the question.
+        run: the read, from the log (`view_of_run`) or from a result (`ReadResult.view`).
+        completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids, if
+            known.
+    """
+    if run.stop_reason not in _ENDED or not run.updates:
+        return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
+    said = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
+    return tuple(_analyse(needle, run, said or "", completions or {}) for needle in sample.needles)
+
+
+def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
+    """A run of a log, with the policy's completion at each step, for `analyse`. Blocks.
+
+    Raises:
+        RunLogError: the log cannot be read.
+        RunNotFoundError: there is no such run.
+    """
+    completions = {
+        each.step: strip_reasoning(each.text)
+        for each in log.conversations(run_id, with_ids=False)
+        if each.writes is Writes.MEMORY and each.text
+    }
+    return view_of_run(log, run_id, store), completions
+
+
+def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, str]) -> NeedleLoss:
+    trace = run.trace
+    held = _held(needle.gold, trace)
+    first = next((update.chunk_index for update in trace.final_path if held[update.step]), None)
+    if contains(said, needle.gold):
+        return NeedleLoss(needle, Loss.ANSWERED, written_at=first)
+    if not any(held.values()):
+        return _never_held(needle, run, completions)
+    if _holds(trace.final_memory, needle.gold):
+        other_form = [each for each in trace.final_path if held[each.step] and not contains(each.memory, needle.gold)]
+        if other_form and not contains(trace.final_memory, needle.gold):
+            return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index, first)
+        loss = Loss.REFORMATTED if _in_another_form(said, needle.gold) else Loss.IN_MEMORY
+        return NeedleLoss(needle, loss, written_at=first)
+    losing = [
+        update
+        for update in trace.final_path
+        if not held[update.step] and any(held[trace.updates[place].step] for place in trace.sources(update))
+    ]
+    loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
+    return NeedleLoss(needle, loss, losing[-1].chunk_index, first)
+
+
+def _held(gold: str, trace: Trace) -> dict[str, bool]:
+    """For each memory on the path to the answer, by its update's step, whether it has the gold string in any form."""
+    held: dict[str, bool] = {}
+    for update in trace.final_path:
+        sources = trace.sources(update)
+        if len(sources) == 1 and not update.changed:
+            held[update.step] = held[trace.updates[sources[0]].step]
+        else:
+            held[update.step] = _holds(update.memory, gold)
+    return held
+
+
+def _holds(text: str, gold: str) -> bool:
+    return contains(text, gold) or _in_another_form(text, gold)
+
+
+def _in_another_form(text: str, gold: str) -> bool:
+    """Whether a text has the letters and digits of a gold string, with up to two other characters between any two."""
+    pattern = _any_form(gold)
+    return pattern is not None and pattern.search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _any_form(gold: str) -> re.Pattern[str] | None:
+    characters = [character for character in gold if character.isalnum()]
+    if len(characters) < _FEWEST_REFORMATTED:
+        return None
+    spaced = r"[\W_]{0,2}".join(map(re.escape, characters))
+    # No part of a longer word or number: "4711" is not in "1,4711" or "4711.5".
+    return re.compile(rf"(?<!\w)(?<!\d[.,'’]){spaced}(?!\w)(?![.,'’]\d)", re.IGNORECASE)
+
+
+def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
+    """Why no memory had a fact, from what the policy wrote and from the fact's chunk."""
+    path = run.trace.final_path
+    written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
+    if written:
+        kept = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
+        return NeedleLoss(needle, Loss.NOT_TAKEN if kept else Loss.CUT_BY_CAP, written[0].chunk_index)
+    place = next(_places(needle, run), None)
+    if place is not None:
+        update, whole = place
+        if not whole:
+            return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
+        if any(_was_cut(each) for each in path if each.chunk_index == update.chunk_index):
+            return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
+    elif run.stop_reason == StopReason.ENOUGH:
+        return NeedleLoss(needle, Loss.NOT_READ)
+    return NeedleLoss(needle, Loss.NEVER_WRITTEN)
+
+
+def _was_cut(update: MemoryUpdate) -> bool:
+    return any(event.kind in _CUT for event in update.events)
+
+
+def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
+    """The chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
+
+    If the text is not available, for example because the document was deleted, the place determines it.
+    """
+    fact = _sentence(needle)
+    reads = {each.chunk_index: each for each in run.trace.final_path if each.chunk_index is not None}
+    chunks = sorted(reads.values(), key=lambda each: each.start_char)
+    characters = max((each.end_char for each in chunks), default=0)
+    at = needle.depth * characters
+    following = {one.start_char: one for one in chunks}
+    if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(each) is None for each in chunks):
+        start = needle.place(characters)[0] + needle.text.index(fact)
+        here = next((each for each in chunks if each.start_char <= start < each.end_char), None)
+        if here is not None and start + len(fact) <= characters:
+            yield here, start + len(fact) <= here.end_char
+        return
+
+    def away(chunk: MemoryUpdate) -> float:
+        return max(chunk.start_char - at, at - chunk.end_char, 0.0)
+
+    for chunk in sorted(chunks, key=away):
+        text = run.chunk_text(chunk) or ""
+        if fact in text:
+            yield chunk, True
+        elif (other := following.get(chunk.end_char)) is not None:
+            part = len(fact) - 1
+            if fact in text[max(0, len(text) - part) :] + (run.chunk_text(other) or "")[:part]:
+                yield chunk, False
+
+
+def _sentence(needle: Needle) -> str:
+    """The sentence of a needle with its gold string: a needle may be a whole paragraph."""
+    holding = [each for each in memory_lines(needle.text) if contains(each, needle.gold)]
+    return min(holding, key=len, default=needle.text)

@@ -1,0 +1,337 @@
+"""Runs an evaluation: every system on every question, many at once, and a row in the journal for each.
+
+Whatever happens to a question, it gets a row: a failed attempt is repeated once, then counted as failed with the
+error's text. Only errors that are not about the systems end the evaluation: a server that is down, a full disk, or,
+when everything else is done, samples that cannot be made. The rest is done when the evaluation is resumed, also after a
+limit or a kill; the reader continues at its chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+from typing import Any, Final, Protocol
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from memagent_evaluation.attempt_rows import Question, row_of, run_id_of, with_losses
+from memagent_evaluation.planning import completion_tokens
+from memagent_evaluation.result_journal import Journal
+from memagent_evaluation.result_table import Key, Outcome, Plan, Row
+from memagent_evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
+from memagent_evaluation.samples import Sample, Task
+from memagent_evaluation.systems import Attempt, System
+from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import (
+    EvaluationError,
+    MemAgentError,
+    PolicyAuthenticationError,
+    PolicyOverloadedError,
+    PolicyUnreachableError,
+)
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.results import Usage
+from memagent_graph.run_log import RunLog
+
+ATTEMPTS: Final = 2
+"""How often a question is asked before it counts as failed; as often again at the end, if the server may be down."""
+_SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
+_FAILURES_IN_A_ROW: Final = 16
+"""This many failures without a success mean that the server is down: asking more is useless."""
+
+
+class Ended(StrEnum):
+    """Why an evaluation ended. All but the first can be resumed."""
+
+    DONE = "done"
+    """Every row is there."""
+    MAX_QUESTIONS = "max_questions"
+    MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationLimits:
+    """Limits of an evaluation, counted from the call that began or resumed it. None means no limit."""
+
+    max_questions: int | None = None
+    max_tokens: int | None = None
+    """Prompt and completion tokens of finished questions; running questions are finished."""
+    max_seconds: float | None = None
+    """Running questions are cancelled."""
+
+
+class Watcher(Protocol):
+    """Sees the progress of an evaluation."""
+
+    def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
+        """The evaluation begins, or continues with existing rows."""
+        ...
+
+    def asks(self, system: str, sample: Sample) -> None:
+        """A question is begun."""
+        ...
+
+    def has(self, row: Row) -> None:
+        """There is a new row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The configuration of a run."""
+
+    plan: Plan
+    tasks: Mapping[str, Task]
+    """By their names in the plan."""
+    systems: Mapping[str, System]
+    store: DocumentStore
+    """The document store, which is also the systems'."""
+    seed: int = 0
+    """The tasks' seed."""
+    answer_format: AnswerFormat = AnswerFormat.BOXED
+    """How the systems' prompts ask for the answer."""
+    answer_tokens: int = 1
+    """The minimum of the maximum tokens for an answer's completion; a task that needs more gets more."""
+    scripted: bool = False
+    """Whether the systems' policy is a script."""
+    run_log: RunLog | None = None
+    """The systems' run log; without it, it is unknown where facts were lost."""
+    saver: BaseCheckpointSaver[Any] | None = None
+    """The systems' checkpoints; those of questions with a row are deleted."""
+    maker: Maker | None = None
+    """Makes the documents, and is closed at the end; by default one with threads."""
+    keep_documents: bool = False
+    retry_failed: bool = False
+    """Whether to ask again questions that an earlier call counted as failed."""
+    concurrency: int = 128
+    """Questions in progress at once. As many more may have their documents ready: if many end at the same time, as many
+    begin."""
+    limits: EvaluationLimits = field(default_factory=EvaluationLimits)
+
+
+async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | None = None) -> Ended:
+    """Add the plan's missing rows to the journal.
+
+    Raises:
+        PolicyError: the server is down, or refuses the key.
+        EvaluationError: the journal or a document cannot be written; or everything is done except samples that cannot
+            be made.
+    """
+    journal.plan(evaluation.plan)
+    if watcher is not None:
+        watcher.begins(evaluation.plan, journal.rows)
+    return await _Call(evaluation, journal, watcher).to_end()
+
+
+class _Call:
+    """One call of `evaluate`."""
+
+    def __init__(self, evaluation: Evaluation, journal: Journal, watcher: Watcher | None) -> None:
+        self._evaluation = evaluation
+        self._journal = journal
+        self._watcher = watcher
+        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store, evaluation.seed)
+        self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
+        self._ended = Ended.DONE
+        self._begun = 0
+        self._tokens = 0
+        self._suspended: list[tuple[Row, Exception]] = []
+        """Failures that may be the server's; recorded when another question succeeds."""
+        self._again = False
+        """Whether these questions were asked before, and failed."""
+        self._unmade: list[SampleError] = []
+
+    async def to_end(self) -> Ended:
+        try:
+            await self._within_time()
+        except* MemAgentError as errors:
+            raise _first(errors) from None
+        finally:
+            await self._documents.close()
+        if self._ended is Ended.DONE:
+            for row, _ in self._suspended:
+                await self._enter(row)
+            if self._unmade:
+                raise self._left_out()
+        return self._ended
+
+    async def _within_time(self) -> None:
+        try:
+            async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit:
+                await self._ask_all(self._open_keys())
+                if self._suspended and self._ended is Ended.DONE:
+                    await self._ask_again()
+        except TimeoutError:
+            if not time_limit.expired():
+                raise
+            self._ended = Ended.MAX_SECONDS
+
+    async def _ask_again(self) -> None:
+        """Ask the last failed questions again, because no later success showed that the server was still running.
+
+        Raises:
+            PolicyError: all of them fail again; except a single question, which may fail although the server works.
+        """
+        failed, self._suspended = self._suspended, []
+        self._again = True
+        keys = {row.key for row, _ in failed}
+        await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
+        if len(self._suspended) == len(failed):
+            _, error = self._suspended[-1]
+            if len(failed) > 1 or not isinstance(error, PolicyOverloadedError):
+                raise error
+
+    def _left_out(self) -> EvaluationError:
+        first, *others = self._unmade
+        count = "a sample" if not others else f"{len(self._unmade)} samples"
+        return EvaluationError(
+            f"all is done but {count} that cannot be made: {first.message}",
+            hint=f"{first.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
+        )
+
+    async def _ask_all(self, keys: Iterable[Key]) -> None:
+        ready: asyncio.Queue[Question | None] = asyncio.Queue(self._evaluation.concurrency)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._fill(ready, keys))
+            for _ in range(self._evaluation.concurrency):
+                group.create_task(self._work(ready))
+
+    async def _fill(self, ready: asyncio.Queue[Question | None], keys: Iterable[Key]) -> None:
+        """Hand out questions in their order, each with its document in the store."""
+        async with aclosing(self._prepared(keys)) as documents:
+            async for prepared, systems in documents:
+                for system, repeat in systems:
+                    await ready.put(Question(system, repeat, prepared))
+        for _ in range(self._evaluation.concurrency):
+            await ready.put(None)
+
+    async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
+        """Samples with the systems that still have to answer them; more are made while the first is awaited."""
+        under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
+        samples = _by_sample(keys)
+        try:
+            while self._ended is Ended.DONE:
+                while len(under_way) < self._maker.workers:
+                    if (following := next(samples, None)) is None:
+                        break
+                    sample, systems = following
+                    under_way.append((asyncio.create_task(self._documents.prepare(*sample, len(systems))), systems))
+                if not under_way:
+                    return
+                try:
+                    prepared = await under_way[0][0]
+                except SampleError as error:
+                    self._unmade.append(error)
+                else:
+                    yield prepared, under_way[0][1]
+                under_way.popleft()
+        finally:
+            for task, _ in under_way:
+                task.cancel()
+
+    def _open_keys(self) -> Iterator[Key]:
+        """The plan's questions that have no row yet, or have to be asked again."""
+        rows, again = self._journal.rows, self._evaluation.retry_failed
+        for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
+            if key not in rows or (again and rows[key].outcome is Outcome.FAILED):
+                yield key
+
+    async def _work(self, ready: asyncio.Queue[Question | None]) -> None:
+        while (question := await ready.get()) is not None:
+            if self._again or self._begins(question.system, question.prepared.sample):
+                row, error = await self._ask(question)
+                await self._judge(row, error)
+            self._documents.done_with(question.prepared)
+
+    def _begins(self, system: str, sample: Sample) -> bool:
+        """Begin a question, unless a limit is reached."""
+        limits = self._evaluation.limits
+        if limits.max_questions is not None and self._begun >= limits.max_questions:
+            self._ended = Ended.MAX_QUESTIONS
+        elif limits.max_tokens is not None and self._tokens >= limits.max_tokens:
+            self._ended = Ended.MAX_TOKENS
+        if self._ended is not Ended.DONE:
+            return False
+        self._begun += 1
+        if self._watcher is not None:
+            self._watcher.asks(system, sample)
+        return True
+
+    async def _ask(self, question: Question) -> tuple[Row, Exception | None]:
+        """Ask a system a question, and again if it fails; return its row and the error."""
+        evaluation, sample = self._evaluation, question.prepared.sample
+        run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
+        began = time.monotonic()
+        before = ATTEMPTS if self._again else 0
+        for number in range(before + 1, before + ATTEMPTS + 1):
+            try:
+                attempt = await evaluation.systems[question.system].attempt(
+                    question.prepared.document,
+                    sample.question,
+                    answer_tokens=completion_tokens(sample.task, evaluation.answer_tokens),
+                    run_id=run_id,
+                    least_answer_tokens=sample.task.answer_tokens,
+                    repeat=question.repeat,
+                )
+            except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
+                error = failure
+            else:
+                return await self._row(question, attempt, number), None
+        text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
+        usage = Usage(seconds=time.monotonic() - began)
+        failed = Attempt(Outcome.FAILED, None, None, usage, run_id=run_id)
+        return await self._row(question, failed, number, text), error
+
+    async def _row(self, question: Question, attempt: Attempt, number: int, error: str | None = None) -> Row:
+        evaluation = self._evaluation
+        row = row_of(
+            question, attempt, attempts=number, error=error, seed=evaluation.seed,
+            answer_format=evaluation.answer_format, scripted=evaluation.scripted,
+        )  # fmt: skip
+        return await with_losses(row, question.prepared.sample, evaluation.run_log, evaluation.store)
+
+    async def _judge(self, row: Row, error: Exception | None) -> None:
+        """Record a row, unless its failure may be because the server is down.
+
+        Raises:
+            PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.
+        """
+        if isinstance(error, _SERVER_GONE):
+            self._suspended.append((row, error))
+            if len(self._suspended) >= _FAILURES_IN_A_ROW:
+                raise error
+            return
+        if error is None:
+            suspended, self._suspended = self._suspended, []
+            for each, _ in suspended:
+                await self._enter(each)
+        await self._enter(row)
+
+    async def _enter(self, row: Row) -> None:
+        self._journal.add(row)
+        self._tokens += row.prompt_tokens + row.completion_tokens
+        if self._watcher is not None:
+            self._watcher.has(row)
+        if self._evaluation.saver is not None:
+            await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, *row.attempt))
+
+
+def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:
+    """Task, length and index of samples, each with its systems and the number of the repeat."""
+    for sample, same in groupby(keys, key=lambda key: key[1:4]):
+        yield sample, [(key[0], key[4]) for key in same]
+
+
+def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
+    for each in errors.exceptions:
+        if isinstance(each, MemAgentError):
+            return each
+        return _first(each)
+    raise AssertionError("a group is never empty")

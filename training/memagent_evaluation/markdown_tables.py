@@ -1,0 +1,79 @@
+"""Rows of results in groups, and tables of them in Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from memagent_evaluation.result_table import Row
+from memagent_evaluation.samples import LengthUnit
+from memagent_evaluation.statistics import Estimate
+
+SCORES: Final = {
+    "strict": "strict",
+    "lenient": "lenient",
+    "string_match": "string match",
+    "token_f1": "token F1",
+}
+"""Columns of scores, with their titles in tables."""
+_MORE_SCORES: Final = {"rouge_l": "ROUGE-L", "judged": "judge"}
+_WORDS_OF_PROSE: Final = 12
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
+
+
+def is_prose(rows: Iterable[Row]) -> bool:
+    """Whether some gold answer is a sentence or more, such as a summary."""
+    return any(len(each.split()) > _WORDS_OF_PROSE for row in rows for each in row.gold)
+
+
+def scores_shown(rows: Sequence[Row]) -> dict[str, str]:
+    """`SCORES`; also ROUGE-L if gold answers are sentences, and a judge's grade if there is one."""
+    has = {"rouge_l": is_prose(rows), "judged": any(row.judge for row in rows)}
+    return SCORES | {name: title for name, title in _MORE_SCORES.items() if has[name]}
+
+
+def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
+    """A length in its usual form: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
+    for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
+        if unit == LengthUnit.TOKENS and length >= size and length % (size // 2) == 0:
+            return f"{length / size:g}{suffix}"
+    return f"{length:,}"
+
+
+def labelled(row: Row) -> str:
+    """A row's length with its unit."""
+    return f"{length_label(row.length, row.unit)} {row.unit}"
+
+
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
+    """Items by key, with keys in the order of their first item."""
+    groups: dict[_Key, list[_Item]] = defaultdict(list)
+    for each in items:
+        groups[key(each)].append(each)
+    return list(groups.items())
+
+
+def by_length(items: Sequence[_Item], row_of: Callable[[_Item], Row]) -> list[tuple[str, list[_Item]]]:
+    """Items by their rows' length, with a label; at the end all of them, as "all"."""
+    ordered = sorted(items, key=lambda item: (row_of(item).unit, row_of(item).length))
+    groups = grouped(ordered, lambda item: labelled(row_of(item)))
+    return [*(groups if len(groups) > 1 else ()), *([("all", ordered)] if ordered else ())]
+
+
+def interval(value: Estimate) -> str:
+    """An estimate in percent, for tables."""
+    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the first of them the header, as a table; figures are right-aligned."""
+    head, *body = table
+    right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
+    rule = ["---:" if each else "---" for each in right]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def _is_figure(cell: str) -> bool:
+    return not cell or cell[0] in "0123456789+-–<"

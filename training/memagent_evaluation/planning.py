@@ -1,0 +1,215 @@
+"""Everything about an evaluation that is determined and checked before its first question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+from memagent_evaluation.result_table import Cell, Plan
+from memagent_evaluation.sample_documents import sample_of
+from memagent_evaluation.samples import LengthUnit, Task
+from memagent_evaluation.tasks import TaskSettings, data_files, load_task
+from memagent_graph.errors import BudgetError, EvaluationError
+from memagent_graph.events import EventKind, UpdateRule
+from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.state import ReaderContext, UpdateRules
+
+DEFAULT_LENGTHS: Final = {
+    LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
+    LengthUnit.PASSAGES: (50, 200, 800),
+}
+"""Three lengths, each four times the previous one; 50 passages of RULER-HQA have about 7K tokens."""
+_CHECKED: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
+"""About how many tokens of text are planned to check a task at a length before the first question; it takes at most a
+second."""
+_LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
+_FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Parse lengths as people write them: "1k,8k,3.5M". As in RULER, 1k is 1024 and 1M is 1024k.
+
+    Raises:
+        EvaluationError: one is not a number, or less than 1.
+    """
+    lengths = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        found = _LENGTH.fullmatch(part)
+        length = round(float(found[1]) * _FACTOR[found[2].lower()]) if found else 0
+        if length < 1:
+            raise EvaluationError(
+                f"{part!r} is not a length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
+            )
+        lengths.append(length)
+    if not lengths:
+        raise EvaluationError("no length was given", hint="Give some, as in --lengths 8k,64k.")
+    return tuple(dict.fromkeys(lengths))
+
+
+def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
+    """The tasks of these names, by their own names.
+
+    Raises:
+        EvaluationError: there is no such task, its data is missing, or two have the same name.
+    """
+    tasks: dict[str, Task] = {}
+    for name in dict.fromkeys(names):
+        task = load_task(name, settings)
+        if task.name in tasks:
+            raise EvaluationError(f"two tasks are called {task.name}", hint="Run them one after the other.")
+        tasks[task.name] = task
+    return tasks
+
+
+@runtime_checkable
+class OwnLengths(Protocol):
+    """A task whose data determines the lengths, and the number of samples of each."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All lengths."""
+        ...
+
+    def count(self, length: int) -> int:
+        """How many samples there are of a length."""
+        ...
+
+
+@runtime_checkable
+class OwnQuestions(Protocol):
+    """A task whose questions are available without making their documents."""
+
+    def question(self, length: int, index: int) -> str:
+        """The question of a sample."""
+        ...
+
+
+def plan_of(
+    systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
+) -> Plan:
+    """The plan for `count` questions of each task at each length, `repeats` times.
+
+    If no lengths are given, tasks with their own lengths are asked at all of these, with as many questions as they
+    have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
+    """
+    if lengths is not None:
+        return Plan.grid(systems, tuple(tasks), lengths, count, repeats)
+    cells = []
+    for name, task in tasks.items():
+        if isinstance(task, OwnLengths):
+            cells += [Cell(name, length, min(count, task.count(length))) for length in task.lengths]
+        else:
+            cells += [Cell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
+    return Plan(tuple(systems), tuple(cells), repeats=repeats)
+
+
+def completion_tokens(task: Task, answer_tokens: int) -> int:
+    """How many tokens a completion with an answer may have: the reader's budget for it, or the task's, if larger.
+
+    The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
+    which the answer has begun. A policy in a chat writes something before the box; cut off at such a limit, it would be
+    measured by how little it writes. So an answer gets the same maximum as in `read`.
+
+    Args:
+        task: the task of the answer.
+        answer_tokens: the budget of the reader for an answer.
+    """
+    return max(task.answer_tokens, answer_tokens)
+
+
+def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None) -> None:
+    """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
+
+    For a task that provides its questions (`OwnQuestions`), such as those of data files, all of them are checked.
+    Samples are made as far as that is quick: all for short documents, whose length may be too small for some of them;
+    the last and some others for long ones. If one cannot be made later, it is reported at the evaluation's end.
+
+    Raises:
+        EvaluationError: a length is too small for a task, it has fewer samples, or its own code fails.
+        BudgetError: a task's question or answer does not fit the window.
+    """
+    templates = (
+        context.tokenizer.count(context.prompts.update.literal),
+        context.tokenizer.count(context.prompts.answer.literal),
+    )
+    for task in tasks.values():
+        try:
+            bound = completion_tokens(task, context.budget.answer_tokens)
+            replace(context.budget, answer_tokens=bound).require(*templates)
+            for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
+                for index in _checked(cell, task.unit):
+                    check_question(sample_of(task, cell.length, index, seed).question, context)
+                if isinstance(task, OwnQuestions):
+                    for index in range(cell.count):
+                        check_question(task.question(cell.length, index), context)
+        except BudgetError as error:
+            error.message = f"{task.name} needs more than the policy's window has: {error.message}"
+            raise
+
+
+def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
+    """The samples of a cell that are made as a check: the last one, and others evenly before it."""
+    number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
+    return [cell.count - 1 - place * cell.count // number for place in range(number)]
+
+
+def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
+    """The settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
+
+    Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
+    The data files of each task, and each system's identity, are in the plan, as more of both may be added.
+    """
+    sampling = context.sampling
+    return {
+        "policy": {
+            "model": model or context.policy.name,
+            "context_window": context.window or context.budget.context_window,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        },
+        "reader": {
+            "tokenizer": context.tokenizer.fingerprint,
+            "prompts": context.prompts.fingerprint,
+            "own_words_only": context.own_words_only,
+            "boundary": context.boundary,
+            "rules": _rules_that_count(context.rules),
+            **asdict(context.budget),
+        },
+        "tasks": {
+            "seed": tasks.seed,
+            "small": tasks.small,
+            "haystack": _described(tasks.haystack) if tasks.haystack else None,
+            "data": _described(tasks.data) if tasks.data else None,
+            "prompt_tokens": tasks.prompt_tokens,
+            # Left out if it is one, as older evaluations do not have it.
+            **({"questions_per_document": tasks.questions_per_document} if tasks.questions_per_document > 1 else {}),
+        },
+    }
+
+
+def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
+    """Without one that does nothing, as older evaluations do not have it."""
+    told = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
+    if rules.rule_for(EventKind.INVENTED) is UpdateRule.ACCEPT:
+        del told["invented"]
+    return told
+
+
+def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
+    """For each of these tasks that reads data files, its name and its files.
+
+    Raises:
+        EvaluationError: they do not exist.
+    """
+    files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
+    return tuple((name, "; ".join(map(_described, paths))) for name, paths in files.items() if paths)
+
+
+def _described(path: Path) -> str:
+    """A file or folder by name and size: it may be moved, but not changed."""
+    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"

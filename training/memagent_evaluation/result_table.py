@@ -1,0 +1,364 @@
+"""An evaluation's results as a table: a row per question and system, stored as Parquet.
+
+    FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint are in the file's metadata
+
+It is written from the journal (`result_journal`), which is authoritative while an evaluation runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from memagent_evaluation.extra_modules import extra_module
+from memagent_evaluation.written_files import written_whole
+from memagent_graph.errors import EvaluationError
+from memagent_graph.events import StopReason
+
+TABLE: Final = "results.parquet"
+FORMAT: Final = "memagent-evaluation"
+FORMAT_VERSION: Final = 1
+_METADATA: Final = "memagent."
+
+Key: TypeAlias = tuple[str, str, int, int, int]
+"""System, task, length, index, repeat."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. All but ANSWERED are wrong in every score, counted separately, and in the denominator."""
+
+    ANSWERED = "answered"
+    """There is an answer to score."""
+    NO_ANSWER = "no_answer"
+    """The whole document was read, but the policy wrote no answer, or refused."""
+    UNFINISHED = "unfinished"
+    """A limit of the reader's ended the read before the document did."""
+    FAILED = "failed"
+    """An error ended it: no server, a refused request, a document that cannot be read. Systems raise it."""
+    DOES_NOT_FIT = "does_not_fit"
+    """The document is longer than the window that the system would need; the policy was not asked. It is not an error,
+    but there is no answer: tables print no accuracy if this is the only outcome."""
+
+    @classmethod
+    def of(cls, stop_reason: StopReason) -> Outcome:
+        """The outcome for a read's stop reason."""
+        if stop_reason.resumable:
+            return cls.UNFINISHED
+        return cls.NO_ANSWER if stop_reason is StopReason.NO_ANSWER else cls.ANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attempt of one system at one question: the columns of the table."""
+
+    system: str
+    task: str
+    length: int
+    unit: str
+    """What `length` counts; a value of `LengthUnit`."""
+    index: int
+    sample_id: str
+    question: str
+    gold: tuple[str, ...]
+    answer: str | None
+    """In the requested form; None if there is none."""
+    raw_answer: str | None
+    outcome: Outcome
+    error: str | None
+    """The error, if it failed."""
+    detail: str
+    """A note of the system, such as how much of the document it showed."""
+    strict: float
+    lenient: float
+    string_match: float
+    token_f1: float
+    """The four scores, 0 to 1."""
+    run_id: str | None
+    """The attempt's run in the run log, if there is one."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    calls: int
+    seconds: float
+    """Wall time, with other attempts in parallel: waiting for the server is included."""
+    flops: float | None
+    """Estimated, if the model's size is known."""
+    full_context_flops: float | None
+    """The estimate for one call of the same model with the whole document in its context."""
+    chunks: int
+    """How many the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
+    document_bytes: int
+    needle_depths: tuple[float, ...]
+    """The place of each fact that the answer is based on, as a share of the document, 0 to 1."""
+    needles_found: tuple[bool, ...]
+    """Whether the answer has each of them."""
+    where_lost: tuple[str, ...]
+    """For each needle of a wrong answer, a value of `memagent_evaluation.failures.Loss`; empty for the others."""
+    lost_at: tuple[int | None, ...]
+    """The chunk at which each was lost, if there is one."""
+    attempts: int
+    """How often the question was asked: 1, or more if attempts failed."""
+    seed: int
+    document: str = ""
+    """The document's key in the store, a digest of its text; rows of older evaluations have none."""
+    scripted: bool = False
+    """Whether a script answered instead of a policy: its costs count, but its scores mean nothing."""
+    turns: int | None = None
+    """The critical path: the minimum number of the policy's replies that had to wait for each other."""
+    read_tokens: int | None = None
+    """Tokens of the document in prompts, each counted as often as it was there."""
+    over_read_tokens: int | None = None
+    """Those beyond one reading up to the last evidence. Here and below None if the place is unknown, or the system does
+    not read the document, or did not finish."""
+    premature: bool | None = None
+    """Whether it ended before all of the evidence had been read."""
+    saved: float | None = None
+    """The share of the document that was not read."""
+    could_save: float | None = None
+    """The share after the chunk with the last evidence: a reader that stops there saves this much."""
+
+    repeat: int = 0
+    """Which of several samples of the same system's answer this is, from 0."""
+
+    rouge_l: float | None = None
+    """ROUGE-L, 0 to 1; rows of older evaluations have none."""
+    judged: float | None = None
+    """A language model's grade, 0 to 1; None if there is no grade."""
+    judge: str = ""
+    """Which one."""
+
+    @property
+    def key(self) -> Key:
+        """The key of the row."""
+        return self.system, self.task, self.length, self.index, self.repeat
+
+    @property
+    def attempt(self) -> tuple[str, int]:
+        """The key that it shares with one row of each other system: the question, and the number of the sample."""
+        return self.sample_id, self.repeat
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether its tokens, calls and seconds are those of a finished attempt; a failure has none."""
+        return self.outcome not in {Outcome.FAILED, Outcome.DOES_NOT_FIT}
+
+    @property
+    def cluster(self) -> str:
+        """The key that rows on the same document share: their scores may be correlated."""
+        return self.document or self.sample_id
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number of questions of a task at a length."""
+
+    task: str
+    length: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan: every system answers the questions of every cell."""
+
+    systems: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    data: tuple[tuple[str, str], ...] = ()
+    """For each task that reads data files, its name and a description of them; none may change meanwhile."""
+    identities: tuple[tuple[str, str], ...] = ()
+    """For each system, its name and identity (`ReaderSystem.identity`); none may change meanwhile."""
+    repeats: int = 1
+    """How often each system is asked each question."""
+
+    @classmethod
+    def grid(
+        cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int, repeats: int = 1
+    ) -> Plan:
+        """A number of questions of each task at each length."""
+        cells = tuple(Cell(task, length, count) for task in tasks for length in lengths)
+        return cls(tuple(systems), cells, repeats=repeats)
+
+    def keys(self) -> Iterator[Key]:
+        """The keys of its rows. The longest documents are first, so that none is left when everything else is done.
+
+        The systems' questions on one document are together, so that it does not have to be kept for long.
+        """
+        for length in sorted({cell.length for cell in self.cells}, reverse=True):
+            cells = list(dict.fromkeys(cell for cell in self.cells if cell.length == length))
+            for index in range(max(cell.count for cell in cells)):
+                for cell in cells:
+                    if index < cell.count:
+                        for system in self.systems:
+                            for repeat in range(self.repeats):
+                                yield system, cell.task, length, index, repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A table of results with the settings it was made with."""
+
+    rows: tuple[Row, ...]
+    """By task, length, index and system, tasks and systems in the order in which they were asked for."""
+    settings: Mapping[str, Any]
+    """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
+    evaluation: str
+    """Its id, with which all its runs' ids begin."""
+    missing: int = 0
+    """How many planned rows are missing."""
+    commands: tuple[str, ...] = ()
+    """The command lines."""
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The systems' names, in the order in which they were asked for."""
+        return tuple(dict.fromkeys(row.system for row in self.rows))
+
+
+def can_be_pooled(rows: Iterable[Row]) -> bool:
+    """Whether every system was asked the same tasks at each of its lengths.
+
+    Otherwise a mean over tasks would depend on their choice.
+    """
+    tasks_of: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        tasks_of.setdefault((row.system, row.length), set()).add(row.task)
+    return len({frozenset(tasks) for tasks in tasks_of.values()}) <= 1
+
+
+def write_table(results: Results, path: Path) -> None:
+    """Write the Parquet file; it appears when it is complete, or stays unchanged.
+
+    Raises:
+        EvaluationError: it cannot be written.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _pyarrow()
+    columns = {each.name: [_storable(getattr(row, each.name)) for row in results.rows] for each in fields(Row)}
+    facts = {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "evaluation": results.evaluation,
+        "fingerprint": fingerprint(results.settings),
+        "settings": json.dumps(results.settings, sort_keys=True),
+        "missing": str(results.missing),
+        "commands": json.dumps(results.commands),
+    }
+    schema = pa.schema(list(_types(pa).items()), metadata={_METADATA + name: value for name, value in facts.items()})
+    with written_whole(path) as new:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pa.parquet.write_table(pa.table(columns, schema=schema), new, compression="zstd")
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A short name for settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> None:
+    """Check that results with some settings may be extended with others.
+
+    Raises:
+        EvaluationError: they may not; the message names every difference.
+    """
+    old, new = _flat(then), _flat(now)
+    different = [
+        f"{name} is {_shown(new, name)} and was {_shown(old, name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if different:
+        raise EvaluationError(
+            f"{folder} holds results of other settings: {'; '.join(different)}",
+            hint="Resume with the settings of the beginning, or name another folder (--out).",
+        )
+
+
+def read_table(path: Path) -> Results:
+    """The results of a Parquet file.
+
+    Raises:
+        EvaluationError: it cannot be parsed.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _pyarrow()
+    try:
+        table = pa.parquet.read_table(path)
+        metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+        if metadata.get(_METADATA + "format") != FORMAT:
+            raise ValueError("it has other columns")
+        rows = tuple(msgspec.convert(values, Row) for values in table.to_pylist())
+        told = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
+        return Results(
+            rows,
+            json.loads(told["settings"]),
+            told["evaluation"],
+            int(told["missing"]),
+            tuple(json.loads(told["commands"])),
+        )
+    except (pa.ArrowException, OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+        raise EvaluationError(
+            f"{path} holds no results of an evaluation: {error}", hint="Name a folder that `memagent eval` wrote to."
+        ) from error
+
+
+def table_of(
+    rows: Iterable[Row],
+    plans: Sequence[Plan],
+    settings: Mapping[str, Any],
+    evaluation: str,
+    commands: Sequence[str] = (),
+) -> Results:
+    """Rows in the table's order; the later one of two for the same question counts."""
+    by_key = {row.key: row for row in rows}
+    asked = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
+    tasks = {
+        name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
+    }
+    systems = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.systems))}
+    ordered = sorted(
+        by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)
+    )
+    return Results(tuple(ordered), settings, evaluation, len(asked - by_key.keys()), tuple(commands))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, as read from JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    return json.dumps(settings[name]) if name in settings else "not set"
+
+
+def _storable(value: Any) -> Any:
+    """A value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def _types(pa: Any) -> dict[str, Any]:
+    plain = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+    def stored(hint: Any) -> Any:
+        if get_origin(hint) is tuple:
+            return pa.list_(stored(get_args(hint)[0]))
+        return next((plain[kind] for kind in (hint, *get_args(hint)) if kind in plain), pa.string())
+
+    return {name: stored(hint) for name, hint in get_type_hints(Row).items()}
+
+
+def _pyarrow() -> Any:
+    extra_module("pyarrow.parquet", "a table of results")
+    return extra_module("pyarrow", "a table of results")

@@ -1,0 +1,155 @@
+"""What a task provides: documents as streams, questions, gold answers. Twenty lines make your own task.
+
+    import random
+    from itertools import chain, repeat
+
+    from memagent_evaluation.samples import LengthUnit, Metric, Sample
+
+
+    class Birthdays:
+        name, metric, unit, answer_tokens = "birthdays", Metric.ALL, LengthUnit.TOKENS, 16
+
+        def sample(self, length, index):
+            day = str(random.Random(f"{length}/{index}").randrange(10, 29))
+            fact = f"Ada was born on day {day} of the month."
+
+            def text():
+                return chain([fact], repeat(" It was a day like all the others.", length // 11))
+
+            return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
+
+`memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data determines its lengths may list
+them (`planning.OwnLengths`); a task may also have its own metric (`scorers.OwnMetric`). If samples name their needles,
+the report says where facts were lost, and what early stops cost or saved; a task that needs the whole document, such as
+counting, sets `whole_document = True`, so that no stop before the end counts as a good one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from memagent_graph.tokenizers import Tokenizer
+
+
+class Metric(StrEnum):
+    """How several gold strings count in RULER's string match."""
+
+    ALL = "all"
+    """The share of gold strings that the prediction contains."""
+    ANY = "any"
+    """1 if the prediction contains any of them: they are wordings of one answer. RULER calls it "part"."""
+
+
+class LengthUnit(StrEnum):
+    """What a task's lengths count."""
+
+    TOKENS = "tokens"
+    """The policy's tokens of document, question and answer together, and of the prompt around them
+    (`TaskSettings.prompt_tokens`), as RULER counts."""
+    PASSAGES = "passages"
+
+
+@dataclass(frozen=True, slots=True)
+class Needle:
+    """Something in the document that the answer is based on."""
+
+    text: str
+    """Its exact text in the document."""
+    gold: str
+    """Its gold string; for one that only leads to the answer, its contribution, such as the name for the next hop."""
+    depth: float
+    """Where it begins, as a share of the document's characters, 0 to 1: times their number, rounded, it is the place.
+    """
+
+    def place(self, characters: int) -> tuple[int, int]:
+        """Where it begins and ends in a document of that many characters."""
+        start = round(self.depth * characters)
+        return start, start + len(self.text)
+
+
+class Task(Protocol):
+    """A kind of question at any length. Equal arguments give equal samples, in any process."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line and in results."""
+        ...
+
+    @property
+    def metric(self) -> Metric:
+        """How several gold strings count."""
+        ...
+
+    @property
+    def unit(self) -> LengthUnit:
+        """What `length` counts."""
+        ...
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens of `length` are reserved for the answer, as in RULER.
+
+        A completion may have more if the reader's budget is larger: `planning.completion_tokens`.
+        """
+        ...
+
+    def sample(self, length: int, index: int) -> Sample:
+        """The `index`-th sample of a length.
+
+        Raises:
+            EvaluationError: the length is too small for the task, or there are fewer samples.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One question on one document."""
+
+    task: Task
+    length: int
+    """The requested length, in the task's unit."""
+    index: int
+    question: str
+    gold: tuple[str, ...]
+    text: Callable[[], Iterator[str]] = field(repr=False)
+    """The document in pieces, the same at each call."""
+    needles: tuple[Needle, ...] = field(default=(), repr=False)
+    """What the answer is based on, as far as known; if the whole document counts (`whole_document`), the first places
+    of the gold strings."""
+
+    @property
+    def evidence(self) -> tuple[Needle, ...]:
+        """The needles after which a reader may stop. Empty if there is no such place, or it is unknown: then early
+        stops are not reported.
+        """
+        return () if getattr(self.task, "whole_document", False) else self.needles
+
+    @property
+    def id(self) -> str:
+        """Its name in results: task, length and index."""
+        return f"{self.task.name}/{self.length}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Everything but length and index that a sample depends on."""
+
+    tokenizer: Tokenizer
+    """The policy's own: lengths are exact in it."""
+    seed: int = 0
+    small: bool = False
+    """The small-context variant, for policies with budgets of a few hundred tokens; each task says what it shrinks."""
+    haystack: Path | None = None
+    """A text file, or a folder of .txt and .md files, to take prose from; the prose found with Python if None."""
+    data: Path | None = None
+    """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
+    questions_per_document: int = 1
+    """How many consecutive samples ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
+    prompt_tokens: int = 0
+    """What a length counts besides document, question and answer: the text around them in one call with the whole
+    document, so that a document as long as the window fits in such a call, as in RULER."""

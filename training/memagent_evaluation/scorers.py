@@ -1,0 +1,237 @@
+r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
+
+A read that failed, did not finish or gave no answer is wrong in every score, and is counted by its `Outcome`; it is
+always in the denominator.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Final, Protocol, runtime_checkable
+
+from memagent_evaluation.result_table import Outcome
+from memagent_evaluation.samples import Metric, Sample
+from memagent_graph.policy import strip_reasoning
+from memagent_graph.prompts import AnswerFormat, last_boxed
+
+_ARTICLES: Final = frozenset({"a", "an", "the"})
+_PUNCTUATION: Final = re.compile(f"[{re.escape(string.punctuation)}]")
+_OF_NUMBERS: Final = r"(?<!\w)-(?=\.?\d)|(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
+"""Minus signs and decimal points."""
+_OF_NAMES: Final = r"(?<=[^\W\d_])(?:\+{1,2}|\#)(?!\w)"
+"""Distinguishes C++ and C# from C, and A+ from A."""
+_BETWEEN_DIGITS: Final = r"(?<=\d)[/:-](?=\d)"
+"""Fractions, times and dates. They may also separate items of a list, as in "12/7"."""
+_MEANT: Final = re.compile(f"{_OF_NUMBERS}|{_OF_NAMES}|{_BETWEEN_DIGITS}")
+_MEANT_IN_LISTS: Final = re.compile(f"{_OF_NUMBERS}|{_OF_NAMES}")
+_MARKS: Final = frozenset("-./:+#")
+"""Punctuation that may be left in a normal form, and then belongs to the word next to it."""
+_GROUPED: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
+"""Numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
+_FIRST_WITHOUT_SPACES: Final = "\u2e80"
+"""From this code point on are East Asian scripts, which have no spaces between words."""
+_LAST_CHARACTERS: Final = 300
+"""How far from the completion's end the paper looks for the box."""
+_BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
+_BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
+_MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
+_MARK_ANYWHERE: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of one answer, each 0 to 1."""
+
+    strict: float
+    """0 or 1: the answer is the gold one in the requested form. Training rewards this."""
+    lenient: float
+    """0 or 1: the gold string, or each of several required ones, is in the answer as whole words."""
+    string_match: float
+    """The share of gold strings that the completion contains, or whether it contains any, as in RULER; for a task with
+    its own metric (`OwnMetric`), that."""
+    token_f1: float
+    """F1 over words, as in SQuAD."""
+
+
+WRONG: Final = Scores(0.0, 0.0, 0.0, 0.0)
+
+REWARD_NAMES: Final = {
+    "strict": "exact_match", "lenient": "lenient_match", "string_match": "string_match", "token_f1": "token_f1",
+}  # fmt: skip
+"""The name of each score as a reward."""
+
+
+@runtime_checkable
+class OwnMetric(Protocol):
+    """A task that its publisher scores by its own rule; the result replaces RULER's string match."""
+
+    def own_score(self, sample: Sample, answer: str) -> float:
+        """0 to 1, for the reader's answer."""
+        ...
+
+
+def score(
+    sample: Sample,
+    answer: str | None,
+    raw_answer: str | None,
+    *,
+    outcome: Outcome = Outcome.ANSWERED,
+    answer_format: AnswerFormat = AnswerFormat.BOXED,
+) -> Scores:
+    r"""All scores of one answer.
+
+    Args:
+        sample: the question, with its gold strings.
+        answer: the reader's answer; None if there is none.
+        raw_answer: the completion that it was taken from; None means `answer`.
+        outcome: how the read ended. All but ANSWERED are wrong in every score, whatever text there is.
+        answer_format: the answer's form in the prompts. BOXED: strict looks at the last \boxed{} in the completion's
+            last 300 characters, as the paper does (more if the gold strings would not fit). PLAIN: at the whole answer.
+    """
+    if outcome is not Outcome.ANSWERED or answer is None or not sample.gold:
+        return WRONG
+    said = strip_reasoning(answer if raw_answer is None else raw_answer)
+    metric = sample.task.metric
+    wanted = boxed_at_end(said, sample.gold) if answer_format is AnswerFormat.BOXED else answer
+    own = sample.task if isinstance(sample.task, OwnMetric) else None
+    return Scores(
+        strict=float(wanted is not None and is_exactly(wanted, sample.gold, metric)),
+        lenient=float(holds(answer, sample.gold, metric)),
+        string_match=own.own_score(sample, answer) if own else string_match(said, sample.gold, metric),
+        token_f1=best_f1(answer, sample.gold, metric),
+    )
+
+
+def boxed_at_end(said: str, gold: tuple[str, ...] = ()) -> str | None:
+    r"""The last \boxed{} in the last 300 characters, or in twice the length of all gold strings if that is more."""
+    return last_boxed(said[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
+
+
+def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
+    """Whether an answer is the gold one, both normalised.
+
+    Wordings of one answer (`Metric.ANY`): it equals one of them. Several required strings: its items are exactly those
+    strings, in any order. Commas, semicolons, line ends and "and" separate items, and so do spaces if every gold string
+    is a single word; list markers ("1.", "-") are left out.
+    """
+    if metric is Metric.ANY or len(gold) == 1:
+        return normalised(answer) in {normalised(each) for each in gold}
+    separator = _BETWEEN_WORDS if all(len(each.split()) == 1 for each in gold) else _BETWEEN_ITEMS
+    numeric = any(character.isdigit() for each in gold for character in each)
+    listed = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
+    # A gold string may itself have a separator, so both sides are split in the same way.
+    return _items(listed, separator) == frozenset().union(*(_items(each, separator) for each in gold))
+
+
+def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
+    """Whether an answer has any gold string, or all of them if all are required, as whole words.
+
+    An exactly right answer has them: "123,456" is two of two numbers, although it may be one compared with another gold
+    string.
+    """
+    found = [contains(answer, each) for each in gold]
+    return is_exactly(answer, gold, metric) or (any(found) if metric is Metric.ANY else all(found))
+
+
+def string_match(said: str, gold: tuple[str, ...], metric: Metric) -> float:
+    """RULER's metric: gold strings in the completion, case folded and otherwise unchanged, also inside words."""
+    folded = said.casefold()
+    found = [each.casefold() in folded for each in gold]
+    return float(any(found)) if metric is Metric.ANY else sum(found) / len(found)
+
+
+def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
+    """F1 compared with the nearest of several wordings, or with all strings together if all are required."""
+    if metric is Metric.ANY:
+        return max(token_f1(answer, each) for each in gold)
+    return token_f1(answer, " ".join(gold))
+
+
+def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
+    """OpenAI-MRCR's metric: difflib's ratio of both texts after a prefix; 0 if `answer` does not begin with it."""
+    if not answer.startswith(prefix):
+        return 0.0
+    return SequenceMatcher(None, answer.removeprefix(prefix), gold.removeprefix(prefix)).ratio()
+
+
+def normalised(text: str) -> str:
+    """Case folded, without ASCII punctuation and English articles, with single spaces: as in SQuAD.
+
+    Unlike there, what distinguishes numbers and names is kept: sign, decimal point, slash, colon and hyphen between
+    digits, and the marks of C++ and C#. A text of only punctuation and articles keeps them; "The" must not become equal
+    to an empty text.
+    """
+    folded = _folded(text)
+    return _without_articles(_stripped(folded, _MEANT, "")) or " ".join(folded.split())
+
+
+def parted(text: str, *, lists: bool = True) -> str:
+    """Like `normalised`, but punctuation separates words, as in "key:7" and "red/blue", unless it belongs to a number.
+
+    With `lists`, it also separates numbers, as in "12/7"; otherwise that is one fraction.
+    """
+    folded = _folded(text)
+    whole = _GROUPED.sub(lambda found: found[0].replace(",", ""), folded.replace("'", ""))
+    return _without_articles(_stripped(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
+
+
+def _folded(text: str) -> str:
+    return text.casefold().replace("\N{MINUS SIGN}", "-")
+
+
+def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
+    """The text with `instead` for its punctuation, except `meant`."""
+    kept = {at for found in meant.finditer(text) for at in range(*found.span())}
+    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in kept else instead, text)
+
+
+def contains(text: str, gold: str) -> bool:
+    """Whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way round.
+
+    Both are normalised as SQuAD does (`normalised`), or both with spaces for punctuation (`parted`); one is enough.
+    A gold fraction, time or date ("1/2") is searched as a whole.
+    """
+    lists = re.search(_BETWEEN_DIGITS, gold) is None
+    forms = (normalised, partial(parted, lists=False), *((parted,) if lists else ()))
+    return any(_has_words(form(text), form(gold)) for form in forms)
+
+
+def _has_words(held: str, wanted: str) -> bool:
+    at = held.find(wanted) if wanted else -1
+    while at >= 0:
+        end = at + len(wanted)
+        if not (_inside_word(held, at) or _inside_word(held, end)):
+            return True
+        at = held.find(wanted, at + 1)
+    return False
+
+
+def token_f1(text: str, gold: str) -> float:
+    """The harmonic mean of precision and recall over normalised words, as in SQuAD. 0 to 1.
+
+    As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
+    numbers.
+    """
+    held, wanted = normalised(text).split(), normalised(gold).split()
+    shared = sum((Counter(held) & Counter(wanted)).values())
+    return 2 * shared / (len(held) + len(wanted)) if shared else 0.0
+
+
+def _without_articles(text: str) -> str:
+    return " ".join(word for word in text.split() if word not in _ARTICLES)
+
+
+def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
+    return frozenset(filter(None, map(normalised, separator.split(text))))
+
+
+def _inside_word(text: str, at: int) -> bool:
+    around = text[at - 1 : at + 1]
+    return 0 < at < len(text) and all(
+        (each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around
+    )

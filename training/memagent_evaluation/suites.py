@@ -1,0 +1,111 @@
+"""Suites: tasks that others publish together, by one name, and the one number that they publish for them.
+
+ruler            NVIDIA's thirteen; the mean over them by length, and over lengths, plain and with weights that rise or
+                 fall linearly with the length's rank
+ruler_memagent   what MemAgent's paper reports on RULER: the mean of ten tasks (eight of needles, vt, fwe), and qa_1
+
+Both are means of RULER's string match, in percent. `qa_1` and `qa_2` need data files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from memagent_evaluation.comparisons import accuracy
+from memagent_evaluation.markdown_tables import grouped, interval, length_label, markdown
+from memagent_evaluation.result_table import Outcome, Row
+from memagent_evaluation.samples import LengthUnit
+from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.tasks.needles import SHAPES
+
+SCORE: Final = "string_match"
+"""The score that the published numbers are means of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A published number over several tasks."""
+
+    title: str
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteScore:
+    """One system's aggregate at one length. None if it was not asked all tasks equally often, or nothing fitted."""
+
+    aggregate: str
+    system: str
+    length: int
+    score: Estimate | None
+
+
+_TEN: Final = (*SHAPES, "vt", "fwe")
+_RULER: Final = Aggregate("RULER, mean of 13 tasks", (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2"))
+AGGREGATES: Final = (_RULER, Aggregate("RULER as MemAgent reports it, mean of 10 tasks", _TEN))
+SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER.tasks, "ruler_memagent": (*_TEN, "qa_1")}
+"""Names of suites, and their tasks."""
+
+
+def with_suites(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of tasks, with a suite's name replaced by its tasks; each once."""
+    return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
+
+
+def suite_scores(rows: Sequence[Row]) -> list[SuiteScore]:
+    """All aggregates whose tasks were all measured, by system and length in tokens."""
+    found = []
+    for each in AGGREGATES:
+        own = [row for row in rows if row.task in each.tasks and row.unit == LengthUnit.TOKENS and not row.scripted]
+        if {row.task for row in own} == {*each.tasks}:
+            for (system, length), group in grouped(own, lambda row: (row.system, row.length)):
+                found.append(SuiteScore(each.title, system, length, _mean(group, each.tasks)))
+    return found
+
+
+def suite_parts(rows: Sequence[Row]) -> list[str]:
+    """The aggregates as tables: systems by length, and means over lengths with RULER's weights."""
+    parts = []
+    for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
+        lengths = sorted({each.length for each in scores})
+        over = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
+        table = [["system", *(length_label(length) for length in lengths), *over]]
+        for system, own in grouped(scores, lambda each: each.system):
+            at = {each.length: each.score for each in own}
+            cells = [interval(one) if (one := at.get(length)) else "–" for length in lengths]
+            table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
+        parts += [f"**{title}**, string match in percent", markdown(table)]
+    return parts
+
+
+def suites_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The aggregates, JSON-ready."""
+    return [
+        {
+            "aggregate": each.aggregate,
+            "system": each.system,
+            "length": each.length,
+            "score": None if each.score is None else {"mean": each.score.mean, "low": each.score.low,
+                                                      "high": each.score.high},
+        }
+        for each in suite_scores(rows)
+    ]  # fmt: skip
+
+
+def _mean(rows: Sequence[Row], tasks: Sequence[str]) -> Estimate | None:
+    """The mean over tasks, which is that over questions if each task has the same number."""
+    counts = {task: len(own) for task, own in grouped(rows, lambda row: row.task)}
+    if set(counts) != set(tasks) or len(set(counts.values())) > 1:
+        return None
+    return None if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
+
+
+def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:
+    known = [each.mean for each in scores if each is not None]
+    if len(known) < len(scores):
+        return ["–"] * 3
+    ranks = range(1, len(known) + 1)
+    weights = ([1] * len(known), ranks, ranks[::-1])
+    return [f"{100 * sum(w * x for w, x in zip(each, known, strict=True)) / sum(each):.1f}" for each in weights]

@@ -1,0 +1,251 @@
+"""What is measured: a system answers one question on one stored document, and reports what that cost.
+
+    memagent            the reader, in its own way of reading
+    full_context        one call with the whole document
+    overwrite, refine, retrieval:chunks=4, "file.py:Name", ...: any strategy that `load_strategy` knows
+
+All but the first are that reader with another strategy: the same policy, tokenizer, prompts, sampling and rules, the
+same run log and checkpoints.
+
+>>> system = load_system("retrieval", reader)  # doctest: +SKIP
+>>> attempt = await system.attempt(document, question, answer_tokens=128, run_id=new_run_id())  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from memagent_evaluation.result_table import Outcome
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
+from memagent_graph.events import count_events
+from memagent_graph.near_names import did_you_mean
+from memagent_graph.reader import MemAgent
+from memagent_graph.results import ReadResult, Usage
+from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
+from memagent_graph.strategies.excerpts import DoesNotFitError
+from memagent_graph.strategies.full_context import FullContext
+from memagent_graph.trace import Trace
+
+READER: Final = "memagent"
+_SEEDS_APART: Final = 1_000
+"""Between the seeds of a question's samples: attempts within a read take the seeds that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a system made of one question on one document."""
+
+    outcome: Outcome
+    """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
+    answer: str | None
+    """The answer in the form asked for, or the whole completion where it has not that form; None without an answer."""
+    raw_answer: str | None
+    """The whole completion that holds the answer."""
+    usage: Usage
+    """Tokens, calls (`turns`), wall seconds, and estimated operations where the model's size is known."""
+    run_id: str | None = None
+    """The run in the log; None where there is none."""
+    chunks: int = 0
+    """How many chunks of the document the policy went through; 0 for systems that ask about an excerpt."""
+    memory: str | None = None
+    """The memory that the answer came from; None or empty where it came from none."""
+    trace: Trace = field(default=Trace(), repr=False)
+    """All that the policy was asked, as a graph; empty where the system cannot say."""
+    detail: str = ""
+    """What else a reader of the results should know, such as "4,096 of 131,072 tokens shown"."""
+
+
+class System(Protocol):
+    """Anything that answers questions on stored documents. Several attempts may run at once, in one event loop."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line and in results."""
+        ...
+
+    async def attempt(
+        self,
+        document: DocumentRef,
+        question: str,
+        *,
+        answer_tokens: int,
+        run_id: str,
+        least_answer_tokens: int = 0,
+        repeat: int = 0,
+    ) -> Attempt:
+        """Answer one question.
+
+        Args:
+            document: a document in the reader's store.
+            question: the question.
+            answer_tokens: how many tokens a completion with an answer may have; the same for every system.
+            least_answer_tokens: what the task sets aside for it: a system that shows all of the document may bound its
+                answer by what the window leaves, down to this. 0 leaves `answer_tokens` as it is.
+            repeat: which of several samples of the same question this is, from 0; each is drawn with a seed of its own.
+            run_id: the caller's name for this attempt, unique to sample and system. A system that saves its progress
+                continues from there when it is called with the same name again.
+
+        Raises:
+            MemAgentError: the attempt failed: the policy, the document, or a budget that leaves no room.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What one attempt's reader is made for."""
+
+    answer_tokens: int
+    least_answer_tokens: int
+    repeat: int
+
+
+class ReaderSystem:
+    """A reader with a strategy. With checkpoints, an attempt that was killed continues where it was.
+
+    Args:
+        name: what it is called.
+        reader: the reader. Its policy, log and checkpoints are the caller's to close.
+        strategy: the way of reading; the reader's own if left out.
+    """
+
+    def __init__(self, name: str, reader: MemAgent, strategy: Strategy | None = None) -> None:
+        self.name = name
+        self.strategy = strategy or reader.strategy
+        self._reader = reader
+        self._readers: dict[_Asking, MemAgent] = {}
+
+    async def identity(self) -> str:
+        """Its strategy's name, and hashes of what the strategy is and of the words that it asks in.
+
+        Raises:
+            StrategyError, PromptError, BudgetError: as its first read would.
+        """
+        context = (await self._reader.copy(strategy=self.strategy).agraph()).reader_context
+        return f"{context.strategy.name} {context.strategy.fingerprint} {context.prompts.fingerprint}"
+
+    async def attempt(
+        self,
+        document: DocumentRef,
+        question: str,
+        *,
+        answer_tokens: int,
+        run_id: str,
+        least_answer_tokens: int = 0,
+        repeat: int = 0,
+    ) -> Attempt:
+        """Read the document, or continue where an earlier attempt of that name has checkpoints.
+
+        Raises:
+            MemAgentError: as `MemAgent.aread` and `MemAgent.aresume`; also where `run_id` is the name of a run with
+                another document or question.
+        """
+        reader = await self._reader_for(_Asking(answer_tokens, least_answer_tokens, repeat))
+        began = time.monotonic()
+        try:
+            if (result := await self._resumed(reader, document, question, run_id)) is None:
+                result = await reader.aread(document, question, run_id=run_id)
+                # Branches side by side take together more seconds than pass.
+                seconds = min(result.usage.seconds, time.monotonic() - began)
+                result = replace(result, usage=replace(result.usage, seconds=seconds))
+        except DoesNotFitError as error:
+            return await self._does_not_fit(reader, error)
+        return _attempt(result, logged=reader.run_log is not None)
+
+    async def _reader_for(self, asking: _Asking) -> MemAgent:
+        checkpointer = await self._reader.acheckpointer()
+        if asking not in self._readers:
+            strategy, settings = self.strategy, dict[str, object](answer_tokens=asking.answer_tokens)
+            if self.name != READER:  # so that `memagent resume` makes the same reader
+                settings["strategy"] = self.name
+            if isinstance(strategy, FullContext) and asking.least_answer_tokens:
+                strategy = replace(strategy, least_answer_tokens=asking.least_answer_tokens)
+                settings["strategy"] = f"{settings['strategy']}:least_answer_tokens={asking.least_answer_tokens}"
+            sampling = (await self._reader.aprepare()).sampling if asking.repeat else None
+            if sampling is not None and sampling.seed is not None:
+                sampling = replace(sampling, seed=sampling.seed + asking.repeat * _SEEDS_APART)
+                settings["seed"] = sampling.seed
+            self._readers[asking] = self._reader.copy(
+                strategy=strategy,
+                sampling=sampling,
+                budget_changes={"answer_tokens": asking.answer_tokens},
+                checkpoints=checkpointer,
+                settings=settings,
+            )
+        return self._readers[asking]
+
+    async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
+        """The result of an earlier attempt, continued; None where there was none."""
+        if not reader.keeps_checkpoints:
+            return None
+        try:
+            result = await reader.aresume(run_id)
+        except RunNotFoundError:
+            return None
+        resolve = reader.store.resolve
+        if result.question != question or resolve(result.document)["key"] != resolve(document)["key"]:
+            raise RunMismatchError(
+                "the checkpoints hold another question or document under this name",
+                hint="Give every attempt a name of its own, or name another file for checkpoints.",
+                run_id=run_id,
+            )
+        return result
+
+    async def _does_not_fit(self, reader: MemAgent, error: DoesNotFitError) -> Attempt:
+        context = await reader.aprepare()
+        usage = Usage(document_tokens=error.document_tokens)
+        if context.shape is not None:
+            tokens = error.document_tokens + context.budget.question_tokens
+            full_context = context.shape.forward_flops(tokens, context.budget.answer_tokens)
+            usage = replace(usage, flops=0.0, full_context_flops=full_context)
+        detail = f"does not fit: {error.needed:,} of {error.window:,} tokens"
+        return Attempt(Outcome.DOES_NOT_FIT, None, None, usage, detail=detail)
+
+
+def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
+    outcome = Outcome.of(result.stop_reason)
+    details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
+    if outcome is Outcome.UNFINISHED:
+        details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
+    if not result.chunks_read and (shown := result.trace.tokens_shown):
+        details.insert(0, f"{shown:,} of {result.usage.document_tokens:,} tokens shown")
+    return Attempt(
+        outcome=outcome,
+        answer=result.answer if outcome is Outcome.ANSWERED else None,
+        raw_answer=result.raw_answer,
+        usage=result.usage,
+        run_id=result.run_id if logged else None,
+        chunks=result.chunks_read,
+        memory=result.memory,
+        trace=result.trace,
+        detail=", ".join(details),
+    )
+
+
+def system_names() -> tuple[str, ...]:
+    """The names that `load_system` takes."""
+    return (READER, *strategy_names())
+
+
+def load_system(name: str, reader: MemAgent) -> ReaderSystem:
+    """The system of that name.
+
+    Args:
+        name: one of `system_names`, or "file.py:Name" or "module:Name" for a strategy of one's own.
+        reader: what it reads with.
+
+    Raises:
+        EvaluationError: there is none.
+        StrategyError: a strategy of that name cannot be loaded, or is none.
+        MissingExtraError: it needs the extra "eval".
+    """
+    if name == READER:
+        return ReaderSystem(name, reader)
+    if is_strategy(name):
+        return ReaderSystem(name, reader, load_strategy(name))
+    names = system_names()
+    there = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
+    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, there))

@@ -1,0 +1,168 @@
+"""Tasks by name: the generated ones, those that need a data file, and users' own.
+
+niah_*, vt, cwe, fwe, qa_*   RULER's thirteen; ruler_hqa is RULER-HQA
+multi_hop_N                  a chain of N facts (2 to 4) among others, in the order in which they are followed
+multi_hop_N_backward         the last one first; _shuffled: in any order
+state_1, state_2, state_3    where a person is, where a thing is, where it was before
+kth_of_N                     the k-th of N (2, 4 or 8) near-identical notes, word for word
+records_count                how many of the records are of a kind
+records_most_frequent        which kind is most frequent among those of a person
+english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
+                             (change), several (list), that lead to each other (hop_2, hop_3), the same with the
+                             last one first (hop_2_backward, hop_3_backward), or none (absent)
+
+Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "state_2:facts=0:prose_share=0.8".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memagent_evaluation.data_files import data_paths, data_task_names, load_data_task
+from memagent_evaluation.samples import Task, TaskSettings
+from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, english_task
+from memagent_evaluation.tasks.generated import GeneratedTask
+from memagent_evaluation.tasks.kth_of_n import KTH, KthOfNTask, kth_task
+from memagent_evaluation.tasks.lists import LISTS, list_task
+from memagent_evaluation.tasks.multi_hop import MULTI_HOP, MultiHopTask, multi_hop_task
+from memagent_evaluation.tasks.needles import SHAPES, needle_task
+from memagent_evaluation.tasks.passages import PASSAGE_TASKS, passage_task
+from memagent_evaluation.tasks.record_counting import RECORDS, RecordsTask, records_task
+from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_task
+from memagent_evaluation.tasks.variables import variables_task
+from memagent_graph.errors import EvaluationError, StrategyError
+from memagent_graph.near_names import did_you_mean
+from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.strategies.strategy_options import split_options, typed_options
+
+_GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
+    **dict.fromkeys(SHAPES, needle_task),
+    "vt": variables_task,
+    **dict.fromkeys(LISTS, list_task),
+    **dict.fromkeys(PASSAGE_TASKS, passage_task),
+    **dict.fromkeys(MULTI_HOP, multi_hop_task),
+    **dict.fromkeys(STATES, state_task),
+    **dict.fromkeys(KTH, kth_task),
+    **dict.fromkeys(RECORDS, records_task),
+    **dict.fromkeys(ENGLISH, english_task),
+}
+_DIALS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(MULTI_HOP, MultiHopTask.dials),
+    **dict.fromkeys(STATES, StateTask.dials),
+    **dict.fromkeys(KTH, KthOfNTask.dials),
+    **dict.fromkeys(RECORDS, RecordsTask.dials),
+    **dict.fromkeys(ENGLISH, EnglishTask.dials),
+}
+_PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
+
+
+def task_names() -> tuple[str, ...]:
+    """The names that `load_task` knows, besides users' own tasks."""
+    return (*_GENERATED, *data_task_names())
+
+
+def task_options(name: str) -> tuple[str, ...]:
+    """The options of a task."""
+    return _DIALS.get(name, ())
+
+
+def load_task(name: str, settings: TaskSettings) -> Task:
+    """The task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or `module:Name`.
+
+    A user's `Name` is a class whose constructor takes nothing or the settings, or a task itself. It sets
+    `shares_documents = True` if it uses `TaskSettings.questions_per_document`.
+
+    Raises:
+        EvaluationError: there is no such task or option, an option has no such value, the data file is missing, or the
+            task cannot have several questions on a document.
+        MissingExtraError: it needs an extra that is not installed.
+    """
+    if settings.questions_per_document < 1:
+        raise EvaluationError(
+            f"a document cannot have {settings.questions_per_document} questions", hint="Ask for 1, or for more."
+        )
+    task = _loaded(name, settings)
+    if settings.questions_per_document > 1 and not getattr(task, "shares_documents", False):
+        raise EvaluationError(
+            f"{name} has one question on each document",
+            hint="Ask for one question per document, or measure it apart from the tasks that can have more.",
+        )
+    return task
+
+
+def _loaded(name: str, settings: TaskSettings) -> Task:
+    generated, options = _split_options(name)
+    if generated in _GENERATED:
+        return _with_options(_GENERATED[generated](generated, settings), name, options)
+    if names_own_code(name):
+        return _own_task(name, settings)
+    if name in data_task_names():
+        return load_data_task(name, settings.data, settings)
+    there = f"Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name."
+    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, task_names(), there))
+
+
+def data_files(name: str, settings: TaskSettings) -> list[Path]:
+    """The data files, or dataset folders, that the task of a name reads; none for generated tasks.
+
+    Raises:
+        EvaluationError: there are none at the expected place.
+    """
+    data_set = PASSAGE_TASKS.get(name, name)
+    if data_set not in data_task_names():
+        return []
+    return data_paths(data_set, settings.data, name)
+
+
+def _split_options(name: str) -> tuple[str, dict[str, str]]:
+    try:
+        return split_options(name)
+    except StrategyError as error:
+        raise EvaluationError(error.message, hint=error.hint) from error
+
+
+def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
+    """A generated task with options, which are part of its name."""
+    if not options:
+        return task
+    if unknown := [option for option in options if option not in task.dials]:
+        raise EvaluationError(
+            f"{task.name} has no option {unknown[0]!r}", hint=f"Its options: {', '.join(task.dials) or 'none'}."
+        )
+    try:
+        values = typed_options(type(task), task.name, options)
+    except StrategyError as error:
+        raise EvaluationError(error.message, hint=error.hint) from error
+    return replace(task, name=name, **values)
+
+
+def _own_task(name: str, settings: TaskSettings) -> Task:
+    found = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
+    task = _instance(found, settings, name) if isinstance(found, type) else found
+    missing = [part for part in _PARTS if not hasattr(task, part)]
+    if missing:
+        raise EvaluationError(
+            f"{name} is not a task: it has no {', '.join(missing)}",
+            hint="The example at the top of memagent_evaluation.samples shows a whole one.",
+        )
+    return task  # type: ignore[no-any-return]
+
+
+def _instance(kind: type, settings: TaskSettings, name: str) -> Any:
+    """An instance of a class, made with the settings or without arguments, as its constructor needs."""
+    signature = inspect.signature(kind)
+    # One that needs no argument gets none, unless it has a parameter named settings.
+    for arguments in ((settings,), ()) if "settings" in signature.parameters else ((), (settings,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return kind(*arguments)
+    raise EvaluationError(
+        f"{name} cannot be made: its constructor takes {signature}",
+        hint="Let it take the TaskSettings, or nothing.",
+    )

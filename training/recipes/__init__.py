@@ -1,0 +1,1 @@
+"""How the policies that ship were made: their data, their training, their measurement. Not a library."""

@@ -1,0 +1,192 @@
+"""Makes the prose that facts are planted in: English text found on any machine, cleaned and split by file.
+
+Sources are folders: Python sources (docstrings and comments), manual pages (troff stripped), POD, and plain, Markdown
+or reStructuredText documents, gzipped or not. `pydoc_data/topics.py` is never read: it is the evaluation's prose.
+
+    python -m recipes.embedded.corpus --out corpus --documents /usr/share/doc --manual /usr/share/man
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import gzip
+import hashlib
+import io
+import random
+import re
+import sysconfig
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+SEPARATOR = "\x00"
+"""The separator of two documents in a corpus file."""
+
+HELD_OUT_SHARE = 0.05
+"""Share of the files, chosen by a hash of their name, that training never sees."""
+
+MOST_OF_ONE_FILE = 120_000
+"""Characters taken from one file, so that no single document dominates."""
+
+PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
+SKIPPED = re.compile(r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE)
+
+
+UNPRINTED_REQUESTS = frozenset({"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh"})
+HEADING_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
+ESCAPES = (
+    (re.compile(r"\\f(\[[^\]]*\]|\(..|.)|\\s[-+]?\d|\\[&|^/,%:]|\\d|\\u"), ""),
+    (re.compile(r"\\\((aq|cq|oq)"), "'"),
+    (re.compile(r"\\\((lq|rq|dq)"), '"'),
+    (re.compile(r"\\\(em|\\-"), "-"),
+    (re.compile(r"\\\(..|\\\[[^\]]*\]|\\\*(\[[^\]]*\]|\(..|.)"), ""),
+    (re.compile(r"\\e"), r"\\"),
+    (re.compile(r"\\[ ~]"), " "),
+)
+
+
+def python_prose(source: str) -> str:
+    """Docstrings and comment blocks of a Python module, in order of kind."""
+    parts: list[str] = []
+    try:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                parts.append(ast.get_docstring(node) or "")
+        comments = [
+            token.string.lstrip("#: ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT and len(token.string) > 30
+        ]
+    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError):
+        return ""
+    parts.append("\n".join(comments))
+    return "\n\n".join(part for part in parts if len(part) > 60)
+
+
+def manual_prose(source: str) -> str:
+    """A manual page without its troff requests and escapes; roughly what a terminal shows."""
+    lines: list[str] = []
+    for raw in source.splitlines():
+        if raw.startswith(('.\\"', "'\\\"")):
+            continue
+        line = raw
+        if raw.startswith((".", "'")):
+            request, _, rest = raw[1:].partition(" ")
+            if request.strip() in UNPRINTED_REQUESTS:
+                continue
+            if request.strip() in HEADING_REQUESTS:
+                lines.append("")
+            line = rest.replace('"', "")
+            if not line:
+                continue
+        for pattern, plain in ESCAPES:
+            line = pattern.sub(plain, line)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def pod_prose(source: str) -> str:
+    """Plain Old Documentation without its commands and formatting codes."""
+    text = re.sub(r"^=\w+ ?", "", source, flags=re.MULTILINE)
+    return re.sub(r"\b[BCEFILSXZ]<+ ?([^<>]*?) ?>+", r"\1", text)
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, gunzipped if necessary; None if it is not UTF-8 text."""
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        text = data.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError, ValueError):
+        return None
+    return None if SEPARATOR in text else text
+
+
+def is_english(text: str) -> bool:
+    """A rough test: enough of the most common English words."""
+    words = re.findall(r"[a-z]+", text.lower())
+    if len(words) < 40:
+        return False
+    common = sum(word in {"the", "of", "and", "to", "a", "in", "is", "for", "or", "be"} for word in words)
+    return common / len(words) > 0.08
+
+
+def prose_of(path: Path, kind: str) -> str:
+    """The cleaned prose of one file of a source of this kind, or an empty string."""
+    if SKIPPED.search(path.as_posix()):
+        return ""
+    inner = Path(path.stem) if path.suffix == ".gz" else path
+    if kind == "python" and inner.suffix != ".py":
+        return ""
+    if kind == "documents" and inner.suffix.lower() not in PLAIN_SUFFIXES:
+        return ""
+    text = read_text(path)
+    if text is None:
+        return ""
+    if kind == "python":
+        text = python_prose(text)
+    elif kind == "manual":
+        text = manual_prose(text)
+    elif inner.suffix == ".pod":
+        text = pod_prose(text)
+    text = re.sub(r"[ \t]{3,}", "  ", re.sub(r"\n\s*\n+", "\n\n", text)).strip()
+    return text[:MOST_OF_ONE_FILE] if is_english(text) else ""
+
+
+def source_files(folder: Path, kind: str) -> Iterator[Path]:
+    """Files of one source, in a stable order; manual pages of English sections only."""
+    pattern = "man[1-9]*/*" if kind == "manual" else "**/*"
+    yield from sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
+
+
+def is_held_out(path: Path) -> bool:
+    """Whether a file belongs to the evaluation's prose, by a hash of its name alone."""
+    return int(hashlib.sha256(path.name.encode()).hexdigest()[:8], 16) / 2**32 < HELD_OUT_SHARE
+
+
+def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
+    """Write `train.txt` and `held_out.txt`, at most `limit` characters per source, and print what was used."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts: dict[bool, list[str]] = {False: [], True: []}
+    seen: set[str] = set()
+    for kind, folder in sources:
+        files = list(source_files(folder, kind))
+        random.Random(0).shuffle(files)
+        used: Counter[bool] = Counter()
+        for path in files:
+            if used[False] >= limit:
+                break
+            text = prose_of(path, kind)
+            digest = hashlib.sha256(text[:2000].encode()).hexdigest()
+            if not text or digest in seen:
+                continue
+            seen.add(digest)
+            texts[is_held_out(path)].append(text)
+            used[is_held_out(path)] += len(text)
+        print(f"{kind:9} {folder}: {used[False]:,} characters to train on, {used[True]:,} held out", flush=True)
+    for held_out, name in ((False, "train.txt"), (True, "held_out.txt")):
+        random.Random(1).shuffle(texts[held_out])
+        (out / name).write_text(SEPARATOR.join(texts[held_out]), encoding="utf-8")
+        print(f"{name}: {len(texts[held_out]):,} documents")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--python", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
+    parser.add_argument("--documents", type=Path, action="append", default=[])
+    parser.add_argument("--manual", type=Path, action="append", default=[])
+    parser.add_argument("--limit", type=int, default=8_000_000, help="characters per source")
+    arguments = parser.parse_args()
+    sources = [("python", arguments.python)]
+    sources += [("documents", folder) for folder in arguments.documents]
+    sources += [("manual", folder) for folder in arguments.manual]
+    build(sources, arguments.out, arguments.limit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The decoder that is trained here: transformers' Llama with an attention for trunks and branches.
+
+Tokens of a batch lie end to end without padding; only attention depends on rows. It runs in two parts, because one
+dense mask took half of a CPU's time: the trunks (causal), and the branches over their trunk and themselves. The
+architecture is Qwen2's, but ships as a Llama with attention biases, which computes the same: for the model type "qwen2"
+transformers and vLLM use Qwen2's own pre-tokenizer instead of the one in tokenizer.json.
+
+Shapes: N tokens of a batch, M of them learned, R rows, S tokens of a trunk, K branches of a row, T tokens of a branch,
+H heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from recipes.embedded.tokenizer import SPECIAL_TOKENS, VOCABULARY
+
+CONTEXT_WINDOW: Final = 1024
+HEAD_WIDTH: Final = 64
+ROPE_THETA: Final = 1e6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N tokens in rows: their places, and the M of them that are learned.
+
+    `trunks` (R, S) and `branches` (R, K, T) hold token indices, padded with 0; `seen` (R*K, 1, T, S+T) is true where a
+    branch's token sees a token of the trunk or of its own branch; `places` (N,) finds each token among the padded
+    trunks followed by the padded branches. `wanted` are the indices of learned tokens.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    trunks: Tensor
+    branches: Tensor
+    seen: Tensor
+    places: Tensor
+    wanted: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return Batch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
+
+
+class Policy(LlamaForCausalLM):
+    """The model that ships; `logits` forwards a batch of trunks and branches, `forward` is the Llama's own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        config._attn_implementation = "branching"
+        super().__init__(config)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (M, V) at the `wanted` tokens; the last MLP and the head run only there."""
+        x = self.model.embed_tokens(batch.tokens)[None]
+        rope = self.model.rotary_emb(x, batch.positions[None])
+        *layers, last = self.model.layers
+        for layer in layers:
+            x = layer(x, position_embeddings=rope, batch=batch)
+        attended, _ = last.self_attn(last.input_layernorm(x), position_embeddings=rope, batch=batch)
+        x = (x + attended)[0, batch.wanted]
+        x = x + last.mlp(last.post_attention_layernorm(x))
+        logits: Tensor = self.lm_head(self.model.norm(x))
+        return logits
+
+
+@torch.no_grad()
+def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
+    """A policy with random weights; with more layers, each adds less to the residual stream."""
+    heads = width // HEAD_WIDTH
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=HEAD_WIDTH,
+        attention_bias=True,
+        max_position_embeddings=CONTEXT_WINDOW,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        bos_token_id=None,
+        eos_token_id=special_id("<|end|>"),
+        pad_token_id=special_id("<|pad|>"),
+    )
+    policy = Policy(config)
+    for name, parameter in policy.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.div_((2 * layers) ** 0.5)
+    return policy
+
+
+def load_policy(source: Path) -> Policy:
+    """The policy in a folder, released or made by reinforcement learning, or of a checkpoint, in float32."""
+    if source.is_dir():
+        return Policy.from_pretrained(source, dtype=torch.float32, local_files_only=True)
+    state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
+    policy = Policy(LlamaConfig(**state["config"]))
+    policy.load_state_dict(state["model"])
+    return policy
+
+
+def special_id(token: str) -> int:
+    """The id of a special token: they stand last in the vocabulary."""
+    return VOCABULARY - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index(token)
+
+
+def branching_attention(
+    module: nn.Module,
+    query_1hnd: Tensor,
+    key_1hnd: Tensor,
+    value_1hnd: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    batch: Batch | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """(1, N, H, D): trunks over themselves, branches over their trunk and themselves; without a batch, SDPA."""
+    if batch is None:
+        return sdpa_attention_forward(module, query_1hnd, key_1hnd, value_1hnd, attention_mask, **options)
+    q_nhd, k_nhd, v_nhd = (each[0].transpose(0, 1) for each in (query_1hnd, key_1hnd, value_1hnd))
+    heads, width = q_nhd.shape[1:]
+    trunk_q, trunk_k, trunk_v = (tensor[batch.trunks].transpose(1, 2) for tensor in (q_nhd, k_nhd, v_nhd))
+    of_trunks = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
+    own_q, own_k, own_v = (tensor[batch.branches].transpose(2, 3) for tensor in (q_nhd, k_nhd, v_nhd))
+    keys, values = _with_trunks(trunk_k, own_k), _with_trunks(trunk_v, own_v)
+    of_branches = F.scaled_dot_product_attention(own_q.flatten(0, 1), keys, values, attn_mask=batch.seen)
+    padded = torch.cat([each.transpose(1, 2).reshape(-1, heads, width) for each in (of_trunks, of_branches)])
+    return padded[batch.places][None], None
+
+
+def _with_trunks(trunk_rhsd: Tensor, own_rkhtd: Tensor) -> Tensor:
+    """For each branch, its trunk's keys or values and its own, (R*K, H, S+T, D)."""
+    trunks = trunk_rhsd[:, None].expand(-1, own_rkhtd.shape[1], -1, -1, -1)
+    return torch.cat((trunks, own_rkhtd), dim=3).flatten(0, 1)
+
+
+AttentionInterface.register("branching", branching_attention)
+AttentionMaskInterface.register("branching", sdpa_mask)

@@ -1,0 +1,95 @@
+"""Writes the model folder that ships: weights in bfloat16, with the configuration for transformers and vLLM.
+
+python -m recipes.embedded.release --edition 1 --checkpoint last.pt --out memagent_graph/embedded
+python -m recipes.embedded.release --edition 2 --policy rl-policy --out memagent_graph/embedded
+python -m recipes.embedded.release --edition 2 --policy rl-policy --toward $FIRST --out ...
+
+The last one interpolates the weights towards the policy that a loop began with: it keeps what reinforcement learning
+taught, and repairs much of what it damaged elsewhere (linear interpolation towards initialization, arXiv 2406.16768).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from recipes.embedded.policy_network import CONTEXT_WINDOW, Policy, load_policy, new_policy, special_id
+
+MEMORY_TOKENS = 48
+BUDGETS = {
+    "context_window": CONTEXT_WINDOW,
+    "chunk_tokens": 256,
+    "memory_tokens": MEMORY_TOKENS,
+    "question_tokens": 96,
+    "answer_tokens": 48,
+    "boundary": "sentence",
+    "on_invented": "keep_previous",
+    "empty_memory": "none",
+}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write one indented JSON file."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = MEMORY_TOKENS) -> None:
+    """Write weights and configuration into a folder that already holds tokenizer and templates."""
+    out.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
+    partial = out / "model.safetensors.partial"
+    save_file(stored, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)
+    partial.replace(out / "model.safetensors")
+    config = json.loads(policy.config.to_json_string())
+    named_before = {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
+    write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # for older versions
+    generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
+    write_json(out / "generation_config.json", generation)
+    write_json(out / "memagent.json", {**BUDGETS, "memory_tokens": memory_tokens, "edition": edition})
+    print(f"{policy.num_parameters():,} parameters written to {out}")
+
+
+@torch.no_grad()
+def between(policy: Policy, toward: Policy, share: float) -> Policy:
+    """The policy with weights of (1 - share) times its own and share times those of another of the same shape."""
+    end = toward.state_dict()
+    if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
+        raise SystemExit("the two policies have no weights between them; name policies of one shape")
+    for name, tensor in policy.state_dict().items():
+        tensor.lerp_(end[name], share)
+    return policy
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument("--checkpoint", type=Path, help="of the supervised training; without a source, random weights")
+    sources.add_argument("--policy", type=Path, help="a policy's folder, as reinforcement learning leaves it")
+    parser.add_argument("--toward", type=Path, help="with --policy: a policy's folder to go back to by --share")
+    parser.add_argument("--share", type=float, default=0.3, help="0: not at all; 1: all the way")
+    parser.add_argument("--edition", required=True, help="its name in memagent.json")
+    parser.add_argument("--memory-tokens", type=int, default=MEMORY_TOKENS)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    if given.toward is not None and (given.policy is None or not 0 <= given.share <= 1):
+        parser.error("--toward wants --policy, and a --share between 0 and 1")
+    if not (given.out / "tokenizer.json").is_file() or not (given.out / "templates").is_dir():
+        parser.error(
+            f"{given.out} has no tokenizer.json and templates/, which weights alone do not bring; copy a policy's"
+        )
+    source = given.policy or given.checkpoint
+    policy = new_policy() if source is None else load_policy(source)
+    if given.toward is not None:
+        policy = between(policy, load_policy(given.toward), given.share)
+    release(policy, given.out, given.edition, given.memory_tokens)
+
+
+if __name__ == "__main__":
+    main()

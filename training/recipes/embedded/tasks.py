@@ -1,0 +1,163 @@
+"""Planted facts as tasks, to train the embedded policy on the kind of question that it is measured on, from the
+training split.
+
+    memagent rl --task recipes.embedded.tasks:Alone --task recipes.embedded.tasks:AmongForeign ...
+
+Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants and
+`recipes.embedded.evaluate` ask for. They are planted in unchanged text, with its line breaks, headings and
+tables: a file from the settings, as written by `recipes.embedded.corpus`, or the docstrings of the standard
+library; never the language reference, which is used for measuring. In half of the documents they are between sentences,
+in the others between any two words. The asked fact is more often early than late: from there on it has to be kept.
+Among foreign facts it is sometimes missing; then "none" is right, which a policy forgets if nothing rewards it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from memagent_evaluation.planted_facts import Fact, PlantedFacts
+from memagent_evaluation.prose import whole_docstrings
+from memagent_evaluation.samples import Sample
+from memagent_evaluation.tasks import TaskSettings
+from memagent_evaluation.tasks.fitting import Haystack, Insertion
+from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.haystacks import Prose
+from memagent_graph.errors import EvaluationError
+from recipes.embedded.corpus import SEPARATOR
+from recipes.embedded.training_examples import EMPTY
+
+_TOKENS_PER_FACT = 256
+"""One foreign fact per chunk, on average, besides the asked one."""
+_NEAR_MISSES = 0.5
+_ABSENT = 0.2
+"""The share of questions among foreign facts that nothing answers."""
+_BETWEEN_SENTENCES = 0.5
+_HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
+"""The values that are copied worst, and how often they are asked for. Digits are tokens in groups of three: a group
+that begins with 0 is never the first one, so it is rare, and after a group that occurs twice, a copy may continue from
+either place."""
+_PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
+_WORD = re.compile(r"\S+\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text in parts: words with the white space after them. After its end it starts again."""
+
+    text: str
+    start: int
+    """A place in the first word, or before it."""
+
+    def units(self) -> Iterator[str]:
+        """The words."""
+        return (match[0] for match in _endless(_WORD, self.text, self.start))
+
+    def piece(self, position: int, text: str) -> str:
+        """A word, or what is between two words, separated from the next one."""
+        return text if text[-1].isspace() else text + " "
+
+
+class _PlantedFact(GeneratedTask):
+    """One number asked for in prose."""
+
+    __slots__ = ()
+    title: ClassVar[str]
+    absent: ClassVar[float] = 0.0
+    """The share of samples in which it is missing."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(name=self.title, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
+
+    def sample(self, length: int, index: int) -> Sample:
+        """The `index`-th sample of a length.
+
+        Raises:
+            EvaluationError: the length is too small for the facts, question and answer.
+        """
+        chance = self.chance(length, index)
+        facts = PlantedFacts(chance, number_share=1.0)
+        asked = self._asked(facts, chance)
+        insertions = [Insertion(each.statement, chance.random()) for each in self.foreign(facts, asked, length)]
+        is_there = chance.random() >= self.absent
+        if is_there:
+            insertions.append(Insertion(asked.statement, chance.random() ** 2, asked.value))
+        gold = asked.value if is_there else EMPTY
+        return self.planned(length, index, asked.question, (gold,), self._haystack(chance), insertions)
+
+    def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
+        """Other stated facts, which are not answers; none, unless a task has some."""
+        return iter(())
+
+    @staticmethod
+    def _asked(facts: PlantedFacts, chance: random.Random) -> Fact:
+        draw = chance.random()
+        fact = facts.fact()
+        for share, hard in _HARD_VALUES:
+            while 0 <= draw < share and not hard.match(fact.value):
+                fact = facts.fact()
+            draw -= share
+        return fact
+
+    def _haystack(self, chance: random.Random) -> Haystack:
+        text = _text(self.settings.haystack)
+        start = max(text.find(" ", chance.randrange(len(text))), 0)
+        if chance.random() < _BETWEEN_SENTENCES:
+            return Prose(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
+        return Words(text, start)
+
+
+class Alone(_PlantedFact):
+    """The asked fact is the only one."""
+
+    __slots__ = ()
+    title = "alone"
+
+
+class AmongForeign(_PlantedFact):
+    """On average one foreign fact in each chunk; half of them near misses of the asked one, which may be absent."""
+
+    __slots__ = ()
+    title = "among_foreign"
+    absent = _ABSENT
+
+    def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
+        """As many as there are chunks."""
+        taken = {(asked.attribute, asked.entity.lower())}
+        while len(taken) <= max(1, length // _TOKENS_PER_FACT):
+            fact = facts.near_miss(asked) if facts.random.random() < _NEAR_MISSES else facts.fact()
+            key = (fact.attribute, fact.entity.lower())
+            if key not in taken and fact.value != asked.value:
+                taken.add(key)
+                yield fact
+
+
+def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Match[str]]:
+    """Matches from `start` on, then from the beginning, and so on without end."""
+    yield from pattern.finditer(text, start)
+    while True:
+        yield from pattern.finditer(text)
+
+
+@functools.lru_cache(maxsize=1)
+def _text(path: Path | None) -> str:
+    """The whole text: the documents of a file, or docstrings.
+
+    Raises:
+        EvaluationError: there is none.
+    """
+    hint = "Name a UTF-8 file of prose, for example one that recipes.embedded.corpus wrote."
+    if path is None:
+        return "\n\n".join(filter(None, whole_docstrings()))
+    try:
+        text = path.read_text(encoding="utf-8-sig").replace(SEPARATOR, "\n\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"the haystack {path} cannot be read: {error}", hint=hint) from error
+    if not text.strip():
+        raise EvaluationError(f"the haystack {path} holds no text", hint=hint)
+    return text

@@ -1,0 +1,144 @@
+"""The embedded policy's own byte-level BPE: small; every group of one to three digits is a single token.
+
+Ids are ranks: the 256 bytes, then merge results in ascending merge order, then the special tokens. So the file
+converts exactly to a tiktoken encoding. Digits are left out of the learned merges and added as a block before them.
+
+    python -m recipes.embedded.tokenizer --corpus corpus/train.txt --out memagent_graph/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import tiktoken
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL_TOKENS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")
+VOCABULARY = 5120
+TAGS = (
+    "\n<section> x </section>\n<memory> none </memory>\n<problem> x? </problem>\nAnswer in \\boxed{}. \\boxed{ none}"
+    "\nWhat is the number of What's Which Find Tell me Give mentioned in the provided text?"
+)
+
+CHAT_TEMPLATE = (
+    "{%- set carried = namespace(text='') -%}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'system' -%}{%- set carried.text = message['content'] + '\n' -%}"
+    "{%- elif message['role'] == 'user' -%}{{- '<|user|>' + carried.text + message['content'] + '<|end|>' -}}"
+    "{%- set carried.text = '' -%}"
+    "{%- elif message['role'] == 'assistant' -%}{{- '<|assistant|>' + message['content'] + '<|end|>' -}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+def byte_characters() -> list[str]:
+    """GPT-2's printable character for each byte, by byte value."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    stand_ins = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        if byte not in stand_ins:
+            stand_ins[byte] = chr(256 + len(stand_ins) - len(printable))
+    return [stand_ins[byte] for byte in range(256)]
+
+
+def digit_merges() -> list[tuple[str, str]]:
+    """Merges that make all two-digit and then all three-digit strings."""
+    digits = "0123456789"
+    pairs = [(a, b) for a in digits for b in digits]
+    return pairs + [(a + b, c) for a, b in pairs for c in digits]
+
+
+def learned_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
+    """The first `count` merges that BPE learns on the texts with digits removed."""
+    trainee = Tokenizer(models.BPE())
+    trainee.pre_tokenizer = pre_tokenizer()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=256 + count, initial_alphabet=alphabet, show_progress=False)
+    trainee.train_from_iterator((re.sub(r"\d+", " ", text) for text in texts), trainer)
+    merges = json.loads(trainee.to_str())["model"]["merges"]
+    return [(left, right) for left, right in merges]
+
+
+def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    """One Split by `PATTERN`, then bytes."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def build_tokenizer(texts: Iterator[str]) -> Tokenizer:
+    """Train on the texts and assemble the vocabulary in rank order."""
+    merges = digit_merges()
+    merges += learned_merges(texts, VOCABULARY - 256 - len(merges) - len(SPECIAL_TOKENS))
+    tokens = byte_characters() + [left + right for left, right in merges]
+    vocabulary = {token: rank for rank, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ValueError("two merges give the same token")
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_window: int = 1024) -> None:
+    """Write tokenizer.json and tokenizer_config.json for transformers and vLLM."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context_window,
+        "bos_token": None,
+        "eos_token": "<|end|>",
+        "pad_token": "<|pad|>",
+        "additional_special_tokens": ["<|user|>", "<|assistant|>"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def load_encoding(folder: Path) -> tiktoken.Encoding:
+    """The same tokenizer as a tiktoken encoding, which encodes a prompt several times faster."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    values = {character: byte for byte, character in enumerate(byte_characters())}
+    ranks = {bytes(values[character] for character in token): rank for token, rank in vocabulary.items()}
+    specials = {token: len(ranks) + index for index, token in enumerate(SPECIAL_TOKENS)}
+    return tiktoken.Encoding("memagent-embedded", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=specials)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=8_000_000, help="characters of the corpus that are used")
+    arguments = parser.parse_args()
+    text = arguments.corpus.read_text(encoding="utf-8")[: arguments.limit]
+    pieces = (text[start : start + 100_000] for start in range(0, len(text), 100_000))
+    texts = (piece for source in (pieces, iter([TAGS * 20_000])) for piece in source)
+    tokenizer = build_tokenizer(texts)
+    save_tokenizer(tokenizer, arguments.out)
+    encoding = load_encoding(arguments.out)
+    sample = text[:200_000]
+    if encoding.encode_ordinary(sample) != tokenizer.encode(sample).ids:
+        raise SystemExit("the tiktoken conversion disagrees with the tokenizer")
+    density = len(sample) / len(encoding.encode_ordinary(sample))
+    print(f"{tokenizer.get_vocab_size()} tokens, {density:.2f} characters per token")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Supervised training of the embedded policy: it can be killed and resumed at any time, on two CPU cores or one GPU.
+
+    python -m recipes.embedded.train --corpus corpus --out work/embedded --steps 2400 --decay-steps 800
+
+The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
+`plateau.pt`, so a longer run continues from it: `--resume` with a larger `--steps`. Batches depend only on seed and
+step, so a resumed run gets the same ones as an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
+from recipes.embedded.batches import collate, make_batch
+from recipes.embedded.policy_network import Batch, Policy, load_policy, new_policy
+from recipes.embedded.role_examples import RoleRowBuilder
+from recipes.embedded.structured_start import give_structure, token_rarity
+from recipes.embedded.tokenizer import VOCABULARY, load_encoding
+from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
+
+SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
+
+
+def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
+    """The weighted mean loss, and the share of predicted tokens that are right."""
+    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
+        logits = policy.logits(batch).float()
+    each = F.cross_entropy(logits, batch.targets, reduction="none")
+    right = (logits.argmax(-1) == batch.targets).float()
+    return (each * batch.weights).sum() / batch.weights.sum(), right
+
+
+def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
+    """Write a checkpoint to a temporary file, then rename it."""
+    state = {
+        "config": policy.config.to_dict(),
+        "model": policy.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "spent": spent,
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint that `save` wrote."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def choose_checkpoint(out: Path, steps: int) -> Path | None:
+    """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
+    none.
+    """
+    last, plateau = out / "last.pt", out / "plateau.pt"
+    if last.exists() and plateau.exists():
+        state = load_checkpoint(last)
+        spent = state["spent"]
+        return plateau if spent["steps"] < steps and state["step"] > spent["decay_from"] else last
+    return last if last.exists() else plateau if plateau.exists() else None
+
+
+def begin(arguments: argparse.Namespace, policy: Policy, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
+    """Load a checkpoint if the run resumes; its first step, and the time spent so far."""
+    planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
+    source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
+    if source is not None:
+        state = load_checkpoint(source)
+        policy.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        print(f"resumed {source.name} at step {state['step']}", flush=True)
+        return state["step"], state["spent"] | planned
+    (arguments.out / "plateau.pt").unlink(missing_ok=True)  # of another run
+    if arguments.weights_from is not None:
+        print(f"started from the weights of {arguments.weights_from.name}", flush=True)
+    return 0, {"seconds": 0.0, "tokens": 0.0} | planned
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Run the remaining steps."""
+    device = torch.device(arguments.device)
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(arguments.threads)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    form = PromptFormat.load(arguments.shipped, load_encoding(arguments.shipped))
+    train_prose, check_prose = (Prose(arguments.corpus / name) for name in ("train.txt", "held_out.txt"))
+    builder, checker = RowBuilder(form, train_prose), RowBuilder(form, check_prose, held_out=True)
+    if arguments.roles:
+        builder = RoleRowBuilder(form, train_prose, gate_noise=arguments.gate_noise)
+        checker = RoleRowBuilder(form, check_prose, held_out=True)
+    source: Path | None = arguments.weights_from
+    sizes = (arguments.width, arguments.inner, arguments.layers)
+    policy = new_policy(*sizes) if source is None else load_policy(source)
+    if source is None and not arguments.plain_start:
+        if not form.is_section_first:
+            raise SystemExit("the structured start is for prompts with the section first; take --plain-start")
+        rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
+        give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
+    nn.Module.to(policy, device)
+    autocast = not arguments.float32 and bfloat16_is_fast(device)
+    optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    first, spent = begin(arguments, policy, optimizer)
+    planned = f"{arguments.steps} steps of about {arguments.tokens} tokens on {device}"
+    print(f"{policy.num_parameters():,} parameters, {planned}", flush=True)
+    clock, seen, right_all = time.perf_counter(), 0, []
+    for step in range(first, arguments.steps):
+        if step == arguments.steps - arguments.decay_steps:
+            save(arguments.out / "plateau.pt", policy, optimizer, step, spent)
+        ramp = min(1.0, step / arguments.ramp_steps)
+        batch = make_batch(builder, arguments.seed, step, ramp, arguments.tokens).to(device)
+        factor = schedule(step, arguments.steps, arguments.decay_steps)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        loss, right = losses(policy, batch, autocast=autocast)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen += batch.tokens.numel()
+        right_all.append(right.mean().item())
+        if (step + 1) % arguments.log_every == 0 or step + 1 == arguments.steps:
+            now = time.perf_counter()
+            spent = spent | {"seconds": spent["seconds"] + now - clock, "tokens": spent["tokens"] + seen}
+            print(
+                f"step {step + 1} loss {loss.item():.4f} right {sum(right_all) / len(right_all):.4f}"
+                f" rate {factor:.3f} {seen / (now - clock):.0f} tokens/s"
+                f" {spent['tokens'] / 1e6:.2f}M tokens {spent['seconds'] / 60:.1f} min",
+                flush=True,
+            )
+            clock, seen, right_all = now, 0, []
+        if (step + 1) % arguments.check_every == 0 or step + 1 == arguments.steps:
+            save(arguments.out / "last.pt", policy, optimizer, step + 1, spent)
+            print(f"  {check(policy, checker, device, arguments.check_rows)}", flush=True)
+            clock = time.perf_counter()
+
+
+@torch.no_grad()
+def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) -> str:
+    """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
+    rng = random.Random(7)
+    made = [builder.row(rng, 250, 16) for _ in range(rows)]
+    tally: dict[str, list[bool]] = {}
+    for row in made:
+        batch = collate([row]).to(device)
+        logits = policy.logits(batch)
+        right = (logits.argmax(-1) == batch.targets).tolist()
+        for branch in row.branches:
+            tally.setdefault(branch.kind, []).append(all(right[: len(branch.learned)]))
+            del right[: len(branch.learned)]
+    return ", ".join(f"{kind} {sum(results)}/{len(results)}" for kind, results in sorted(tally.items()))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder written by recipes.embedded.corpus")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shipped", type=Path, default=SHIPPED, help="folder with tokenizer and templates")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--weights-from", type=Path, help="a checkpoint, or a policy's folder, to start from")
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--decay-steps", type=int, default=800)
+    parser.add_argument("--ramp-steps", type=int, default=400, help="steps until sections have their full length")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
+    parser.add_argument("--muon-lr", type=float, default=0.003)
+    parser.add_argument("--adamw-lr", type=float, default=0.001)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--inner", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--plain-start", action="store_true", help="no structured start")
+    parser.add_argument("--roles", action="store_true", help="all roles with templates in --shipped")
+    parser.add_argument("--gate-noise", type=float, default=0.0, help="with --roles: share of needless REWRITEs")
+    parser.add_argument("--float32", action="store_true", help="float32 also where bfloat16 is fast")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log-every", type=int, default=20)
+    parser.add_argument("--check-every", type=int, default=100)
+    parser.add_argument("--check-rows", type=int, default=24, help="held-out sections that a check reads")
+    train(parser.parse_args())
+
+
+def schedule(step: int, total: int, decay: int, warmup: int = 20) -> float:
+    """The factor on both learning rates: a short rise, a plateau, then a straight line to zero in the last steps."""
+    return min(1.0, (step + 1) / warmup, (total - step) / max(1, decay))
+
+
+if __name__ == "__main__":
+    main()

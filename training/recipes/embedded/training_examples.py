@@ -1,0 +1,280 @@
+"""Training rows: one section of prose with planted facts, and many questions about it as branches of one sequence.
+
+The trunk of a row is the prompt up to the end of the section. Each branch continues from there with a memory, a problem
+and the scripted reader's reply, and attends only to the trunk and itself: exactly the inference format, with the cost
+of the section shared by all its questions. Answer prompts, which have no section, are separate groups in the same row,
+and so are all prompts whose template has the section after the question: for these a row costs several times as much.
+
+The scripted reader copies a memory that has something; on an empty one it writes the asked value if the whole fact is
+in the section, and otherwise "none".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tiktoken
+
+from memagent_evaluation.planted_facts import Fact, PlantedFacts, ask_again
+
+EMPTY = "none"
+FIRST_WEIGHT = 2.0
+"""Weight of an update's first token, which decides between a value and "none"."""
+_FIELD = re.compile(r"\{(memory|prompt|chunk|subquestion)\}")
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """The shipped templates and tokenizer, combined as by the reader and the chat template."""
+
+    encoding: tiktoken.Encoding
+    shared: str
+    """The beginning of all update prompts on a section: up to its end if the section is first, otherwise empty."""
+    own: str
+    """The rest of an update prompt."""
+    answer: str
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The whole templates of other roles, by name."""
+
+    @classmethod
+    def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
+        """Read the templates of a model folder; if the section is first, a token always ends at its end."""
+        names = ("update.txt", "answer.txt")
+        update, answer = ((folder / "templates" / name).read_text(encoding="utf-8") for name in names)
+        paths = sorted(path for path in (folder / "templates").glob("*.txt") if path.name not in names)
+        others = {path.stem: path.read_text(encoding="utf-8").rstrip("\n") for path in paths}
+        head, separator, tail = update.partition("</section>\n")
+        if separator and "{memory}" not in head and "{prompt}" not in head:
+            return cls(encoding, head + separator, tail, answer, others)
+        return cls(encoding, "", update, answer, others)
+
+    @property
+    def literal(self) -> str:
+        """The text of every update prompt."""
+        return _FIELD.sub("", self.shared + self.own)
+
+    @property
+    def is_section_first(self) -> bool:
+        """Whether questions on a section share the beginning of their prompts."""
+        return bool(self.shared)
+
+    def trunk(self, chunk: str) -> list[int]:
+        """Tokens that the update prompts of all questions on a section begin with."""
+        if not self.is_section_first:
+            return []
+        return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
+
+    def question(self, chunk: str, memory: str, problem: str) -> list[int]:
+        """Tokens of an update prompt after the trunk."""
+        fields = {"{memory}": memory, "{prompt}": problem, "{chunk}": chunk}
+        text = _FIELD.sub(lambda match: fields[match[0]], self.own)
+        begin = [] if self.is_section_first else self._special("<|user|>")
+        return begin + self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
+
+    def role_prompt(self, role: str, **fields: str) -> tuple[list[int], bool]:
+        """Tokens of another role's prompt, and whether they continue a trunk: then only those after it."""
+        text = self.others[role]
+        shares = self.is_section_first and text.startswith(self.shared)
+        filled = _FIELD.sub(lambda match: fields[match[1]], text[len(self.shared) :] if shares else text)
+        begin = [] if shares else self._special("<|user|>")
+        return begin + self.encoding.encode_ordinary(filled) + self._special("<|end|>", "<|assistant|>"), shares
+
+    def question_tags(self) -> set[int]:
+        """Tokens that are in every question part and rarely elsewhere."""
+        return set(self.question("", "", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
+
+    def answer_prompt(self, memory: str, problem: str) -> list[int]:
+        """Tokens of a whole answer prompt."""
+        text = self.answer.replace("{memory}", memory).replace("{prompt}", problem)
+        ids = self.encoding.encode_ordinary(text)
+        return self._special("<|user|>") + ids + self._special("<|end|>", "<|assistant|>")
+
+    def reply(self, text: str) -> list[int]:
+        """Tokens of a completion, ended."""
+        return self.encoding.encode_ordinary(" " + text) + self._special("<|end|>")
+
+    def boxed(self, memory: str) -> list[int]:
+        """Tokens of the final answer."""
+        return self.reply("\\boxed{ " + memory + "}")
+
+    def _special(self, *tokens: str) -> list[int]:
+        return [self.encoding.encode_single_token(token) for token in tokens]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section's text, the facts that are completely in it, and those that its edges cut."""
+
+    text: str
+    present: tuple[Fact, ...]
+    cut: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A prompt's end and its reply: tokens, and (index, target, weight) of each learned token.
+
+    `kind` is the kind of reply: a value read, "none", a memory copied, or a final answer.
+    """
+
+    tokens: list[int]
+    learned: list[tuple[int, int, float]]
+    sees_trunk: bool
+    kind: str
+
+    @classmethod
+    def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> Branch:
+        """The reply's last token is predicted but never read, so it is left out of the tokens."""
+        places = enumerate(reply, start=len(prompt) - 1)
+        learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
+        return cls(prompt + reply[:-1], learned, sees_trunk, kind)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sequence: the trunk's tokens, and the branches that continue from it."""
+
+    trunk: list[int]
+    branches: list[Branch]
+
+    @property
+    def size(self) -> int:
+        """Tokens in all."""
+        return len(self.trunk) + sum(len(branch.tokens) for branch in self.branches)
+
+
+class Prose:
+    """Random pieces of a corpus file."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
+
+    def stretch(self, rng: random.Random, characters: int) -> str:
+        """A piece from a random place."""
+        start = rng.randrange(max(1, len(self.text) - characters))
+        return self.text[start : start + characters]
+
+    def common_words(self, count: int) -> list[str]:
+        """Lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
+        tally = Counter(re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]))
+        return sorted(tally, key=lambda word: (-tally[word], word))[:count]
+
+
+def plant(rng: random.Random, prose: str, statements: Sequence[str], *, in_order: bool = False) -> str:
+    """Insert the statements between words of the prose, mostly after a sentence; in their order if requested."""
+    sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
+    gaps = [match.end() for match in re.finditer(r"\s+", prose)]
+    places = []
+    for statement in statements:
+        pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
+        places.append((rng.choice(pool) if pool else 0, statement))
+    if in_order:
+        places = list(zip(sorted(place for place, _ in places), statements, strict=True))[::-1]
+    for place, statement in sorted(places, key=lambda pair: -pair[0]):
+        before = "\n\n" if rng.random() < 0.25 else ""
+        after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
+        prose = prose[:place] + before + statement + after + prose[place:]
+    return prose
+
+
+def is_readable(fact: Fact, text: str) -> bool | None:
+    """Whether the fact is in the text: True, False, or None if an edge makes it uncertain."""
+    if fact.statement in text:
+        return True
+    if fact.value not in text or fact.entity.split()[-1] not in text or fact.attribute.split()[-1] not in text:
+        return False
+    return None
+
+
+class RowBuilder:
+    """Composes rows from prose and facts; all randomness comes from the given generator."""
+
+    def __init__(self, form: PromptFormat, prose: Prose, *, held_out: bool = False) -> None:
+        self.form = form
+        self.prose = prose
+        self.held_out = held_out
+        self.words = [] if held_out else prose.common_words(6000)
+
+    def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> Section:
+        """About `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
+        planted: list[Fact] = []
+        count = rng.choices((0, 1, 2, 3, 4), (20, 25, 25, 20, 10))[0]
+        used: set[tuple[str, str]] = set()
+        while len(planted) < count:
+            relative = bool(planted) and rng.random() < 0.35
+            fact = facts.near_miss(rng.choice(planted)) if relative else facts.fact()
+            key = (fact.attribute, fact.entity.lower())
+            if key not in used:
+                used.add(key)
+                planted.append(fact)
+        chopped = rng.random() < 0.5
+        text = self.prose.stretch(rng, int(tokens * (4.6 if chopped else 3.6)))
+        text = plant(rng, text, [fact.statement for fact in planted])
+        if chopped or tokens > 400:
+            ids = self.form.encoding.encode_ordinary(text)
+            start = rng.randrange(max(1, len(ids) - tokens)) if chopped else 0
+            text = self.form.encoding.decode(ids[start : start + tokens]).strip("\ufffd")
+        states = [(fact, is_readable(fact, text)) for fact in planted]
+        return Section(
+            text,
+            tuple(fact for fact, state in states if state),
+            tuple(fact for fact, state in states if state is False),
+        )
+
+    def row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
+        """One section with its branches, and two answer prompts."""
+        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words, number_share=1.0)
+        section = self.section(rng, facts, section_tokens)
+        ends = []
+        for _ in range(branches):
+            memory, problem, reply = self.turn(rng, facts, section, hardness)
+            kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
+            prompt = self.form.question(section.text, memory, problem)
+            ends.append(Branch.of(prompt, self.form.reply(reply), self.form.is_section_first, kind, FIRST_WEIGHT))
+        for _ in range(2):
+            memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
+            prompt = self.form.answer_prompt(memory, facts.fact().question)
+            ends.append(Branch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
+        return Row(self.form.trunk(section.text), ends)
+
+    def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
+        """Tokens of update prompts after the section, on an empty memory."""
+        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
+        return [self.form.question("", EMPTY, facts.fact().question) for _ in range(count)]
+
+    def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float) -> tuple[str, str, str]:
+        """Memory, problem and reply of one branch; easy ones ask for facts in the section, hard ones for near
+        misses.
+        """
+        present = section.present
+        draw = rng.random()
+        if draw < 0.12:
+            asked = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
+            memory = self.memory(rng, facts)
+            return memory, asked.question, memory
+        if draw < 0.55 - 0.15 * hardness and present:
+            fact = ask_again(facts, rng.choice(present))
+            return EMPTY, fact.question, fact.value
+        if draw < 0.7 and section.cut:
+            return EMPTY, rng.choice(section.cut).question, EMPTY
+        while True:
+            similar = present and rng.random() < 0.15 + 0.35 * hardness
+            fact = facts.near_miss(rng.choice(present)) if similar else facts.fact()
+            if all((fact.attribute, fact.entity) != (other.attribute, other.entity) for other in present):
+                return EMPTY, fact.question, EMPTY
+
+    def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
+        """A memory to keep: mostly a value, sometimes other words."""
+        draw = rng.random()
+        if draw < 0.8:
+            return facts.fact().value
+        words = self.prose.stretch(rng, 120).split()
+        garbage = " ".join(words[1 : 1 + rng.randint(1, 8)])
+        ids = self.form.encoding.encode_ordinary(garbage)[:24]
+        text = self.form.encoding.decode(ids).replace("\ufffd", "").replace("<", "").strip()
+        return text if text and text != EMPTY else facts.fact().value
