@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -19,8 +21,10 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
 
@@ -37,11 +41,14 @@ class Source:
         index: "debian" or "pypi".
         package: the package's name.
         version: its version, as the index writes it.
-        file: the file's path in the package; of R's data, `path#string that the text begins with`.
+        file: the file's path in the package; with `*` and `?`, all files that match, in the order of their names; of
+            R's data, `path#string that the text begins with`.
         licence: of the text.
         sha256: of the text in UTF-8, as `read` returns it; empty before it is pinned.
         parts: the text between two strings, each time from the last place of the first string to the next place of
             the second; all of the file if there are none.
+        kind: what kind of text it is, such as a manual, a letter or a story.
+        held_out: whether it is kept for measuring.
     """
 
     index: str
@@ -51,12 +58,14 @@ class Source:
     licence: str
     sha256: str
     parts: tuple[tuple[str, str], ...] = ()
+    kind: str = ""
+    held_out: bool = False
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Source:
         """Return the source that a table of a TOML file describes; other keys than a source's are left alone."""
         parts = tuple((begins, ends) for begins, ends in table.get("parts", ()))
-        return cls(**{name: table[name] for name in cls.__slots__ if name != "parts"}, parts=parts)
+        return cls(**{name: table[name] for name in cls.__slots__ if name in table and name != "parts"}, parts=parts)
 
     @property
     def name(self) -> str:
@@ -82,12 +91,10 @@ def read_text(source: Source, cache: Path | None = None) -> str:
     """
     file, _, opening = source.file.partition("#")
     package = _fetch(source, cache or cache_folder())
-    for name, content in _files(package):
-        if name.removeprefix("./") == file:
-            text = _cut(source, _decode(name, content, opening))
-            break
-    else:
+    matches = sorted((name, content) for name, content in _files(package) if fnmatchcase(name.removeprefix("./"), file))
+    if not matches:
         raise SourceError(f"{package.name} has no file {file}", hint="Pin another version, or correct the file's path.")
+    text = _cut(source, "\n\n".join(_decode(name, content, opening) for name, content in matches))
     actual = hashlib.sha256(text.encode()).hexdigest()
     if source.sha256 and actual != source.sha256:
         raise SourceError(
@@ -151,12 +158,56 @@ def _members(archive: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _decode(name: str, content: bytes, opening: str) -> str:
-    """Return a file's text; of R's data, that of the character vector that begins with `opening`."""
+    """Return a file's text: of R's data that of the character vector that begins with `opening`, of JSON all strings
+    that are longer than a line, of HTML what a browser shows.
+    """
     if name.endswith(".rdb"):
-        text = next(text for text in _character_vectors(content) if text.startswith(opening))
-    else:
-        text = (gzip.decompress(content) if name.endswith(".gz") else content).decode("utf-8", errors="replace")
+        return next(text for text in _character_vectors(content) if text.startswith(opening))
+    text = (gzip.decompress(content) if name.endswith(".gz") else content).decode("utf-8", errors="replace")
+    if name.endswith(".json"):
+        text = "\n\n".join(_long_strings(json.loads(text)))
+    elif name.endswith(".html"):
+        page = _Page()
+        page.feed(text)
+        text = re.sub(r"\n\s*\n\s*", "\n\n", "".join(page.pieces)).strip()
     return text.replace("\r\n", "\n")
+
+
+def _long_strings(value: Any) -> Iterator[str]:
+    """Yield the strings of a JSON value that are longer than a line of 80 characters."""
+    if isinstance(value, str):
+        if len(value) > 80:
+            yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _long_strings(item)
+
+
+class _Page(HTMLParser):
+    """The text of a page, its blocks apart; scripts, styles, tables of contents and preformatted text are left out."""
+
+    blocks: Final = frozenset("p div li h1 h2 h3 h4 h5 dt dd tr blockquote title".split())
+    hidden: Final = frozenset("script style pre nav head".split())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self._depth = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a block, or something that is left out."""
+        self._depth += tag in self.hidden
+        self.pieces += ["\n\n"] * (tag in self.blocks)
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a block, or something that is left out."""
+        self._depth -= tag in self.hidden
+        self.pieces += ["\n\n"] * (tag in self.blocks)
+
+    def handle_data(self, data: str) -> None:
+        """Add text."""
+        if self._depth <= 0:
+            self.pieces.append(re.sub(r"\s+", " ", data))
 
 
 def _character_vectors(database: bytes) -> Iterator[str]:
@@ -189,10 +240,3 @@ def _cut(source: Source, text: str) -> str:
             raise SourceError(f"{source.name} has no part {begins!r} to {ends!r}", hint="Correct the part's strings.")
         pieces.append(text[start:end].strip("\n"))
     return "\n\n".join(pieces) if source.parts else text
-
-
-def pin(sources: Sequence[Source]) -> None:
-    """Print the SHA-256 and the length of each text, to be written into its TOML file."""
-    for source in sources:
-        text = read_text(source)
-        print(f"{source.name}: {len(text)} characters, sha256 = {hashlib.sha256(text.encode()).hexdigest()}")
