@@ -42,24 +42,8 @@ END: Final = "<|im_end|>"
 _PER_SECTION: Final = 8
 LIKELY, GAIN = -1.6, 1.5
 """The mean log-prob of an answer's tokens with its section at least, and by how much it is greater than without it."""
-_WRITE: Final = """<|im_start|>system
-You write questions for a reading test. You get a sentence and an answer. Write one short question that asks for exactly that answer. Name the things that the question is about, never write "it" or "this", and use other words than the sentence if you can. Write only the question.<|im_end|>
-<|im_start|>user
-Sentence: The old mill was sold to Harriet Lowe in 1911 because its owner had no children.
-Answer: in 1911<|im_end|>
-<|im_start|>assistant
-When did the old mill get a new owner?<|im_end|>
-<|im_start|>user
-Sentence: The old mill was sold to Harriet Lowe in 1911 because its owner had no children.
-Answer: its owner had no children<|im_end|>
-<|im_start|>assistant
-Why was the old mill sold?<|im_end|>
-<|im_start|>user
-Sentence: The --quiet option suppresses all messages except errors, and is used to run the tool from a script.
-Answer: to run the tool from a script<|im_end|>
-<|im_start|>assistant
-What is the --quiet option for?<|im_end|>
-"""
+_WRITE: Final = Path(__file__).with_name("writing_prompt.txt").read_text("utf-8")
+"""How questions are asked for, with examples."""
 _ASK: Final = """<|im_start|>user
 {section}
 
@@ -71,7 +55,7 @@ The answer in the words of the text is \""""
 _ASKS: Final = {
     "when": r"when|how long|until when|after what|how often|in (?:which|what)",
     "how many": r"how|what is the (?:maximum|minimum|size|length|number|price|limit|default)",
-    "why": r"why|for what|what is the (?:reason|purpose)|what was the (?:reason|purpose)",
+    "why": r"why|for what|what (?:is|was) the (?:reason|purpose)",
     "what for": r"what (?:is|are) .* (?:used )?for|why|what is the purpose|how",
     "where": r"where|in (?:which|what)|from (?:which|where)|to (?:which|where)|at (?:which|what)",
     "who": r"who|whom|by whom|which",
@@ -82,9 +66,11 @@ _ASKS: Final = {
 }
 """How a question for an answer of each kind begins."""
 _POINTING: Final = re.compile(
-    r"\b(?:the sentence|the text|the passage|the answer|mentioned|described here|it|this|that|these|those|he|she|they|his|her|their|you|your)\b",
+    r"\b(?:the (?:sentence|text|passage|answer)|mentioned|described here"
+    r"|it|this|that|these|those|he|she|they|his|her|their|you|your)\b",
     re.IGNORECASE,
 )
+"""What a question must not have, for it points to something that whoever reads the question does not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +140,7 @@ class Writer:
 
     @torch.no_grad()
     def write(self, asked: Sequence[Span]) -> list[str]:
-        """Return a question for each span, greedily, in one batch; the examples before it are forwarded once for all."""
+        """Return a question for each span, greedily, in one batch; the examples are forwarded once for all."""
         prompts = [
             f"<|im_start|>user\nSentence: {span.sentence}\nAnswer: {span.answer}{END}\n<|im_start|>assistant\n"
             for span in asked

@@ -19,7 +19,7 @@ import tarfile
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
@@ -186,8 +186,8 @@ def _long_strings(value: Any) -> Iterator[str]:
 class _Page(HTMLParser):
     """The text of a page, its blocks apart; scripts, styles, tables of contents and preformatted text are left out."""
 
-    blocks: Final = frozenset("p div li h1 h2 h3 h4 h5 dt dd tr blockquote title".split())
-    hidden: Final = frozenset("script style pre nav head".split())
+    blocks: Final = frozenset({"p", "div", "li", "h1", "h2", "h3", "h4", "h5", "dt", "dd", "tr", "blockquote"})
+    hidden: Final = frozenset({"script", "style", "pre", "nav", "head"})
 
     def __init__(self) -> None:
         super().__init__()

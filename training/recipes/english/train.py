@@ -45,7 +45,7 @@ TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"
 RANK: Final = 16
 DECISION_TOKENS, DECISION_WEIGHT = 2, 3.0
 WARM_UP: Final = 10
-SAVE_SECONDS, CHECK_STEPS, CHECK_READINGS = 600.0, 25, 10
+SAVE_SECONDS, CHECK_STEPS, CHECK_READINGS = 600.0, 40, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,8 @@ def run_step(
     progress.examples += len(hits)
     progress.tokens += tokens
     speed = tokens / (time.monotonic() - clock)
-    return f"step {progress.step} loss {total / weight:.4f} sure {sum(hits) / len(hits):.3f} norm {norm:.2f} {speed:.0f} tokens/s"
+    right = sum(hits) / len(hits)
+    return f"step {progress.step} loss {total / weight:.4f} sure {right:.3f} norm {norm:.2f} {speed:.0f} tokens/s"
 
 
 def main() -> None:
