@@ -10,29 +10,31 @@ import pytest
 
 from memagent_evaluation.english_facts import words
 from recipes.english.exclusion import Exclusion
-from recipes.english.facts_in_prose import Span, spans
-from recipes.english.questions import (
+from recipes.english.facts_in_prose import AnswerSpan, spans
+from recipes.english.lessons import NOT_STATED, LessonMaker, plant
+from recipes.english.pinned_texts import read_pins
+from recipes.english.prose_questions import (
     HELD_OUT_ROWS,
     ROWS,
     WRITTEN_ROWS,
-    Question,
+    ProseQuestion,
     cursor,
     is_well_formed,
     questions_on,
     read_rows,
 )
-from recipes.english.readings import NOT_STATED, ReadingMaker, plant
-from recipes.english.sections import SOURCES, Section, cut
-from recipes.english.sources import read_sources
+from recipes.english.sections import SOURCES, ProseSection, cut
 
 PROSE = (
-    "The harbour was built in 1887 because the old one had silted up. The basin can hold forty ships. A guard is on duty "
-    "every Sunday night. The tower was designed by Martha Ellwood Green. Visitors wait in the customs house. "
+    "The harbour was built in 1887 because the old one had silted up. The basin can hold forty ships. A guard is "
+    "on duty every Sunday night. The tower was designed by Martha Ellwood Green. Visitors wait in the customs house. "
 )
 SENTENCE = "The harbour was built in 1887 because the old one had silted up."
-ROW = Question("tales/a.txt", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", SENTENCE)
-OTHER = Question("notes/b.txt", 0, 99, "who", "Who repaired the bell?", "the smith", "It was repaired by the smith.")
-SECTION = Section("tales/a.txt", "story", 0, len(PROSE), PROSE)
+ROW = ProseQuestion("tales/a.txt", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", SENTENCE)
+OTHER = ProseQuestion(
+    "notes/b.txt", 0, 99, "who", "Who repaired the bell?", "the smith", "It was repaired by the smith."
+)
+SECTION = ProseSection("tales/a.txt", "story", 0, len(PROSE), PROSE)
 
 
 def test_sections_end_with_sentences_and_leave_nothing_out() -> None:
@@ -46,7 +48,7 @@ def test_sections_end_with_sentences_and_leave_nothing_out() -> None:
 
 def test_a_table_is_no_prose() -> None:
     assert SECTION.is_prose
-    assert not Section("a", "manual", 0, 9, "| x | 1 | 2 |\n+---+---+---+\n" * 20).is_prose
+    assert not ProseSection("a", "manual", 0, 9, "| x | 1 | 2 |\n+---+---+---+\n" * 20).is_prose
 
 
 def test_spans_are_the_answers_of_several_kinds() -> None:
@@ -72,10 +74,10 @@ def test_spans_are_the_answers_of_several_kinds() -> None:
     ],
 )
 def test_a_question_stands_by_itself_fits_its_kind_and_does_not_hold_its_answer(question, is_kept) -> None:
-    assert is_well_formed(question, Span("when", SENTENCE, "1887")) == is_kept
+    assert is_well_formed(question, AnswerSpan("when", SENTENCE, "1887")) == is_kept
 
 
-class Writer:
+class ScriptedWriter:
     """Answers as it is told: the likelihood of each answer, by what it is shown."""
 
     def __init__(self, here: float, without: float, elsewhere: float) -> None:
@@ -94,9 +96,9 @@ class Writer:
     [(-0.5, -4.0, -4.0, 1), (-2.5, -9.0, -9.0, 0), (-0.5, -0.9, -4.0, 0), (-0.5, -4.0, -0.9, 0)],
 )
 def test_a_question_is_kept_if_only_its_section_answers_it(here, without, elsewhere, count) -> None:
-    other = Section("tales/a.txt", "story", 900, 999, "The bell was repaired.")
+    other = ProseSection("tales/a.txt", "story", 900, 999, "The bell was repaired.")
     counts: dict[str, int] = {}
-    rows = list(questions_on(SECTION, other, Writer(here, without, elsewhere), Exclusion(frozenset()), counts))
+    rows = list(questions_on(SECTION, other, ScriptedWriter(here, without, elsewhere), Exclusion(frozenset()), counts))
     assert len(rows) == count == counts.get("kept", 0)
     assert all((row.answer, row.sentence) == ("1887", SENTENCE) for row in rows)
     assert counts["well formed"] == 1 < counts["spans"]
@@ -106,7 +108,7 @@ def test_an_excluded_question_is_dropped_and_counted() -> None:
     from recipes.english.exclusion import run_hashes
 
     exclusion = Exclusion(frozenset(run_hashes("when did the harbour come into being")))
-    assert not list(questions_on(SECTION, SECTION, Writer(-0.5, -4, -4), exclusion, {}))
+    assert not list(questions_on(SECTION, SECTION, ScriptedWriter(-0.5, -4, -4), exclusion, {}))
     assert exclusion.overlaps == {"question": 1}
 
 
@@ -120,7 +122,7 @@ def test_rows_go_on_after_the_last_section(tmp_path) -> None:
 def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() -> None:
     trained, held_out = read_rows(ROWS, WRITTEN_ROWS), read_rows(HELD_OUT_ROWS)
     Exclusion.load().require_clear(text for row in trained for text in (row.question, row.sentence))
-    sources = {f"{source.package}/{source.file}": source.held_out for source in read_sources(SOURCES)}
+    sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
     assert not any(sources[row.source] for row in trained)
     assert all(sources[row.source] for row in held_out)
     assert not {row.question for row in trained} & {row.question for row in held_out}
@@ -128,12 +130,12 @@ def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() ->
 
 def test_texts_that_questions_are_asked_about_are_no_sources_of_training() -> None:
     path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
-    measured = {(source.package, source.file) for source in read_sources(path, "texts")}
-    assert not measured & {(source.package, source.file) for source in read_sources(SOURCES)}
+    measured = {(source.package, source.file) for source in read_pins(path, "texts")}
+    assert not measured & {(source.package, source.file) for source in read_pins(SOURCES)}
 
 
 def readings(held_out: bool = False) -> list:
-    maker = ReadingMaker([SECTION], [ROW, OTHER], held_out=held_out)
+    maker = LessonMaker([SECTION], [ROW, OTHER], held_out=held_out)
     return [maker.reading(random.Random(number)) for number in range(60)]
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
-from recipes.english.sources import read_sources, read_text
+from recipes.english.pinned_texts import read_pins, read_text
 
 HERE: Final = Path(__file__).parent
 REPOSITORY: Final = HERE.parents[2]
@@ -110,7 +110,7 @@ def excluded_texts(folder: Path = HERE) -> Iterator[tuple[str, str]]:
         for text in tomllib.loads(path.read_text("utf-8"))["texts"]:
             yield from ((name, question["ask"]) for question in text["questions"])
         if "package" in text:
-            yield from ((source.name, read_text(source)) for source in read_sources(path, "texts"))
+            yield from ((source.name, read_text(source)) for source in read_pins(path, "texts"))
     for function in table["documents"]:
         yield from ((function, text) for text in _call(function))
 

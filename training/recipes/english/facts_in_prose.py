@@ -1,7 +1,7 @@
 """Answers to ask for: spans of a section's sentences that say who, when, where, how many, why or which.
 
 A span is found by its form, such as a number with its unit, a date, a name, or what follows "because"; the question is
-written by a language model (`questions.py`) and kept only if the model then answers it with the span.
+written by a language model (`prose_questions.py`) and kept only if the model then answers it with the span.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _VAGUE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AnswerSpan:
     """An answer in a sentence, and what kind of question asks for it."""
 
     kind: str
@@ -80,13 +80,13 @@ def sentences(text: str) -> list[str]:
     ]
 
 
-def spans(text: str) -> Iterator[Span]:
+def spans(text: str) -> Iterator[AnswerSpan]:
     """Yield the spans of a text, at most two of a sentence."""
     for sentence in sentences(text):
-        matches: list[Span] = []
+        matches: list[AnswerSpan] = []
         for kind, form in _FORMS:
             for match in form.finditer(sentence):
                 answer = (match.groupdict().get("a") or match[0]).strip(" ,-")
                 if 1 <= len(answer.split()) <= 12 and not _VAGUE.match(answer):
-                    matches.append(Span(kind, sentence, answer))
+                    matches.append(AnswerSpan(kind, sentence, answer))
         yield from matches[:2]

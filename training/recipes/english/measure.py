@@ -23,8 +23,8 @@ from typing import Any, Final
 from memagent_graph import LocalPolicy, MemAgent
 from memagent_graph.documents import Document
 from memagent_graph.policies.lora import load_adapter
-from recipes.english.readings import TEMPLATES
-from recipes.english.sources import Source, read_text
+from recipes.english.lessons import TEMPLATES
+from recipes.english.pinned_texts import PinnedText, read_text
 
 RUNS: Final = Path(__file__).with_name("natural_runs.jsonl")
 BENCHMARKS: Final = Path(__file__).parents[3] / "benchmarks"
@@ -70,19 +70,19 @@ def is_right(answer: str | None, question: dict[str, Any]) -> bool:
     words = re.findall(r"[\w:.,-]*\w|\S", (answer or "").casefold())
     if "yes_no" in question:
         return words[:1] == [question["yes_no"]]
-    said = f" {' '.join(words)} "
-    return any(all(f" {part} " in said for part in parts) for parts in question["right"])
+    sentence = f" {' '.join(words)} "
+    return any(all(f" {part} " in sentence for part in parts) for parts in question["right"])
 
 
 def texts_of(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:
     """Return the name, the text and the questions of each text of a file of questions."""
     from benchmarks.natural_questions import texts  # noqa: PLC0415  of the repository's root
 
-    known = texts()
+    other_texts = texts()
     return [
         (
             table["name"],
-            read_text(Source.from_table(table)) if "package" in table else known[table["name"]],
+            read_text(PinnedText.from_table(table)) if "package" in table else other_texts[table["name"]],
             table["questions"],
         )
         for table in tomllib.loads(path.read_text("utf-8"))["texts"]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from recipes.english.exclusion import Exclusion
-from recipes.english.sources import Source, read_sources, read_text
+from recipes.english.pinned_texts import PinnedText, read_pins, read_text
 
-SOURCES: Final = Path(__file__).with_name("sources.toml")
+SOURCES: Final = Path(__file__).with_name("prose.toml")
 CHARACTERS_PER_TOKEN: Final = 4.2
 """Of English prose in the base's vocabulary; sections are cut by characters, so that no tokenizer decides."""
 LARGEST_TOKENS: Final = 512
@@ -30,7 +30,7 @@ _TABLE: Final = re.compile(r"[|+=_*#~<>{}\\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ProseSection:
     """A part of a source's text, from character `start` to character `end`."""
 
     source: str
@@ -65,29 +65,29 @@ def cut(text: str, rng: random.Random) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def cut_source(source: Source, text: str) -> Iterator[Section]:
+def cut_source(source: PinnedText, text: str) -> Iterator[ProseSection]:
     """Yield the sections of a source's text."""
     name = f"{source.package}/{source.file}"
     kind = source.kind
     for start, end in cut(text, random.Random(name)):
-        yield Section(name, kind, start, end, text[start:end].strip("\n"))
+        yield ProseSection(name, kind, start, end, text[start:end].strip("\n"))
 
 
-def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[Section]:
+def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[ProseSection]:
     """Return the sections of prose of all sources in the order of the cursor: shuffled, and the kinds in turn.
 
     Sources that are marked as held out are for measuring, and never for training.
     """
     sections = [
         section
-        for source in read_sources(SOURCES)
+        for source in read_pins(SOURCES)
         if source.held_out == held_out
         for section in cut_source(source, read_text(source, cache))
         if section.is_prose and not exclusion.overlap(section.text, "section")
     ]
     random.Random("sections").shuffle(sections)
     turns: Counter[str] = Counter()
-    turn_of: list[tuple[int, str, Section]] = []
+    turn_of: list[tuple[int, str, ProseSection]] = []
     for section in sections:
         turns[section.kind] += 1
         turn_of.append((turns[section.kind], section.kind, section))
@@ -97,7 +97,7 @@ def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | 
 def main() -> None:
     """Print what there is."""
     exclusion = Exclusion.load()
-    for source in read_sources(SOURCES):
+    for source in read_pins(SOURCES):
         text = read_text(source)
         sections = list(cut_source(source, text))
         prose = [section for section in sections if section.is_prose]

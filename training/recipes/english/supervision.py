@@ -1,7 +1,7 @@
 """Supervised training of the adapter of `english`; it can be killed and resumed at any time.
 
-    python -m recipes.english.train --base FOLDER --out FOLDER --minutes 60
-    python -m recipes.english.train --base FOLDER --out FOLDER --minutes 0 --pack     # writes adapter/ of this room
+    python -m recipes.english.supervision --base FOLDER --out FOLDER --minutes 60
+    python -m recipes.english.supervision --base FOLDER --out FOLDER --minutes 0 --pack    # writes adapter/ here
 
 A batch depends on the seed and the step alone, so a resumed run gets the batches that an uninterrupted one gets; the
 step is the data's cursor. A checkpoint is written every ten minutes. An adapter that was packed holds the cursor and
@@ -34,8 +34,8 @@ from memagent_evaluation.english_facts import MoreFacts
 from memagent_training.forward.layouts import lay_out
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from recipes.english.exclusion import Exclusion
-from recipes.english.questions import END, HELD_OUT_ROWS, ROWS, WRITTEN_ROWS, Question, read_rows
-from recipes.english.readings import Conversation, ReadingMaker
+from recipes.english.lessons import Lesson, LessonMaker
+from recipes.english.prose_questions import END, HELD_OUT_ROWS, ROWS, WRITTEN_ROWS, ProseQuestion, read_rows
 from recipes.english.sections import all_sections
 
 HERE: Final = Path(__file__).parent
@@ -45,11 +45,11 @@ TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"
 RANK: Final = 16
 DECISION_TOKENS, DECISION_WEIGHT = 2, 3.0
 WARM_UP: Final = 10
-SAVE_SECONDS, CHECK_STEPS, CHECK_READINGS = 600.0, 40, 4
+SAVE_SECONDS, CHECK_STEPS, CHECK_SECTIONS = 600.0, 40, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class EncodedLesson:
     """A conversation as token ids."""
 
     prompt_ids_P: array[int]
@@ -59,28 +59,30 @@ class Example:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """Where a run is: the data's cursor, and what it has used."""
 
     seed: int
     step: int = 0
+    warm_from: int = 0
+    """The step at which the optimizer began: after it the rate rises."""
     examples: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
 
-def encode(tokenizer: Any, conversation: Conversation) -> Example:
+def encode(tokenizer: Any, conversation: Lesson) -> EncodedLesson:
     """Return a conversation's token ids."""
     prompt = tokenizer(conversation.text, add_special_tokens=False)["input_ids"]
     reply = tokenizer(conversation.reply + END, add_special_tokens=False)["input_ids"]
     name = f"{conversation.role} {'writes' if conversation.writes else 'keeps'}"
-    return Example(array("q", prompt), array("q", reply), name)
+    return EncodedLesson(array("q", prompt), array("q", reply), name)
 
 
-def batch(maker: ReadingMaker, tokenizer: Any, seed: int, step: int, tokens: int) -> list[list[Example]]:
+def batch(maker: LessonMaker, tokenizer: Any, seed: int, step: int, tokens: int) -> list[list[EncodedLesson]]:
     """Return the readings of a step: as many as have about so many tokens, each token of a shared section once."""
     rng = random.Random(f"{seed}/{step}")
-    readings: list[list[Example]] = []
+    readings: list[list[EncodedLesson]] = []
     forwarded = 0
     while forwarded < tokens:
         readings.append([encode(tokenizer, conversation) for conversation in maker.reading(rng)])
@@ -95,7 +97,7 @@ def weighted_loss(scores: LogProbs) -> tuple[Tensor, float]:
     return -(scores.logprobs_BT * weights_BT).sum(), float(weights_BT.sum())
 
 
-def sure(examples: Sequence[Example], scores: LogProbs) -> dict[str, list[bool]]:
+def sure(examples: Sequence[EncodedLesson], scores: LogProbs) -> dict[str, list[bool]]:
     """Return for each reply whether all of its tokens are more likely than not: greedy decoding writes it."""
     lowest_B = scores.logprobs_BT.masked_fill(~scores.mask_BT, 0.0).min(dim=1).values.tolist()
     replies: dict[str, list[bool]] = defaultdict(list)
@@ -104,7 +106,7 @@ def sure(examples: Sequence[Example], scores: LogProbs) -> dict[str, list[bool]]
     return replies
 
 
-def score(model: Any, examples: Sequence[Example]) -> tuple[LogProbs, int]:
+def score(model: Any, examples: Sequence[EncodedLesson]) -> tuple[LogProbs, int]:
     """Return the log-probs of the replies, and how many tokens were forwarded."""
     micro_batch = lay_out(examples, "prefix_tree", pad_id=0)
     with torch.autocast("cpu", torch.bfloat16):
@@ -125,17 +127,17 @@ def load_model(base: Path, adapter: Path | None) -> Any:
     return get_peft_model(model, config)
 
 
-def make_readings(*, held_out: bool) -> ReadingMaker:
+def make_lessons(*, held_out: bool) -> LessonMaker:
     """Return the maker of a split's readings, all of whose prose and questions are clear of the exclusion file."""
     exclusion = Exclusion.load()
-    questions: list[Question] = read_rows(HELD_OUT_ROWS) if held_out else read_rows(ROWS, WRITTEN_ROWS)
+    questions: list[ProseQuestion] = read_rows(HELD_OUT_ROWS) if held_out else read_rows(ROWS, WRITTEN_ROWS)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
     more = None if held_out else MoreFacts.read(RELATIONS)
-    return ReadingMaker(all_sections(exclusion, held_out=held_out), questions, held_out=held_out, more=more)
+    return LessonMaker(all_sections(exclusion, held_out=held_out), questions, held_out=held_out, more=more)
 
 
 @torch.no_grad()
-def check(model: Any, tokenizer: Any, maker: ReadingMaker, readings: int = CHECK_READINGS) -> dict[str, str]:
+def check(model: Any, tokenizer: Any, maker: LessonMaker, readings: int = CHECK_SECTIONS) -> dict[str, str]:
     """Return the share of replies that are written exactly, of held-out prose, people, towns and wordings."""
     replies: dict[str, list[bool]] = defaultdict(list)
     for number in range(readings):
@@ -146,7 +148,7 @@ def check(model: Any, tokenizer: Any, maker: ReadingMaker, readings: int = CHECK
     return {name: f"{sum(values)}/{len(values)}" for name, values in sorted(replies.items())}
 
 
-def save(path: Path, model: Any, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def save(path: Path, model: Any, optimizer: torch.optim.Optimizer, progress: TrainingProgress) -> None:
     """Write a checkpoint: to a temporary file that is then renamed."""
     adapter = {name: value for name, value in model.state_dict().items() if "lora_" in name}
     partial = path.with_suffix(".partial")
@@ -154,7 +156,7 @@ def save(path: Path, model: Any, optimizer: torch.optim.Optimizer, progress: Pro
     partial.replace(path)
 
 
-def pack(model: Any, progress: Progress, folder: Path = PACKED) -> None:
+def pack(model: Any, progress: TrainingProgress, folder: Path) -> None:
     """Write the adapter in bfloat16, with the cursor and the seed, for the next session to go on from."""
     model.to(torch.bfloat16).save_pretrained(str(folder))
     (folder / "README.md").unlink(missing_ok=True)
@@ -172,33 +174,33 @@ def train(arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.out / "last.pt"
     tokenizer: Any = AutoTokenizer.from_pretrained(arguments.base)
-    maker, checker = make_readings(held_out=False), make_readings(held_out=True)
+    maker, checker = make_lessons(held_out=False), make_lessons(held_out=True)
     model = load_model(arguments.base, arguments.adapter)
     learned = [weights for weights in model.parameters() if weights.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0)
-    progress, warm_from = Progress(arguments.seed), 0
+    progress = TrainingProgress(arguments.seed)
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(state["adapter"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
-        progress, warm_from = Progress(**state["progress"]), -WARM_UP
+        progress = TrainingProgress(**state["progress"])
     elif arguments.adapter is not None:
         table = json.loads((arguments.adapter / "progress.json").read_text("utf-8"))
         del table["questions_sha256"]
-        progress = Progress(**table)
-        warm_from = progress.step
+        progress = TrainingProgress(**table)
+        progress.warm_from = progress.step
     print(f"{sum(weights.numel() for weights in learned):,} parameters learn, from {progress}", flush=True)
     saved = begin = time.monotonic()
-    while time.monotonic() - begin < 60 * arguments.minutes:
+    while time.monotonic() - begin < 60 * arguments.minutes and progress.step < arguments.until_step:
         clock = time.monotonic()
-        warmth = min(1.0, (progress.step - warm_from + 1) / WARM_UP)
+        warmth = min(1.0, (progress.step - progress.warm_from + 1) / WARM_UP)
         for group in optimizer.param_groups:
             group["lr"] = arguments.rate * warmth
         line = run_step(
             model,
             optimizer,
             learned,
-            batch(maker, tokenizer, arguments.seed, progress.step, arguments.tokens),
+            batch(maker, tokenizer, progress.seed, progress.step, arguments.tokens),
             progress,
         )
         progress.seconds += time.monotonic() - clock
@@ -209,17 +211,17 @@ def train(arguments: argparse.Namespace) -> None:
             save(checkpoint, model, optimizer, progress)
             saved = time.monotonic()
     save(checkpoint, model, optimizer, progress)
-    print(f"  held out, at the end: {check(model, tokenizer, checker, 2 * CHECK_READINGS)}", flush=True)
+    print(f"  held out, at the end: {check(model, tokenizer, checker, 2 * CHECK_SECTIONS)}", flush=True)
     if arguments.pack:
-        pack(model, progress)
+        pack(model, progress, arguments.pack)
 
 
 def run_step(
     model: Any,
     optimizer: torch.optim.Optimizer,
     learned: Sequence[Tensor],
-    readings: Sequence[Sequence[Example]],
-    progress: Progress,
+    readings: Sequence[Sequence[EncodedLesson]],
+    progress: TrainingProgress,
 ) -> str:
     """Learn from a batch, one reading at a time, and return a line about it."""
     clock = time.monotonic()
@@ -245,19 +247,22 @@ def run_step(
     return f"step {progress.step} loss {total / weight:.4f} sure {right:.3f} norm {norm:.2f} {speed:.0f} tokens/s"
 
 
-def main() -> None:
-    """Command line."""
+def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base", type=Path, required=True, help="the base in transformers' format")
     parser.add_argument("--out", type=Path, required=True, help="where the checkpoint is")
     parser.add_argument("--adapter", type=Path, help="a packed adapter to go on from, if there is no checkpoint")
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further step begins")
-    parser.add_argument("--rate", type=float, default=2e-4)
-    parser.add_argument("--tokens", type=int, default=2400, help="the fewest forwarded tokens of a step")
+    parser.add_argument("--until-step", type=int, default=10**9, help="the step before which the run ends")
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--tokens", type=int, default=1000, help="the fewest forwarded tokens of a step")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pack", action="store_true", help=f"write {PACKED.relative_to(HERE.parents[2])} at the end")
-    train(parser.parse_args())
+    parser.add_argument(
+        "--pack", type=Path, nargs="?", const=PACKED, help="write the adapter there at the end, or here"
+    )
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":
-    main()
+    train(arguments_of())

