@@ -185,6 +185,17 @@ def test_no_held_out_person_or_town_is_trained_on() -> None:
     assert any(exclusion.overlap(one.prompt) for reading in readings(held_out=True) for one in reading)
 
 
+def test_questions_on_other_sections_are_asked_unless_their_answer_is_here_too() -> None:
+    near = ProseQuestion(
+        "tales/a.txt", 900, 999, "who", "Who rang the bell?", "the miller", "The miller rang the bell."
+    )
+    same = ProseQuestion("tales/a.txt", 900, 999, "when", "When was the bell cast?", "1887", "It was cast in 1887.")
+    maker = LessonMaker([SECTION], [ROW, OTHER, near, same])
+    asked = "".join(one.prompt for number in range(60) for one in maker.reading(random.Random(number))).casefold()
+    assert "who rang the bell?" in asked
+    assert "when was the bell cast?" not in asked
+
+
 def test_statements_stand_between_sentences_in_their_order() -> None:
     text = plant(random.Random(2), PROSE, ["First comes A.", "Then comes B."])
     assert text.index("First comes A. ") < text.index("Then comes B. ")

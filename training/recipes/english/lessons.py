@@ -107,7 +107,7 @@ class LessonMaker:
         makers, statements = self._planted(rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4))
         text = plant(rng, section.text, statements)
         here = self._on.get((section.source, section.start), [])
-        elsewhere = [row for row in self._questions if row.source != section.source]
+        elsewhere = self._answered_elsewhere(rng, section)
         quests: list[Inquiry] = []
         while len(quests) < count:
             draw = rng.random()
@@ -122,6 +122,22 @@ class LessonMaker:
         role = rng.choices(list(_ROLES), list(_ROLES.values()))[0]
         conversations = [self._conversation(rng, role, quest, text) for quest in quests]
         return conversations + [self._answer(rng, quest, facts) for quest in rng.sample(quests, max(1, count // 3))]
+
+    def _answered_elsewhere(self, rng: random.Random, section: ProseSection) -> list[ProseQuestion]:
+        """Return questions that the section does not answer: half of the time those on its own source, which resemble
+        what it is about.
+        """
+        text = section.text.casefold()
+        near = [
+            row
+            for row in self._questions
+            if (row.source, row.start) != (section.source, section.start)
+            and row.source == section.source
+            and row.answer.casefold() not in text
+        ]
+        if near and rng.random() < 0.5:
+            return near
+        return [row for row in self._questions if row.source != section.source]
 
     def _conversation(self, rng: random.Random, role: str, quest: Inquiry, section: str) -> Lesson:
         question = _aside(rng, quest.question)
