@@ -89,11 +89,10 @@ def texts_of(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:
     ]
 
 
-def measure(folder: Path, path: Path, strategy: str, only: str | None) -> list[dict[str, Any]]:
-    """Read every text and return each question with its answer."""
+def measure(folder: Path, path: Path, strategy: str, only: str | None, rows: list[dict[str, Any]]) -> None:
+    """Read every text and add each question with its answer to the rows."""
     from benchmarks.natural_questions import is_right as has_substrings  # noqa: PLC0415
 
-    rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory() as store,
         MemAgent(LocalPolicy(folder), strategy=strategy, store=Path(store), run_log=False) as agent,
@@ -116,7 +115,6 @@ def measure(folder: Path, path: Path, strategy: str, only: str | None) -> list[d
                     flush=True,
                 )
             print(f"{name}: {time.monotonic() - clock:.0f} s", flush=True)
-    return rows
 
 
 def main() -> None:
@@ -132,7 +130,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.policy.exists():
         write_policy(arguments.base, arguments.adapter, arguments.policy)
-    rows = measure(arguments.policy, BENCHMARKS / arguments.questions, arguments.strategy, arguments.only)
+    rows: list[dict[str, Any]] = []
+    try:
+        measure(arguments.policy, BENCHMARKS / arguments.questions, arguments.strategy, arguments.only, rows)
+    finally:
+        log_run(arguments, rows)
+
+
+def log_run(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Add a run to the log: also one that was stopped, with what it had read."""
     right = sum(row["right"] for row in rows)
     progress = arguments.adapter / "progress.json" if arguments.adapter else None
     run = {
@@ -148,7 +154,7 @@ def main() -> None:
     }
     with RUNS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(run, ensure_ascii=False) + "\n")
-    print(f"{right} of {len(rows)} right")
+    print(f"{right} of {len(rows)} right", flush=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from recipes.english.sections import all_sections
 HERE: Final = Path(__file__).parent
 PACKED: Final = HERE / "adapter"
 RELATIONS: Final = HERE.parent / "language" / "training_facts.toml"
+BASE: Final = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
 TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK: Final = 16
 DECISION_TOKENS, DECISION_WEIGHT = 2, 3.0
@@ -160,6 +161,9 @@ def pack(model: Any, progress: TrainingProgress, folder: Path) -> None:
     """Write the adapter in bfloat16, with the cursor and the seed, for the next session to go on from."""
     model.to(torch.bfloat16).save_pretrained(str(folder))
     (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    config["base_model_name_or_path"] = BASE
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     digest = sha256(ROWS.read_bytes() + WRITTEN_ROWS.read_bytes()).hexdigest()
     table = {**asdict(progress), "questions_sha256": digest}
     (folder / "progress.json").write_text(json.dumps(table, indent=2) + "\n", "utf-8")
