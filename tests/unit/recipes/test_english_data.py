@@ -1,0 +1,224 @@
+"""The training data of `english`: sections, spans, questions, and the readings that they become."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from memagent_evaluation.english_facts import words
+from recipes.english.exclusion import Exclusion
+from recipes.english.facts_in_prose import AnswerSpan, spans
+from recipes.english.lessons import NOT_STATED, LessonMaker, plant
+from recipes.english.pinned_texts import read_pins
+from recipes.english.prose_questions import (
+    HELD_OUT_ROWS,
+    ROWS,
+    WRITTEN_ROWS,
+    ProseQuestion,
+    cursor,
+    is_well_formed,
+    questions_on,
+    read_rows,
+)
+from recipes.english.sections import SOURCES, ProseSection, cut
+
+PROSE = (
+    "The harbour was built in 1887 because the old one had silted up. The basin can hold forty ships. A guard is "
+    "on duty every Sunday night. The tower was designed by Martha Ellwood Green. Visitors wait in the customs house. "
+)
+SENTENCE = "The harbour was built in 1887 because the old one had silted up."
+ROW = ProseQuestion("tales/a.txt", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", SENTENCE)
+OTHER = ProseQuestion(
+    "notes/b.txt", 0, 99, "who", "Who repaired the bell?", "the smith", "It was repaired by the smith."
+)
+SECTION = ProseSection("tales/a.txt", "story", 0, len(PROSE), PROSE)
+
+
+def test_sections_end_with_sentences_and_leave_nothing_out() -> None:
+    text = PROSE * 40
+    places = list(cut(text, random.Random(1)))
+    assert [start for start, _ in places] == [0, *(end for _, end in places[:-1])]
+    assert places[-1][1] == len(text)
+    assert all(text[:end].rstrip().endswith(".") for _, end in places)
+    assert max(end - start for start, end in places) <= 512 * 4.2
+
+
+def test_a_table_is_no_prose() -> None:
+    assert SECTION.is_prose
+    assert not ProseSection("a", "manual", 0, 9, "| x | 1 | 2 |\n+---+---+---+\n" * 20).is_prose
+
+
+def test_spans_are_the_answers_of_several_kinds() -> None:
+    assert {(span.kind, span.answer) for span in spans(PROSE)} >= {
+        ("when", "1887"),
+        ("why", "the old one had silted up"),
+        ("how many", "forty ships"),
+        ("who", "Martha Ellwood Green"),
+        ("where", "in the customs house"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("question", "is_kept"),
+    [
+        ("When was the harbour built?", True),
+        ("When was it built?", False),
+        ("Where was the harbour built?", False),
+        ("Was the harbour built in 1887 or when?", False),
+        ("When was the harbour built in 1887 opened?", False),
+        ("When was the harbour built", False),
+        ("When did the sentence say so?", False),
+    ],
+)
+def test_a_question_stands_by_itself_fits_its_kind_and_does_not_hold_its_answer(question, is_kept) -> None:
+    assert is_well_formed(question, AnswerSpan("when", SENTENCE, "1887")) == is_kept
+
+
+class ScriptedWriter:
+    """Answers as it is told: the likelihood of each answer, by what it is shown."""
+
+    def __init__(self, here: float, without: float, elsewhere: float) -> None:
+        self.here, self.without, self.elsewhere = here, without, elsewhere
+
+    def write(self, asked):
+        return ["When did the harbour come into being?" if span.answer == "1887" else "nonsense" for span in asked]
+
+    def likelihood(self, section, pairs):
+        score = self.here if section == PROSE else self.elsewhere if "bell" in section else self.without
+        return [score] * len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("here", "without", "elsewhere", "count"),
+    [(-0.5, -4.0, -4.0, 1), (-2.5, -9.0, -9.0, 0), (-0.5, -0.9, -4.0, 0), (-0.5, -4.0, -0.9, 0)],
+)
+def test_a_question_is_kept_if_only_its_section_answers_it(here, without, elsewhere, count) -> None:
+    other = ProseSection("tales/a.txt", "story", 900, 999, "The bell was repaired.")
+    counts: dict[str, int] = {}
+    rows = list(questions_on(SECTION, other, ScriptedWriter(here, without, elsewhere), Exclusion(frozenset()), counts))
+    assert len(rows) == count == counts.get("kept", 0)
+    assert all((row.answer, row.sentence) == ("1887", SENTENCE) for row in rows)
+    assert counts["well formed"] == 1 < counts["spans"]
+
+
+def test_an_excluded_question_is_dropped_and_counted() -> None:
+    from recipes.english.exclusion import run_hashes
+
+    exclusion = Exclusion(frozenset(run_hashes("when did the harbour come into being")))
+    assert not list(questions_on(SECTION, SECTION, ScriptedWriter(-0.5, -4, -4), exclusion, {}))
+    assert exclusion.overlaps == {"question": 1}
+
+
+def test_rows_go_on_after_the_last_section(tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert (cursor(path), read_rows(path)) == (0, [])
+    path.write_text(f"{ROW.row()}\n{json.dumps({'sections': 7})}\n", "utf-8")
+    assert (cursor(path), read_rows(path, path)) == (7, [ROW, ROW])
+
+
+def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() -> None:
+    trained, held_out = read_rows(ROWS, WRITTEN_ROWS), read_rows(HELD_OUT_ROWS)
+    Exclusion.load().require_clear(text for row in trained for text in (row.question, row.sentence))
+    sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
+    assert not any(sources[row.source] for row in trained)
+    assert all(sources[row.source] for row in held_out)
+    assert not {row.question for row in trained} & {row.question for row in held_out}
+
+
+def test_texts_that_questions_are_asked_about_are_no_sources_of_training() -> None:
+    path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
+    measured = {(source.package, source.file) for source in read_pins(path, "texts")}
+    assert not measured & {(source.package, source.file) for source in read_pins(SOURCES)}
+
+
+def readings(held_out: bool = False) -> list:
+    maker = LessonMaker([SECTION], [ROW, OTHER], held_out=held_out)
+    return [maker.reading(random.Random(number)) for number in range(60)]
+
+
+def parts(prompt: str) -> tuple[str, str]:
+    return prompt.partition("<section>\n")[2].partition("\n</section>")[0], prompt.partition("<memory>\n")[2].partition(
+        "\n</memory>"
+    )[0]
+
+
+def test_a_reply_keeps_the_notes_or_adds_sentences_of_the_section() -> None:
+    kept = written = 0
+    for conversation in (one for reading in readings() for one in reading if one.role != "answer"):
+        section, before = parts(conversation.prompt)
+        reply = conversation.reply
+        if conversation.role == "gated_update" and not conversation.writes:
+            assert reply == "KEEP"
+            reply = before
+        after = reply.removeprefix("REWRITE\n")
+        if not conversation.writes:
+            assert after == before
+            kept += 1
+        else:
+            written += 1
+            new = after.removeprefix(before).strip()
+            assert new in section or all(part in section for part in new.split(". ")[-1:]), (new, section)
+    assert 0.3 < kept / (kept + written) < 0.75
+
+
+def test_all_conversations_on_a_section_share_its_tokens() -> None:
+    for reading in readings():
+        beginnings = {one.text.partition("</section>")[0] for one in reading if one.role != "answer"}
+        assert len(beginnings) == 1
+
+
+def test_answers_are_in_the_notes_or_not_stated() -> None:
+    answers = [one for reading in readings() for one in reading if one.role == "answer"]
+    for one in answers:
+        answer, notes = one.reply.removeprefix("\\boxed{").removesuffix("}"), parts(one.prompt)[1]
+        assert one.writes == (answer != NOT_STATED)
+        assert answer in {NOT_STATED, "yes", "no"} or all(part in notes for part in answer.split(", "))
+    assert 0.2 < sum(one.writes for one in answers) / len(answers) < 0.9
+
+
+def test_no_held_out_person_or_town_is_trained_on() -> None:
+    exclusion = Exclusion(frozenset(), frozenset(name.casefold() for name in words("first_names", held_out=True)))
+    assert not any(exclusion.overlap(one.prompt + one.reply) for reading in readings() for one in reading)
+    assert any(exclusion.overlap(one.prompt) for reading in readings(held_out=True) for one in reading)
+
+
+def test_questions_on_other_sections_are_asked_unless_their_answer_is_here_too() -> None:
+    near = ProseQuestion(
+        "tales/a.txt", 900, 999, "who", "Who rang the bell?", "the miller", "The miller rang the bell."
+    )
+    same = ProseQuestion("tales/a.txt", 900, 999, "when", "When was the bell cast?", "1887", "It was cast in 1887.")
+    maker = LessonMaker([SECTION], [ROW, OTHER, near, same])
+    asked = "".join(one.prompt for number in range(60) for one in maker.reading(random.Random(number))).casefold()
+    assert "who rang the bell?" in asked
+    assert "when was the bell cast?" not in asked
+
+
+def test_statements_stand_between_sentences_in_their_order() -> None:
+    text = plant(random.Random(2), PROSE, ["First comes A.", "Then comes B."])
+    assert text.index("First comes A. ") < text.index("Then comes B. ")
+    assert text.replace("First comes A. ", "").replace("Then comes B. ", "") == PROSE
+
+
+def test_readings_depend_on_the_generator_alone() -> None:
+    assert readings() == readings()
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "is_right"),
+    [
+        ("No, it was cut off.", {"yes_no": "no"}, True),
+        ("not stated", {"yes_no": "no"}, False),
+        ("Yes", {"yes_no": "no"}, False),
+        ("about fifty guineas.", {"right": [["fifty", "guineas"]]}, True),
+        ("fifteen", {"right": [["fifty"], ["15"]]}, False),
+        ("by a 3:1 majority", {"right": [["3:1"]]}, True),
+        (None, {"right": [["six"]]}, False),
+    ],
+)
+def test_answers_are_graded_by_whole_words(answer, question, is_right) -> None:
+    from recipes.english.measure import is_right as grade
+
+    assert grade(answer, question) == is_right

@@ -1,0 +1,95 @@
+"""Texts out of packages: found, cut, and refused if they are not the ones that were pinned."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import struct
+import tarfile
+import zipfile
+import zlib
+
+import pytest
+
+from recipes.english.pinned_texts import PinnedText, PinnedTextError, read_pins, read_text
+
+TEXT = "Contents\nOne\nTwo\n\nOne\r\nThe first part.\nTwo\nThe second part.\n"
+
+
+def source(sha256: str = "", **changes) -> PinnedText:
+    table = {"index": "debian", "package": "tales", "version": "1:2-3", "file": "usr/share/doc/tales.txt.gz",
+             "licence": "MIT", "sha256": sha256, **changes}  # fmt: skip
+    return PinnedText.from_table(table)
+
+
+def member(name: str, content: bytes) -> bytes:
+    header = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+    return header + content + b"\n" * (len(content) % 2)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    (tmp_path / "packages").mkdir()
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:xz") as archive:
+        r_data = struct.pack(">I", 0x10) + struct.pack(">I", 2)
+        for line in (b"A TALE", b"It was night."):
+            r_data += struct.pack(">Ii", 9, len(line)) + line
+        block = zlib.compress(b"\0" * 23 + r_data)
+        for name, content in (("./usr/share/doc/tales.txt.gz", gzip.compress(TEXT.encode())),
+                              ("./usr/lib/data.rdb", struct.pack(">I", 9) + block)):  # fmt: skip
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    package = b"!<arch>\n" + member("debian-binary", b"2.0") + member("data.tar.xz", stream.getvalue())
+    (tmp_path / "packages" / "tales_1%3a2-3_all.deb").write_bytes(package)
+    with zipfile.ZipFile(tmp_path / "packages" / "old_tales-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("old_tales/README.md", "Once.")
+    return tmp_path
+
+
+def test_a_debian_package_is_read_without_running_anything(cache) -> None:
+    assert read_text(source(), cache) == TEXT.replace("\r\n", "\n")
+
+
+def test_a_wheel_is_read(cache) -> None:
+    wheel = source(index="pypi", package="old-tales", version="1.0", file="old_tales/README.md")
+    assert read_text(wheel, cache) == "Once."
+
+
+def test_a_part_begins_at_the_last_place_of_its_first_string(cache) -> None:
+    assert read_text(source(parts=[["One", "Two"]]), cache) == "One\nThe first part."
+    with pytest.raises(PinnedTextError, match="has no part 'Three'"):
+        read_text(source(parts=[["Three", "Two"]]), cache)
+
+
+def test_a_character_vector_of_r_is_lines_of_text(cache) -> None:
+    assert read_text(source(file="usr/lib/data.rdb#A TALE"), cache) == "A TALE\nIt was night."
+
+
+def test_another_text_than_the_pinned_one_is_refused(cache) -> None:
+    right = hashlib.sha256(TEXT.replace("\r\n", "\n").encode()).hexdigest()
+    assert read_text(source(right), cache)
+    with pytest.raises(PinnedTextError, match=f"SHA-256 {right}, not 00"):
+        read_text(source("00"), cache)
+
+
+def test_a_missing_file_and_an_unknown_index_are_named(cache) -> None:
+    with pytest.raises(PinnedTextError, match="has no file usr/share/poem"):
+        read_text(source(file="usr/share/poem"), cache)
+    with pytest.raises(PinnedTextError, match="unknown index 'cpan'"):
+        read_text(source(index="cpan"), cache)
+
+
+def test_all_forty_questions_have_a_right_answer_and_a_pinned_text() -> None:
+    import tomllib
+    from pathlib import Path
+
+    path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
+    texts = tomllib.loads(path.read_text("utf-8"))["texts"]
+    questions = [question for text in texts for question in text["questions"]]
+    assert (len(texts), len(questions)) == (8, 40)
+    assert all(question.get("yes_no") in {"yes", "no"} or question["right"] for question in questions)
+    assert sum(text["kind"] in {"story", "letter"} for text in texts) >= 2
+    assert all(len(text.sha256) == 64 for text in read_pins(path, "texts"))

@@ -1,0 +1,1 @@
+"""How the policy `english` was made: its texts and questions, the data that they become, and its training."""

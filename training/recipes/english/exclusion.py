@@ -1,0 +1,146 @@
+"""What no training data may hold: the texts and questions that the policy is measured on, and near-duplicates of them.
+
+`exclusion.toml` lists them, and `exclusion.bin` holds the hashes of their runs of 13 words, so that data can be made on
+a machine that has none of the texts. A text overlaps if any 13 of its words in a row, without case and punctuation, are
+also 13 words in a row of an excluded text; a short text, such as a question, if all of its words are those of an
+excluded one. Whatever makes data asks here for every text (`Exclusion.overlap`) and drops and counts what overlaps.
+
+    python -m recipes.english.exclusion            # writes exclusion.bin again, after a change of exclusion.toml
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import importlib.metadata
+import pydoc_data.topics
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.errors import MemAgentError
+from recipes.english.pinned_texts import read_pins, read_text
+
+HERE: Final = Path(__file__).parent
+REPOSITORY: Final = HERE.parents[2]
+RUN_WORDS: Final = 13
+_WORD: Final = re.compile(r"[^\W_]+")
+
+
+class ExclusionError(MemAgentError):
+    """An excluded text cannot be read, or excluded words are in training data."""
+
+
+def normalized(text: str) -> list[str]:
+    """Return a text's words in lower case; words that were hyphenated at the end of a line are whole again."""
+    return _WORD.findall(re.sub(r"(?<=[a-z])-\n\s*(?=[a-z])", "", text).casefold())
+
+
+def run_hashes(text: str) -> Iterator[int]:
+    """Yield a 64-bit hash of each run of 13 words, or of all words of a text that has fewer."""
+    words = normalized(text)
+    for start in range(max(1, len(words) - RUN_WORDS + 1)):
+        run = " ".join(words[start : start + RUN_WORDS])
+        if run:
+            yield int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(slots=True)
+class Exclusion:
+    """Hashes of excluded runs of words, and excluded names; counts what it finds."""
+
+    hashes: frozenset[int]
+    names: frozenset[str] = frozenset()
+    """Single words, such as held-out people and towns, in lower case."""
+    overlaps: dict[str, int] = field(default_factory=dict)
+    """How many texts of each kind overlapped."""
+
+    @classmethod
+    def load(cls, folder: Path = HERE) -> Exclusion:
+        """Read `exclusion.bin` and the names of `exclusion.toml`.
+
+        Raises:
+            ExclusionError: one of them is missing, so that nothing may be made.
+        """
+        try:
+            table = tomllib.loads((folder / "exclusion.toml").read_text("utf-8"))
+            content = (folder / "exclusion.bin").read_bytes()
+        except OSError as error:
+            raise ExclusionError(f"the exclusion file cannot be read: {error}", hint="Restore it from git.") from error
+        hashes = array.array("Q", content)
+        names = (name.casefold() for module in table["names"] for name in _call(module))
+        return cls(frozenset(hashes), frozenset(names))
+
+    def overlap(self, text: str, kind: str = "text") -> bool:
+        """Return whether a text shares a run of words, or a held-out name, with an excluded one, and count it."""
+        is_excluded = any(run in self.hashes for run in run_hashes(text)) or not self.names.isdisjoint(normalized(text))
+        if is_excluded:
+            self.overlaps[kind] = self.overlaps.get(kind, 0) + 1
+        return is_excluded
+
+    def require_clear(self, texts: Iterable[str]) -> None:
+        """Raise an error if any of the texts overlaps: the last check before rows are trained on.
+
+        Raises:
+            ExclusionError: names the text's beginning.
+        """
+        for text in texts:
+            if self.overlap(text):
+                raise ExclusionError(
+                    f"training data overlap with what the policy is measured on: {text[:80]!r}",
+                    hint="Make the rows again with this exclusion file; older ones may be from before it.",
+                )
+
+
+def excluded_texts(folder: Path = HERE) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of everything that `exclusion.toml` lists."""
+    table = tomllib.loads((folder / "exclusion.toml").read_text("utf-8"))
+    for name in table["files"]:
+        yield name, (REPOSITORY / name).read_text("utf-8")
+    for name in table["manuals"]:
+        yield name, str(importlib.metadata.metadata(name).get_payload())  # type: ignore[attr-defined]
+    for name in table["topics"]:
+        yield name, pydoc_data.topics.topics[name]
+    for name in table["questions"]:
+        path = REPOSITORY / name
+        for text in tomllib.loads(path.read_text("utf-8"))["texts"]:
+            yield from ((name, question["ask"]) for question in text["questions"])
+        if "package" in text:
+            yield from ((source.name, read_text(source)) for source in read_pins(path, "texts"))
+    for function in table["documents"]:
+        yield from ((function, text) for text in _call(function))
+
+
+def _call(function: str) -> Iterable[str]:
+    """Return what a function, written as `module:name`, returns."""
+    module, _, name = function.partition(":")
+    result: Any = getattr(importlib.import_module(module), name)()
+    return tuple(result)
+
+
+def held_out_names() -> Iterator[str]:
+    """Yield the people and the towns that `memagent_evaluation` keeps for measuring."""
+    from memagent_evaluation.english_facts import words  # noqa: PLC0415  only to write and to load the names
+
+    for kind in ("first_names", "family_names", "towns"):
+        yield from words(kind, held_out=True)
+
+
+def main() -> None:
+    """Write `exclusion.bin`."""
+    hashes: set[int] = set()
+    for name, text in excluded_texts():
+        before = len(hashes)
+        hashes.update(run_hashes(text))
+        if len(text) > 200:
+            print(f"{name}: {len(text)} characters, {len(hashes) - before} runs")
+    (HERE / "exclusion.bin").write_bytes(array.array("Q", sorted(hashes)).tobytes())
+    print(f"{len(hashes)} runs of {RUN_WORDS} words")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Conversations to learn: what a good reader replies to a section, and answers from its notes.
+
+A section is real prose, in most with facts planted between its sentences. Each question about it comes with the notes
+that a reader may have at that point. Notes are sentences of the document, unchanged, one after the other; no notes are
+"none". Most sections of a document say nothing about a question, so keeping is about half of what is learnt.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts
+from memagent_graph.prompts import Prompts, load_prompts, template_file
+from recipes.english.prose_questions import ProseQuestion
+from recipes.english.sections import ProseSection
+
+TEMPLATES: Final = Path(__file__).with_name("templates")
+NOT_STATED: Final = "not stated"
+EMPTY: Final = "none"
+CONTROL_TOKENS: Final = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]?[A-Z])")
+_ASIDES: Final = (
+    "According to the text, {q}", "Tell me: {q}", "I would like to know: {q}", "{q} Answer briefly.",
+    "Please answer this: {q}", "In this document, {q}", "{q} Thank you.",
+)  # fmt: skip
+_ROLES: Final = {"update": 0.5, "gated_update": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A question, a reader's notes before and after a section, and what the notes after it answer."""
+
+    question: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    answer: str
+
+    @property
+    def adds(self) -> bool:
+        """Whether the section says something that the notes lack."""
+        return self.before != self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One prompt of a role, as text, and the reply to learn."""
+
+    role: str
+    prompt: str
+    reply: str
+    writes: bool
+    """Whether the reply adds something of the section, or answers something else than "not stated"."""
+
+    @property
+    def text(self) -> str:
+        """The whole conversation in the base's chat format."""
+        return f"<|im_start|>user\n{self.prompt}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def english_prompts() -> Prompts:
+    """Return the policy's prompts: the roles of `overwrite` and of `gated`."""
+    prompts = load_prompts(
+        update_file=TEMPLATES / "update.txt",
+        answer_file=TEMPLATES / "answer.txt",
+        empty_memory=EMPTY,
+        control_tokens=CONTROL_TOKENS,
+    )
+    return replace(prompts, others={"gated_update": template_file(TEMPLATES / "gated_update.txt")})
+
+
+class LessonMaker:
+    """Composes conversations; all randomness comes from the generator that each call is given.
+
+    Args:
+        sections: the prose, in any order.
+        questions: those on the sections' prose.
+        held_out: whether people, towns, relations' wordings and frames are those that are kept for measuring.
+        more: further relations to train on.
+    """
+
+    def __init__(
+        self,
+        sections: Sequence[ProseSection],
+        questions: Sequence[ProseQuestion],
+        *,
+        held_out: bool = False,
+        more: MoreFacts | None = None,
+    ) -> None:
+        self._sections, self._held_out, self._more = sections, held_out, more
+        self._prompts = english_prompts()
+        self._on: dict[tuple[str, int], list[ProseQuestion]] = {}
+        for question in questions:
+            self._on.setdefault((question.source, question.start), []).append(question)
+        self._with_questions = [section for section in sections if (section.source, section.start) in self._on]
+        self._questions = list(questions)
+
+    def reading(self, rng: random.Random, count: int = 9) -> list[Lesson]:
+        """Return `count` conversations of one role on one section, and a third as many answers from notes."""
+        has_questions = bool(self._with_questions) and rng.random() < 0.6
+        section = rng.choice(self._with_questions if has_questions else self._sections)
+        facts = EnglishFacts(rng, held_out=self._held_out, more=self._more)
+        makers, statements = self._planted(rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4))
+        text = plant(rng, section.text, statements)
+        here = self._on.get((section.source, section.start), [])
+        elsewhere = self._answered_elsewhere(rng, section)
+        quests: list[Inquiry] = []
+        while len(quests) < count:
+            draw = rng.random()
+            if here and draw < 0.45:
+                quests.append(self._of_prose(rng, rng.choice(here), elsewhere))
+            elif elsewhere and draw < 0.65:
+                quests.append(self._of_other_prose(rng, rng.choice(elsewhere), elsewhere))
+            elif makers:
+                quests.append(rng.choice(makers)(rng))
+            else:
+                quests.append(self._absent(facts))
+        role = rng.choices(list(_ROLES), list(_ROLES.values()))[0]
+        conversations = [self._conversation(rng, role, quest, text) for quest in quests]
+        return conversations + [self._answer(rng, quest, facts) for quest in rng.sample(quests, max(1, count // 3))]
+
+    def _answered_elsewhere(self, rng: random.Random, section: ProseSection) -> list[ProseQuestion]:
+        """Return questions that the section does not answer: half of the time those on its own source, which resemble
+        what it is about.
+        """
+        text = section.text.casefold()
+        near = [
+            row
+            for row in self._questions
+            if (row.source, row.start) != (section.source, section.start)
+            and row.source == section.source
+            and row.answer.casefold() not in text
+        ]
+        if near and rng.random() < 0.5:
+            return near
+        return [row for row in self._questions if row.source != section.source]
+
+    def _conversation(self, rng: random.Random, role: str, quest: Inquiry, section: str) -> Lesson:
+        question = _aside(rng, quest.question)
+        before, after = (" ".join(notes) or EMPTY for notes in (quest.before, quest.after))
+        prompt = self._prompts.messages(role, question, memory=before, chunk=section)[0]["content"]
+        reply = after if role == "update" else f"REWRITE\n{after}" if quest.adds else "KEEP"
+        return Lesson(role, prompt, reply, quest.adds)
+
+    def _answer(self, rng: random.Random, quest: Inquiry, facts: EnglishFacts) -> Lesson:
+        """An answer from the notes after a section; one in five from notes that do not answer."""
+        notes, answer = quest.after, quest.answer
+        if rng.random() < 0.2:
+            notes, answer = tuple(facts.fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
+        prompt = self._prompts.messages("answer", _aside(rng, quest.question), memory=" ".join(notes))[0]["content"]
+        return Lesson("answer", prompt, f"\\boxed{{{answer}}}", answer != NOT_STATED)
+
+    def _of_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
+        """A question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
+        noise = _mistakes(rng, others)
+        if rng.random() < 0.2:
+            return Inquiry(row.question, (row.sentence,), (row.sentence,), row.answer)
+        return Inquiry(row.question, noise, (*noise, row.sentence), row.answer)
+
+    def _of_other_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
+        """A question that this section does not answer; an earlier one may have done so."""
+        noise = _mistakes(rng, others)
+        is_noted = rng.random() < 0.4
+        notes = (*noise, row.sentence) if is_noted else noise
+        return Inquiry(row.question, notes, notes, row.answer if is_noted else NOT_STATED)
+
+    def _planted(
+        self, rng: random.Random, facts: EnglishFacts, count: int
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """Functions that make quests, and the statements that the section needs for them, in order."""
+        makers: list[Callable[[random.Random], Inquiry]] = []
+        statements: list[str] = []
+        kinds = (self._one, self._change, self._two, self._list, self._whether)
+        for kind in rng.choices(kinds, (36, 18, 20, 12, 14), k=count):
+            new_makers, new_statements = kind(rng, facts)
+            makers += new_makers
+            statements += new_statements
+        if makers:
+            makers.append(lambda rng: self._absent(facts))
+        return makers, statements
+
+    def _absent(self, facts: EnglishFacts) -> Inquiry:
+        """Nothing here answers."""
+        return Inquiry(facts.question(facts.fact())[0], (), (), NOT_STATED)
+
+    def _one(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """A fact, and in most sections one that resembles it and may be asked about elsewhere."""
+        fact = facts.fact()
+        miss, other = facts.near_miss(fact), facts.near_miss(fact)
+
+        def here(rng: random.Random) -> Inquiry:
+            question, answer = facts.question(fact)
+            if rng.random() < 0.2:
+                notes = (facts.state(fact.relation, fact.subject, fact.value),)
+                return Inquiry(question, notes, notes, answer)
+            noise = (other.statement,) if rng.random() < 0.3 else ()
+            return Inquiry(question, noise, (*noise, fact.statement), answer)
+
+        def elsewhere(rng: random.Random) -> Inquiry:
+            question, answer = facts.question(other)
+            notes = (other.statement,) if rng.random() < 0.5 else ()
+            return Inquiry(question, notes, notes, answer if notes else NOT_STATED)
+
+        statements = [fact.statement, *([miss.statement] if rng.random() < 0.7 else [])]
+        return [here, here, elsewhere], rng.sample(statements, len(statements))
+
+    def _change(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """A value that changes: what is said last counts, and replaces what the notes say."""
+        old = facts.fact(facts.relation(changes=True))
+        new, miss = facts.change(old), facts.near_miss(old)
+        both = rng.random() < 0.3
+
+        def ask_change(rng: random.Random) -> Inquiry:
+            question, answer = facts.question(new)
+            notes = (old.statement,) if not both and rng.random() < 0.75 else ()
+            return Inquiry(question, notes, (new.statement,), answer)
+
+        def other(rng: random.Random) -> Inquiry:
+            question, answer = facts.question(miss)
+            return Inquiry(question, (miss.statement,), (miss.statement,), answer)
+
+        return [ask_change, ask_change, other], [*([old.statement] if both else []), new.statement]
+
+    def _two(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """Two facts that only together answer, in either order, or only one of them."""
+        chain, question = facts.chain(2)
+        first, second = chain
+        split = rng.choice(("both", "first", "second"))
+        facts_here = {"both": rng.sample(chain, 2), "first": [first], "second": [second]}[split]
+        answer = second.value
+
+        def ask(rng: random.Random) -> Inquiry:
+            if split == "both":
+                return Inquiry(question, (), (first.statement, second.statement), answer)
+            if split == "first":
+                return Inquiry(question, (), (first.statement,), NOT_STATED)
+            return Inquiry(question, (first.statement,), (first.statement, second.statement), answer)
+
+        return [ask, ask], [fact.statement for fact in facts_here]
+
+    def _list(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """Several values of one subject, some of them in the notes already."""
+        relation = facts.relation(plural=True)
+        items: list[EnglishFact] = [facts.fact(relation)]
+        items += [facts.fact(relation, subject=items[0].subject) for _ in range(rng.randint(1, 2))]
+        question = rng.choice(relation.plural_questions).replace("{s}", items[0].subject)
+        old = items[: rng.randint(0, len(items) - 1)]
+        new = items[len(old) :]
+
+        def ask(rng: random.Random) -> Inquiry:
+            before = tuple(fact.statement for fact in old)
+            after = (*before, *(fact.statement for fact in new))
+            return Inquiry(question, before, after, ", ".join(fact.value for fact in items))
+
+        return [ask, ask], [fact.statement for fact in new]
+
+    def _whether(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """A question of yes or no: about what is said, or about another value."""
+        fact = facts.fact()
+        miss = facts.fact(fact.relation)
+
+        def ask(rng: random.Random) -> Inquiry:
+            is_true = rng.random() < 0.5
+            claim = facts.state(fact.relation, fact.subject, fact.value if is_true else miss.value).rstrip(".")
+            question = rng.choice(("Is it true that {c}?", "{c}: yes or no?", "Does the text say that {c}?"))
+            return Inquiry(question.format(c=claim), (), (fact.statement,), "yes" if is_true else "no")
+
+        return [ask], [fact.statement]
+
+
+def plant(rng: random.Random, text: str, statements: Sequence[str]) -> str:
+    """Return the text with the statements in it, in order, each between two sentences."""
+    places = [match.end() for match in _SENTENCE_END.finditer(text)] or [len(text)]
+    spots = sorted(rng.choices(places, k=len(statements)))
+    pieces, last = [], 0
+    for place, statement in zip(spots, statements, strict=True):
+        pieces += [text[last:place], statement, " "]
+        last = place
+    return "".join([*pieces, text[last:]])
+
+
+def _mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
+    """A sentence that was noted by mistake, in some notes."""
+    return (rng.choice(others).sentence,) if others and rng.random() < 0.3 else ()
+
+
+def _aside(rng: random.Random, question: str) -> str:
+    """The question, at times with something around it."""
+    if rng.random() < 0.75:
+        return question
+    frame = rng.choice(_ASIDES)
+    return frame.format(q=question if frame.startswith("{q}") else question[:1].lower() + question[1:])

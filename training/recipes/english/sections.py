@@ -1,0 +1,117 @@
+"""Sections of the sources' prose, cut as the reader cuts documents: so many tokens, and at the end of a sentence.
+
+    python -m recipes.english.sections             # prints each source's length, sections and SHA-256
+
+The sections of a source depend on its text and on the seed alone, so a row of `questions.jsonl` names one by its
+source and its characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from recipes.english.exclusion import Exclusion
+from recipes.english.pinned_texts import PinnedText, read_pins, read_text
+
+SOURCES: Final = Path(__file__).with_name("prose.toml")
+CHARACTERS_PER_TOKEN: Final = 4.2
+"""Of English prose in the base's vocabulary; sections are cut by characters, so that no tokenizer decides."""
+LARGEST_TOKENS: Final = 512
+_TAIL: Final = 0.15
+_SENTENCE_END: Final = re.compile(r"[.!?][\"'”’)\]]*\s+|\n\s*\n\s*")
+_TABLE: Final = re.compile(r"[|+=_*#~<>{}\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ProseSection:
+    """A part of a source's text, from character `start` to character `end`."""
+
+    source: str
+    kind: str
+    start: int
+    end: int
+    text: str
+
+    @property
+    def is_prose(self) -> bool:
+        """Whether it is running text rather than a table, a listing or a list of names."""
+        letters = sum(character.isalpha() or character == " " for character in self.text)
+        blanks = len(self.text) - len(" ".join(self.text.split()))
+        signs = len(_TABLE.findall(self.text))
+        visible = max(1, len(self.text) - blanks)
+        words = self.text.split()
+        capitals = sum(word.isupper() and len(word) > 1 for word in words)
+        return letters / visible > 0.85 and signs / visible < 0.012 and capitals < 0.12 * len(words)
+
+
+def cut(text: str, rng: random.Random) -> Iterator[tuple[int, int]]:
+    """Yield the characters of consecutive sections: half of them of the greatest length, others down to a fifth."""
+    start = 0
+    while start < len(text):
+        tokens = LARGEST_TOKENS if rng.random() < 0.5 else rng.randint(LARGEST_TOKENS // 5, LARGEST_TOKENS)
+        longest = int(tokens * CHARACTERS_PER_TOKEN)
+        end = start + longest
+        if end < len(text):
+            ends = [match.end() for match in _SENTENCE_END.finditer(text, int(end - _TAIL * longest), end)]
+            end = ends[-1] if ends else end
+        yield start, min(end, len(text))
+        start = end
+
+
+def cut_source(source: PinnedText, text: str) -> Iterator[ProseSection]:
+    """Yield the sections of a source's text."""
+    name = f"{source.package}/{source.file}"
+    kind = source.kind
+    for start, end in cut(text, random.Random(name)):
+        yield ProseSection(name, kind, start, end, text[start:end].strip("\n"))
+
+
+def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[ProseSection]:
+    """Return the sections of prose of all sources in the order of the cursor: shuffled, and the kinds in turn.
+
+    Sources that are marked as held out are for measuring, and never for training.
+    """
+    sections = [
+        section
+        for source in read_pins(SOURCES)
+        if source.held_out == held_out
+        for section in cut_source(source, read_text(source, cache))
+        if section.is_prose and not exclusion.overlap(section.text, "section")
+    ]
+    random.Random("sections").shuffle(sections)
+    turns: Counter[str] = Counter()
+    turn_of: list[tuple[int, str, ProseSection]] = []
+    for section in sections:
+        turns[section.kind] += 1
+        turn_of.append((turns[section.kind], section.kind, section))
+    return [section for _, _, section in sorted(turn_of, key=lambda item: item[:2])]
+
+
+def main() -> None:
+    """Print what there is."""
+    exclusion = Exclusion.load()
+    for source in read_pins(SOURCES):
+        text = read_text(source)
+        sections = list(cut_source(source, text))
+        prose = [section for section in sections if section.is_prose]
+        clear = [section for section in prose if not exclusion.overlap(section.text)]
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        print(
+            f"{source.name}: {len(text)} characters, {len(sections)} sections, {len(prose)} prose, {len(clear)} clear"
+        )
+        print(f'  sha256 = "{digest}"')
+    kinds = Counter(
+        section.kind for held_out in (False, True) for section in all_sections(exclusion, held_out=held_out)
+    )
+    print(dict(kinds))
+
+
+if __name__ == "__main__":
+    main()
