@@ -20,6 +20,7 @@ from recipes.english.prose_questions import (
     ProseQuestion,
     cursor,
     is_well_formed,
+    question_rows,
     questions_on,
     read_rows,
 )
@@ -114,18 +115,22 @@ def test_an_excluded_question_is_dropped_and_counted() -> None:
 
 def test_rows_go_on_after_the_last_section(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
-    assert (cursor(path), read_rows(path)) == (0, [])
-    path.write_text(f"{ROW.row()}\n{json.dumps({'sections': 7})}\n", "utf-8")
-    assert (cursor(path), read_rows(path, path)) == (7, [ROW, ROW])
+    section = ProseSection(ROW.source, "story", ROW.start, ROW.end, PROSE)
+    assert (cursor(path), read_rows(path, sections=[section])) == (0, [])
+    line = ROW.row(PROSE)
+    assert SENTENCE not in line, "the file holds no sentence of the source"
+    path.write_text(f"{line}\n{json.dumps({'sections': 7})}\n", "utf-8")
+    assert (cursor(path), read_rows(path, path, sections=[section])) == (7, [ROW, ROW])
+    assert read_rows(path, sections=[]) == []
 
 
 def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() -> None:
-    trained, held_out = read_rows(ROWS, WRITTEN_ROWS), read_rows(HELD_OUT_ROWS)
-    Exclusion.load().require_clear(text for row in trained for text in (row.question, row.sentence))
+    trained, held_out = question_rows(ROWS, WRITTEN_ROWS), question_rows(HELD_OUT_ROWS)
+    Exclusion.load().require_clear(row["question"] for row in trained)
     sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
-    assert not any(sources[row.source] for row in trained)
-    assert all(sources[row.source] for row in held_out)
-    assert not {row.question for row in trained} & {row.question for row in held_out}
+    assert not any(sources[row["source"]] for row in trained)
+    assert all(sources[row["source"]] for row in held_out)
+    assert not {row["question"] for row in trained} & {row["question"] for row in held_out}
 
 
 def test_texts_that_questions_are_asked_about_are_no_sources_of_training() -> None:

@@ -21,7 +21,7 @@ import random
 import re
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,15 +86,31 @@ class ProseQuestion:
     answer: str
     sentence: str
 
-    def row(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}, ensure_ascii=False)
+    def row(self, section: str) -> str:
+        """Return one line of JSON, in which the sentence is its place in the section's text with single spaces."""
+        start = _spaced(section).index(self.sentence)
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(values | {"sentence": [start, start + len(self.sentence)]}, ensure_ascii=False)
 
 
-def read_rows(*paths: Path) -> list[ProseQuestion]:
-    """Return the questions of files; lines that end a section are their cursor and no questions."""
+def read_rows(*paths: Path, sections: Iterable[ProseSection]) -> list[ProseQuestion]:
+    """Return the questions of files that are on these sections, with their sentences."""
+    texts = {(section.source, section.start, section.end): _spaced(section.text) for section in sections}
+    return [
+        ProseQuestion(**row | {"sentence": texts[place][slice(*row["sentence"])]})
+        for row in question_rows(*paths)
+        if (place := (row["source"], row["start"], row["end"])) in texts
+    ]
+
+
+def question_rows(*paths: Path) -> list[dict[str, Any]]:
+    """Return the rows of files that are questions; the others are the cursor of the sections that are done."""
     lines = [line for path in paths if path.exists() for line in path.read_text("utf-8").splitlines()]
-    return [ProseQuestion(**row) for row in map(json.loads, lines) if "question" in row]
+    return [row for row in map(json.loads, lines) if "question" in row]
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 def cursor(path: Path) -> int:
@@ -244,12 +260,12 @@ def main() -> None:
             section = sections[number]
             nearby = [other for other in sections if other.source == section.source and other is not section]
             other = random.Random(number).choice(nearby or sections)
-            lines = [question.row() for question in questions_on(section, other, writer, exclusion, counts)]
+            lines = [question.row(section.text) for question in questions_on(section, other, writer, exclusion, counts)]
             file.write("\n".join([*lines, json.dumps({"sections": number + 1})]) + "\n")
             file.flush()
             if number % 10 == 0:
                 print(f"section {number + 1} of {len(sections)}: {counts} dropped {exclusion.overlaps}", flush=True)
-    print(f"{cursor(path)} sections, {len(read_rows(path))} questions; {counts}; dropped {exclusion.overlaps}")
+    print(f"{cursor(path)} sections, {len(question_rows(path))} questions; {counts}; dropped {exclusion.overlaps}")
 
 
 if __name__ == "__main__":

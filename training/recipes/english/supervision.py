@@ -35,7 +35,7 @@ from memagent_training.forward.layouts import lay_out
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import Lesson, LessonMaker
-from recipes.english.prose_questions import END, HELD_OUT_ROWS, ROWS, WRITTEN_ROWS, ProseQuestion, read_rows
+from recipes.english.prose_questions import END, HELD_OUT_ROWS, ROWS, WRITTEN_ROWS, read_rows
 from recipes.english.sections import all_sections
 
 HERE: Final = Path(__file__).parent
@@ -131,10 +131,11 @@ def load_model(base: Path, adapter: Path | None) -> Any:
 def make_lessons(*, held_out: bool) -> LessonMaker:
     """Return the maker of a split's readings, all of whose prose and questions are clear of the exclusion file."""
     exclusion = Exclusion.load()
-    questions: list[ProseQuestion] = read_rows(HELD_OUT_ROWS) if held_out else read_rows(ROWS, WRITTEN_ROWS)
+    sections = all_sections(exclusion, held_out=held_out)
+    questions = read_rows(*((HELD_OUT_ROWS,) if held_out else (ROWS, WRITTEN_ROWS)), sections=sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
     more = None if held_out else MoreFacts.read(RELATIONS)
-    return LessonMaker(all_sections(exclusion, held_out=held_out), questions, held_out=held_out, more=more)
+    return LessonMaker(sections, questions, held_out=held_out, more=more)
 
 
 @torch.no_grad()
