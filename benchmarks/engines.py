@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memagent_evaluation.demo_command import is_right
-from memagent_evaluation.demo_document import DemoDocument, compose
+from memagent_evaluation.planted_document import DemoDocument, compose
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.documents import Document
 from memagent_graph.policies.added import added_folder

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 
 from langchain_memagent import MemAgentMiddleware
-from memagent_evaluation.demo_document import compose
+from memagent_evaluation.planted_document import compose
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, load_tokenizer
 
 

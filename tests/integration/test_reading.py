@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import memagent_graph
-from memagent_evaluation.demo_document import compose
+from memagent_evaluation.planted_document import compose
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.prose import reference_topics
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer

@@ -19,7 +19,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import counted
 
 if TYPE_CHECKING:
-    from memagent_evaluation.demo_document import DemoDocument, PlantedQuestion
+    from memagent_evaluation.planted_document import DemoDocument, PlantedQuestion
     from memagent_graph.cli.console import Console
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import ReaderContext
@@ -59,7 +59,7 @@ class Demo:
         import time  # noqa: PLC0415
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
-        from memagent_evaluation.demo_document import compose  # noqa: PLC0415
+        from memagent_evaluation.planted_document import compose  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.documents.store import Document  # noqa: PLC0415
         from memagent_graph.reader import MemAgent  # noqa: PLC0415

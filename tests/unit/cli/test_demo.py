@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memagent_evaluation.demo_command import is_right
-from memagent_evaluation.demo_document import PlantedQuestion
+from memagent_evaluation.planted_document import PlantedQuestion
 
 ASKED = PlantedQuestion(
     "Why was the signal tower closed?",

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from memagent_evaluation.demo_document import compose
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, words
+from memagent_evaluation.planted_document import compose
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.errors import EvaluationError
