@@ -205,7 +205,8 @@ class _Minutes:
                 "Finance",
                 self.fill(
                     f"[In the month £{received:,} came in and £{spent:,} went out|Receipts were £{received:,} and "
-                    f"payments £{spent:,}], [which leaves|so that there is] £{self._balance:,} in the [current account|bank]. "
+                    f"payments £{spent:,}], [which leaves|so that there is] £{self._balance:,} in the "
+                    "[current account|bank]. "
                     "{treasurer} [answered questions|had the statements with {member}'s signature].",
                     day,
                     {},
@@ -215,7 +216,7 @@ class _Minutes:
         end = self.fill(
             f"The next meeting [is|will be] on {self._full(self._next)} [at half past seven|in the committee room]. "
             f"{{chair}} [closed the meeting|thanked those present and closed] "
-            "at [nine|ten past nine|half past nine|a quarter to ten].",
+            f"at 9.{chance.randrange(2, 58):02d} pm.",
             day,
             {},
         )
@@ -227,7 +228,7 @@ class _Minutes:
     ) -> tuple[str, str, str, str, tuple[str, ...]]:
         """Add a fact to a meeting; return question, answer, sentence, subject and keys."""
         day, kind = meetings[place].day, fact["kind"]
-        old = ""
+        question, old = generator.choice(fact["questions"]), ""
         keys: tuple[str, ...]
         if kind in {"why", "where"}:
             value, *keys_of_value = generator.choice(fact["values"])
@@ -253,7 +254,7 @@ class _Minutes:
             earlier = meetings[place // 2 if place > 1 else 0]
             text = self.fill(generator.choice(fact["earlier"]), earlier.day, slots)
             self._insert(earlier, fact["title"], text, generator)
-        return generator.choice(fact["questions"]), value, filled["statements"], fact["subject"], keys
+        return question, value, filled["statements"], fact["subject"], keys
 
     def fill(self, template: str, day: date, slots: dict[str, str]) -> str:
         """Return a template with its choices made and its slots filled; `slots` keeps their values for the item."""

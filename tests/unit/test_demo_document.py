@@ -50,8 +50,9 @@ def test_a_seed_has_the_same_questions_at_every_length_and_another_seed_others()
 
 def test_hardly_a_sentence_repeats() -> None:
     sentences = [text for text in sentences_of(make_demo_document(40_000).text) if len(text.split()) > 6]
+    sentences = [text for text in sentences if not text.startswith("Present:")]
     _, most = Counter(sentences).most_common(1)[0]
-    assert most <= 6
+    assert most <= 5
 
 
 REGATTA = DemoQuestion(
