@@ -24,7 +24,7 @@ $(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/smollm2/*.* memage
 install: $(VENV)/.installed $(VENV)/.policy  ## A virtual environment with what demo, tests and benchmarks need, and the policy smollm2
 
 demo: install  ## Hide facts in a text (TOKENS=40000) and find them with smollm2
-	OMP_NUM_THREADS=2 $(BIN)/memagent demo $(if $(TOKENS),--tokens $(TOKENS))
+	OMP_NUM_THREADS=2 $(BIN)/memagent demo --strategy retrieval:chunks=1:chunk_tokens=80:tries=4 $(if $(TOKENS),--tokens $(TOKENS))
 
 test: install  ## The tests that need no server, on two processes
 	$(BIN)/pytest --numprocesses 2 --dist worksteal

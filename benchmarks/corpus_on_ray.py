@@ -29,7 +29,8 @@ from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder
 from memagent_corpus.corpus_run import CHECKPOINTS, exclusive, run_corpus
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connected
 from memagent_corpus.source_access import CorpusSize
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.reader import MemAgent
+from memagent_graph.settings import ReadSettings
 
 PER_ACTOR: Final = int(os.environ.get("MEMAGENT_BENCHMARK_IN_FLIGHT", "128"))
 WAVES: Final = 4
@@ -95,7 +96,7 @@ class ActorLoad(threading.Thread):
         return sum(self.seconds.values())
 
 
-async def read(table: Path, out: Path, settings: ReaderSettings, actors: int) -> Clock:
+async def read(table: Path, out: Path, settings: ReadSettings, actors: int) -> Clock:
     """Read a table with this number of actors on the connected cluster, or in this process if it is 0."""
     inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
     with ExitStack() as stack:
@@ -105,7 +106,7 @@ async def read(table: Path, out: Path, settings: ReaderSettings, actors: int) ->
         if actors:
             plan = ActorPlan(settings=settings, questions=(QUESTION,), access=inputs.access, checkpoints=checkpoints)
             engine = RayEngine(plan, actors, PER_ACTOR)
-        agent = settings.make_reader(store=work / "documents", checkpoints=checkpoints, run_log=False)
+        agent = MemAgent(settings=settings, store=work / "documents", checkpoints=checkpoints, run_log=False)
         reader = CorpusReader(agent, [QUESTION], inputs.access)
         in_flight = settings.concurrency
         await run_corpus(inputs, reader, folder, engine=engine, documents_in_flight=in_flight, watcher=clock)
@@ -132,8 +133,8 @@ def _figures(url: str, folder: Path) -> list[Figure]:
         lines = (json.dumps({"text": text}) for text in texts[:count])
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
 
-    def settings(concurrency: int) -> ReaderSettings:
-        return ReaderSettings(
+    def settings(concurrency: int) -> ReadSettings:
+        return ReadSettings(
             model="slow", base_url=url, tokenizer="embedded", chunk_tokens=CHUNK_TOKENS, concurrency=concurrency
         )
 

@@ -26,7 +26,7 @@ STARTED_SECONDS = 5.0
 def iterations_in(folder: Path) -> list[dict[str, float]]:
     """One entry per iteration: seconds of each phase, and the tokens that were read and trained on."""
     from memagent_training.job.training_output import RECORD, find_checkpoints
-    from memagent_training.rl.loop_journal import Journal
+    from memagent_training.rl.loop_journal import LoopJournal
     from memagent_training.rl.rl_job import JOURNAL
 
     newest = find_checkpoints(folder).newest
@@ -35,7 +35,7 @@ def iterations_in(folder: Path) -> list[dict[str, float]]:
     history: Sequence[Mapping[str, Any]] = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     settings = json.loads((folder / RECORD).read_text())
     steps = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
-    records = {each.iteration: each for each in Journal(folder / JOURNAL).records if each.is_enough}
+    records = {each.iteration: each for each in LoopJournal(folder / JOURNAL).records if each.is_enough}
     found: dict[int, dict[str, float]] = {}
     for entry in history:
         if "step_time" not in entry:

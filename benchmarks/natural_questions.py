@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from memagent_graph.documents import Document
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.reader import MemAgent
+from memagent_graph.settings import ReadSettings
 
 HERE = Path(__file__).parent
 REFERENCE_TOPICS = ("assert", "del", "global", "identifiers", "integers", "lambda", "nonlocal", "pass", "truth", "with")
@@ -43,21 +44,24 @@ def is_right(answer: str | None, right: list[list[str]]) -> bool:
     return any(all(part in said for part in parts) for parts in right)
 
 
-def settings_of_command_line(description: str | None) -> ReaderSettings:
+def settings_of_command_line(description: str | None) -> ReadSettings:
     """The policy that is named, or the default one, in its own way of reading unless another is named."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model")
     parser.add_argument("--base-url")
     parser.add_argument("--strategy", help="the policy's own, or overwrite, if left out")
     given = parser.parse_args()
-    return ReaderSettings(model=given.model, base_url=given.base_url, strategy=given.strategy).decided()
+    return ReadSettings(model=given.model, base_url=given.base_url, strategy=given.strategy).resolve()
 
 
 def main() -> None:
     settings = settings_of_command_line(__doc__)
     asked: list[dict[str, Any]] = tomllib.loads((HERE / "natural_questions.toml").read_text("utf-8"))["texts"]
     known, total, correct = texts(), 0, 0
-    with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        MemAgent(settings=settings, store=Path(folder), run_log=False) as reader,
+    ):
         for each in asked:
             questions = [question["ask"] for question in each["questions"]]
             results = reader.read(Document.from_text(known[each["name"]]), questions=questions)

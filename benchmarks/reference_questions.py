@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.natural_questions import settings_of_command_line
 from memagent_graph.documents import Document
 from memagent_graph.no_answers import gives_no_answer
+from memagent_graph.reader import MemAgent
 from recipes.language.real_questions import RealQuestion, paraphrased, real_questions
 
 SHORTEST = 3000
@@ -51,7 +52,10 @@ def main() -> None:
     settings = settings_of_command_line(__doc__)
     rng = random.Random(5)
     total = correct = without = 0
-    with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        MemAgent(settings=settings, store=Path(folder), run_log=False) as reader,
+    ):
         for text, made in list(texts(rng)):
             asked = [paraphrased(rng, each.question) for each in made]
             for each, result in zip(made, reader.read(Document.from_text(text), questions=asked), strict=True):

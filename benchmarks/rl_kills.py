@@ -174,10 +174,10 @@ class Loop:
     def outcome(self, rollouts: int) -> Outcome:
         """The data from journal, run log and checkpoint."""
         from memagent_training.job.training_output import RECORD, find_checkpoints
-        from memagent_training.rl.loop_journal import Journal
+        from memagent_training.rl.loop_journal import LoopJournal
         from memagent_training.rl.rl_job import JOURNAL, RUN_LOG
 
-        records = Journal(self.out / JOURNAL).records
+        records = LoopJournal(self.out / JOURNAL).records
         used = [each for each in records if each.is_enough]
         collected = {group for each in used for group in each.group_of.values()}
         passed_over = {f"collection-{each.number}" for each in records if not each.is_enough}

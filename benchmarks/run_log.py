@@ -17,8 +17,8 @@ from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
 from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
+from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome
-from memagent_graph.trace import Span, Writes
 
 _CONVERSATIONS = 400
 _PROMPT_TOKENS = 1500

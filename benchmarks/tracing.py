@@ -10,9 +10,10 @@ import random
 import time
 
 from benchmarks.figures import Figure, print_table
+from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.provenance.evidence import provenance_of
 from memagent_graph.provenance.word_diff import word_diff
-from memagent_graph.trace import Span, Trace, TraceStep, Writes
+from memagent_graph.trace import Trace
 
 LINES = 30
 UPDATES = (175, 700)
@@ -24,7 +25,7 @@ MOST_MILLISECONDS = 50
 def a_run(length: int) -> tuple[Trace, list[str]]:
     """A read of `length` chunks, and their texts."""
     lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
-    steps: list[TraceStep] = []
+    steps: list[Call] = []
     chunks: list[str] = []
     end = 0
     for number in range(length):
@@ -33,7 +34,7 @@ def a_run(length: int) -> tuple[Trace, list[str]]:
         chunks.append(f"{words} {lines[number % LINES]}")
         start, end = end, end + len(chunks[-1])
         span, before = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
-        steps.append(TraceStep(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), before))
+        steps.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), before))
     return Trace(tuple(steps)), chunks
 
 

@@ -117,7 +117,7 @@ def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
             prompts=load_prompts(),
             store=Path(folder),
             run_log=False,
-            concurrency=IN_FLIGHT,
+            branches=IN_FLIGHT,
         )
         for way in ways:
             begin = time.monotonic()

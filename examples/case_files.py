@@ -11,15 +11,13 @@ import sys
 from pathlib import Path
 
 from memagent_graph import MemAgent
-from memagent_graph.settings import ReaderSettings
 from memagent_report import report
 
 
 def main(folder: Path, questions: list[str]) -> None:
     """Print the contradictions and the missing answers, and write the whole report to case.html in the folder."""
     files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
-    settings = ReaderSettings(tokenizer=os.environ.get("MEMAGENT_TOKENIZER")).decided()
-    agent: MemAgent = settings.make_reader(checkpoints=folder / "case.sqlite")
+    agent = MemAgent(tokenizer=os.environ.get("MEMAGENT_TOKENIZER"), checkpoints=folder / "case.sqlite")
     with agent:
         # Extractive: in a legal case, no answer should be reworded.
         case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True, judge=True)

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from memagent_graph import MemAgent
-from memagent_graph.settings import ReaderSettings
 from memagent_report import ReportSource, report
 from memagent_report.report_files import write_report
 
@@ -29,8 +28,7 @@ def main(question: str, out: Path, papers: list[Path]) -> None:
     beside = papers[0].with_name("papers.json")
     known = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
     sources = [ReportSource(paper, metadata=known.get(paper.name, {})) for paper in papers]
-    settings = ReaderSettings(tokenizer=os.environ.get("MEMAGENT_TOKENIZER")).decided()
-    agent: MemAgent = settings.make_reader(checkpoints=out.with_suffix(".sqlite"))
+    agent = MemAgent(tokenizer=os.environ.get("MEMAGENT_TOKENIZER"), checkpoints=out.with_suffix(".sqlite"))
     with agent:
         review = report(agent, question, sources, questions=QUESTIONS)
     for path in write_report(review, out, ("md", "html", "csv", "parquet", "bib")):

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memagent_graph.budget import Budget as Budget
+    from memagent_graph.calls import Call as Call
+    from memagent_graph.calls import Span as Span
+    from memagent_graph.calls import Writes as Writes
     from memagent_graph.documents import Document as Document
     from memagent_graph.documents import DocumentRef as DocumentRef
     from memagent_graph.documents import DocumentStore as DocumentStore
@@ -53,14 +56,13 @@ if TYPE_CHECKING:
     from memagent_graph.reader import ReadRequest as ReadRequest
     from memagent_graph.reading.graph import ReaderGraph as ReaderGraph
     from memagent_graph.reading.graph import build_graph as build_graph
-    from memagent_graph.reading.nodes import StepContext as StepContext
-    from memagent_graph.reading.nodes import branch as branch
-    from memagent_graph.reading.state import ChunkSpan as ChunkSpan
     from memagent_graph.reading.state import Limits as Limits
     from memagent_graph.reading.state import LineState as LineState
     from memagent_graph.reading.state import ReaderContext as ReaderContext
     from memagent_graph.reading.state import ReaderState as ReaderState
     from memagent_graph.reading.state import UpdateRules as UpdateRules
+    from memagent_graph.reading.steps import StepContext as StepContext
+    from memagent_graph.reading.steps import branch as branch
     from memagent_graph.reading.strategy import Strategy as Strategy
     from memagent_graph.reading.strategy import StrategyGraph as StrategyGraph
     from memagent_graph.response_format import ResponseFormat as ResponseFormat
@@ -79,15 +81,13 @@ if TYPE_CHECKING:
     from memagent_graph.tokenizers import Tokenizer as Tokenizer
     from memagent_graph.tokenizers import load_tokenizer as load_tokenizer
     from memagent_graph.trace import MemoryUpdate as MemoryUpdate
-    from memagent_graph.trace import Span as Span
     from memagent_graph.trace import Trace as Trace
-    from memagent_graph.trace import TraceStep as TraceStep
-    from memagent_graph.trace import Writes as Writes
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "budget": ("Budget",),
+    "calls": ("Call", "Span", "Writes"),
     "documents.chunking": ("Chunk", "Chunker"),
     "documents": ("Document", "DocumentRef", "DocumentStore"),
     "errors": (
@@ -113,10 +113,10 @@ _HOMES = {
     "response_format": ("ResponseFormat",),
     "results": ("ReadResult", "Usage"),
     "roles": ("ANSWER", "UPDATE", "Parsed", "Role", "Trouble"),
-    "trace": ("MemoryUpdate", "Span", "Trace", "TraceStep", "Writes"),
+    "trace": ("MemoryUpdate", "Trace"),
     "run_log": ("Conversation", "Reward", "RunFilter", "RunLog"),
-    "reading.nodes": ("StepContext", "branch"),
-    "reading.state": ("ChunkSpan", "Limits", "LineState", "ReaderContext", "ReaderState", "UpdateRules"),
+    "reading.steps": ("StepContext", "branch"),
+    "reading.state": ("Limits", "LineState", "ReaderContext", "ReaderState", "UpdateRules"),
     "reading.strategy": ("Strategy", "StrategyGraph"),
     "strategies": ("Overwrite",),
     "tokenizers": ("Tokenizer", "load_tokenizer"),

@@ -11,7 +11,7 @@ from memagent_graph.errors import MemAgentError
 COMMANDS: Final = "memagent.commands"
 """Each names a function `register(app)` that adds one command to the `typer.Typer` it is given."""
 POLICIES: Final = "memagent.policies"
-"""Each names a `memagent_graph.policies.named.PolicyFactory`."""
+"""Each names a `memagent_graph.policy_registry.PolicyFactory`."""
 STRATEGIES: Final = "memagent.strategies"
 """Each names a subclass of `memagent_graph.Strategy`, or an instance of one."""
 

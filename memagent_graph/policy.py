@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypedDict
 
@@ -41,6 +41,10 @@ class FinishReason(StrEnum):
     """It, or a filter in front of it, refused."""
     OTHER = "other"
     """Any other reason that the server gives."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason:
+        return cls.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,26 @@ class TokenUsage:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a completion comes from, as the policy reports it.
+
+    Each field is in results (the calls of a trace), in the metadata that callbacks get, in the log and in exports.
+    """
+
+    policy_version: str = ""
+    """Which weights wrote it, if the policy reports that."""
+    request_id: str = ""
+    """The server's own name for the request, to find it in the server's log; empty if it gives none."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Origin)}
+
+
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Origin):
     """What a policy wrote, exactly as it wrote it.
 
     `token_ids` and `logprobs` (natural log, 32-bit precision) have one entry per completion token, `prompt_token_ids`
@@ -100,8 +122,6 @@ class Completion:
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     retries: int = 0
     """How many times the request was repeated before this reply came."""
-    policy_version: str = ""
-    """Which weights wrote it, if the policy reports that."""
     schema_refused: bool = False
     """Whether the server did not take `SamplingParams.json_schema`, so that this was written without it."""
 
@@ -112,6 +132,11 @@ class Completion:
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
                 object.__setattr__(self, name, array(kind, values))
+
+    @property
+    def facts(self) -> Completion:
+        """The completion without its text, token ids and log-probs, for records that only describe it."""
+        return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None)
 
 
 @runtime_checkable

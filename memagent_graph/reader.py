@@ -13,11 +13,10 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_graph.budget import Budget
+from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import (
     DocumentError,
     DocumentMismatchError,
@@ -27,26 +26,27 @@ from memagent_graph.errors import (
     RunMismatchError,
 )
 from memagent_graph.events import StopReason
-from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.profile import Profile, policy_folder, require_profile
-from memagent_graph.policy import Policy, SamplingParams, TokenUsage, strip_reasoning
-from memagent_graph.prompts import Prompts
-from memagent_graph.reading.assembly import Choices, assemble
-from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
+from memagent_graph.policies.profile import policy_folder, require_profile
+from memagent_graph.policy import Policy, TokenUsage
+from memagent_graph.policy_registry import make_policy, require_own_settings
+from memagent_graph.reading.assembly import Parts, assemble
+from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
-from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
-from memagent_graph.reading.strategy import Strategy
+from memagent_graph.reading.inputs import check_question, checked_questions
+from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
+from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
+from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, structured
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_of, open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
-from memagent_graph.strategies import load_strategy
-from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
+from memagent_graph.strategies import reading_strategy
+from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
 DocumentSource: TypeAlias = Any
@@ -63,19 +63,18 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSoFar:
-    """What the policy answers from the memory of a run that may be at work still."""
+    """The policy's answer from the memory of a run that may still be running."""
 
     answer: str
-    """Empty where it wrote nothing, or refused."""
+    """Empty if the policy wrote nothing, or refused."""
     memory: str
-    """What it was asked from."""
-    usage: TokenUsage | None
-    """None where the policy reports none."""
+    """The memory it was answered from."""
+    usage: TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """How one call reads: what a run may use, who sees it, and what it keeps to."""
+class _ReadOptions:
+    """How one run is read: its limits, who sees it, and the pace and lines of memory that bind it."""
 
     limits: Limits | None
     """None for the reader's own."""
@@ -90,97 +89,79 @@ class MemAgent:
     What is left out is taken from the policy: its tokenizer, its context window, and the budgets and prompts it
     was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
+    >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
+    >>> MemAgent(model="qwen", base_url="http://localhost:8000/v1")  # doctest: +SKIP
+
     Args:
-        policy: the language model; if left out, one that was added to this machine (`memagent policy add`),
-            else the embedded one (needs the extra "local").
-        profile: what the policy was trained with, if it does not report that itself (because its server's files are
-            elsewhere): a folder with `memagent.json`, whose `tokenizer.json` is used too; or "embedded".
-        tokenizer: the policy's own, or what `load_tokenizer` takes.
-        budget: how the context window is shared.
-        budget_changes: single values to change in that budget, or in the policy's own.
-        prompts: the prompt templates.
-        prompt_changes: single parts to change in them, or in the policy's own: what `changed_prompts` takes.
-        sampling: temperature, top_p, seed; its `max_tokens` is set by the budget.
-        rules: what to do with truncated, empty, refused and invented updates.
-        limits: where a read stops early.
-        boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
-        strategy: the way of reading: a name ("overwrite", the paper's, is the default), "file.py:Name" for one of
-            your own, or an object.
-        concurrency: how many branches of one read run in parallel, if the strategy has branches.
+        policy: the language model, or its name; if left out, `model` or `base_url` says it, else OPENAI_BASE_URL, else
+            one that was added to this machine (`memagent policy add`), else the embedded one (needs the extra "local").
+        settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
             a PostgreSQL server's URL (the extra "postgres"), or a LangGraph checkpointer. Without it no run can be
             resumed.
         run_log: where runs are logged: a log, its file's path, or True for the one in the user's data folder; False
             for none. With a log, token ids and log-probs are requested if the policy can return them.
-        settings: what this reader was built from, for the log; it must not contain secrets.
-        replace_undecodable: replace bytes that cannot be decoded with U+FFFD instead of raising.
+        **choices: fields of `ReadSettings`, in place of those of `settings`. `profile`, `tokenizer` and `strategy` may
+            be names or objects; the groups `budget`, `sampling` and `rules` stand for several fields.
 
     Raises:
+        MemAgentError: there is no such setting, or it is for a policy that is made already.
         BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
+        PolicyError: a policy that does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         *,
-        profile: Profile | Path | str | None = None,
-        tokenizer: Tokenizer | Path | str | None = None,
-        budget: Budget | None = None,
-        budget_changes: Mapping[str, int] | None = None,
-        prompts: Prompts | None = None,
-        prompt_changes: Mapping[str, Any] | None = None,
-        sampling: SamplingParams | None = None,
-        rules: UpdateRules | None = None,
-        limits: Limits | None = None,
-        boundary: Boundary | None = None,
-        strategy: Strategy | str | None = None,
-        concurrency: int = 16,
+        settings: ReadSettings | None = None,
         store: DocumentStore | Path | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
-        settings: Mapping[str, Any] | None = None,
-        replace_undecodable: bool = False,
+        **choices: Any,
     ) -> None:
-        self.policy = policy if policy is not None else _default_policy()
+        settings = settings or ReadSettings()
+        if policy is not None:
+            choices["policy"] = policy
+        settings = settings.replace(**choices)
+        if isinstance(settings.policy, str | None):
+            settings = settings.resolve()
+            self.policy = make_policy(settings)
+        else:
+            require_own_settings(settings)
+            self.policy = settings.policy
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
-        self.profile = require_profile(profile) if isinstance(profile, str | Path) else profile
+        self._checkpoints = checkpoints
+        profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
             tokenizer = _tokenizer_beside(profile)
-        self.strategy = load_strategy(strategy)
-        self._checkpoints = checkpoints
-        choices = Choices(
-            policy=self.policy,
-            store=self.store,
-            profile=self.profile,
-            tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
-            budget=budget,
-            budget_changes=budget_changes or {},
-            prompts=prompts,
-            prompt_changes=prompt_changes or {},
-            sampling=sampling or SamplingParams(),
-            rules=rules or UpdateRules(),
-            limits=limits or Limits(),
-            boundary=boundary,
-            concurrency=concurrency,
-            replace_undecodable=replace_undecodable,
-            run_log=self.run_log,
-            log_settings=dict(settings or {}),
+        self._settle(
+            Parts(
+                settings=settings,
+                policy=self.policy,
+                store=self.store,
+                profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
+                tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
+                run_log=self.run_log,
+            )
         )
-        self._settle(choices)
 
-    def _settle(self, choices: Choices) -> None:
-        """Use these choices; nothing is opened or asked yet."""
-        self._choices = choices
+    def _settle(self, parts: Parts) -> None:
+        """Use these parts; nothing is opened or asked yet."""
+        self._parts = parts
+        self.settings = parts.settings
+        """How it reads."""
+        self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
-        if choices.is_sufficient:
-            context = assemble(choices, ModelInfo())
-            self._context = context if choices.is_complete else None
+        if parts.is_sufficient:
+            context = assemble(parts, ModelInfo())
+            self._context = context if parts.is_complete else None
 
     # Reading
 
@@ -287,7 +268,7 @@ class MemAgent:
                 )
             reference = self._chosen(document, pages)
             return await result_of(
-                self._start(reference, question, response_format, run_id, _Call(limits, shown=False))
+                self._start(reference, question, response_format, run_id, _ReadOptions(limits, shown=False))
             )
         outcomes = await self._read_each(
             self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
@@ -311,8 +292,8 @@ class MemAgent:
 
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        call = _Call(limits, pace=pace)
-        started = self._start(self._chosen(document, pages), question, response_format, run_id, call)
+        options = _ReadOptions(limits, pace=pace)
+        started = self._start(self._chosen(document, pages), question, response_format, run_id, options)
         async with aclosing(started) as parts:
             async for part in parts:
                 yield part
@@ -342,8 +323,8 @@ class MemAgent:
                 except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                     return error
 
-        each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
-        outcomes = await asyncio.gather(*map(one, each))
+        pairs = (request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests)
+        outcomes = await asyncio.gather(*map(one, pairs))
         return outcomes if return_exceptions else [*raise_first(outcomes)]
 
     batch = synchronous(abatch)
@@ -356,7 +337,7 @@ class MemAgent:
         return self._checkpoints is not None
 
     async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
-        """The checkpointer of the running loop, to share with copies; it is open until this reader is closed."""
+        """Return the checkpointer of the running loop, to share with copies; it is open until this reader is closed."""
         saver = (await self._graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
@@ -441,13 +422,13 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            call = _Call(limits, pace=pace)
-            async with aclosing(self._run(graph, None, state, done, call)) as parts:
+            options = _ReadOptions(limits, pace=pace)
+            async with aclosing(self._run(graph, None, state, done, options)) as parts:
                 async for part in parts:
                     yield part
 
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
-        """The memory after every chunk so far, in order; after an edit, of the chunks that lead to the newest state.
+        """Return the memory after each chunk so far, in order; after an edit, of those that lead to the newest state.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -471,13 +452,12 @@ class MemAgent:
         """
         graph = await self._graph()
         context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
-        asked = question or state["question"]
-        check_question(asked, context)
+        question = question or state["question"]
+        check_question(question, context)
         memory = graph.strategy.so_far(state, context)[0]
-        sampling = replace(context.sampling, max_tokens=ANSWER.tokens(context.budget), logprobs=False)
-        completion = await context.policy.complete(context.prompts.answer_messages(asked, memory), sampling)
-        text = strip_reasoning(completion.text).strip()
-        return AnswerSoFar(context.prompts.extract_answer(text) or text, memory, completion.usage)
+        context = replace(context, sampling=replace(context.sampling, logprobs=False))
+        reply = await ask_once(ANSWER, {**state, "question": question}, context, memory=memory)
+        return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
 
     answer_so_far = synchronous(aanswer_so_far)
 
@@ -504,13 +484,13 @@ class MemAgent:
         logged = await asyncio.to_thread(self._logged_settings, run_id)
         form = format_for_resume(state, None, logged, run_id)
         await self._require_same(state, structured(graph.reader_context, form), run_id, None)
-        step = await edit_memory(graph, run_id, chunk, text, branch, author)
+        call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            kept = {each.id for each in (await trace_so_far(graph, run_id)).steps}
+            remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
             context = graph.reader_context  # another machine's log may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
-            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author, remaining=kept)
-            await asyncio.to_thread(self.run_log.wait, entered)
+            entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
+            await asyncio.to_thread(self.run_log.wait, entry)
 
     edit_memory = synchronous(aedit_memory)
 
@@ -520,36 +500,26 @@ class MemAgent:
         self,
         *,
         policy: Policy | None = None,
-        strategy: Strategy | str | None = None,
-        budget_changes: Mapping[str, int] | None = None,
-        sampling: SamplingParams | None = None,
-        limits: Limits | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | bool | None = None,
-        settings: Mapping[str, Any] | None = None,
+        **choices: Any,
     ) -> MemAgent:
-        """A reader like this one, with the same policy and store, and the given changes; None leaves a value as it is.
+        """Return a reader like this one, with the same policy and store, and other choices.
 
-        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared. Another `policy`
-        must be of the same model.
+        `choices` are as for `MemAgent`. Checkpoints may be shared. Another `policy` must be of the same model.
         """
         other = self.__copy__()
         other.policy = self.policy if policy is None else policy
         other.run_log = self.run_log if run_log is None else _open_log(run_log)
         other._owns_log = not isinstance(run_log, RunLog | None)
-        other.strategy = self.strategy if strategy is None else load_strategy(strategy)
         other._checkpoints = self._checkpoints if checkpoints is None else checkpoints
-        given = self._choices
         other._settle(
             replace(
-                given,
+                self._parts,
+                settings=self.settings.replace(**choices),
                 policy=other.policy,
-                tokenizer=self._context.tokenizer if self._context else given.tokenizer,
-                budget_changes={**given.budget_changes, **(budget_changes or {})},
-                sampling=sampling or given.sampling,
-                limits=limits or given.limits,
+                tokenizer=self._context.tokenizer if self._context else self._parts.tokenizer,
                 run_log=other.run_log,
-                log_settings={**given.log_settings, **(settings or {})},
             )
         )
         return other
@@ -578,22 +548,24 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = await asyncio.to_thread(assemble, self._choices, await self._model_info())
+                info = await self._model_info()
+                self.strategy = reading_strategy(self.settings.strategy, self._parts.profile or info.profile)
+                self._context = await asyncio.to_thread(assemble, self._parts, info)
         return self._context
 
     async def _model_info(self) -> ModelInfo:
-        """What the policy reports about itself."""
+        """Return what the policy reports about itself."""
         if not isinstance(self.policy, SelfDescribing):
             return ModelInfo()
         try:
             return await self.policy.describe()
         except PolicyError:
-            if self._choices.is_sufficient:
+            if self._parts.is_sufficient:
                 return ModelInfo()
             raise
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
-        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's.
+        """Return the LangGraph graph, without its own checkpointer: as a node it uses its parent's.
 
         Args:
             response_format: the form of its answers, if they are structured; its `answer` is then JSON.
@@ -635,7 +607,7 @@ class MemAgent:
         self.close()
 
     async def _graph(self) -> ReaderGraph:
-        """The running loop's graph, with the reader's own checkpointer."""
+        """Return the running loop's graph, with the reader's own checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
         async with self._preparing.get():  # otherwise every first read would open the checkpoints
@@ -645,7 +617,7 @@ class MemAgent:
         return graphs[0]
 
     def _logged_settings(self, run_id: str) -> Mapping[str, Any]:
-        """The settings in the run's log; none if it is not logged."""
+        """Return the settings in the run's log; none if it is not logged."""
         if self.run_log is None:
             return {}
         try:
@@ -655,7 +627,7 @@ class MemAgent:
 
     @staticmethod
     def _chosen(document: DocumentSource | DocumentRef, pages: str | None) -> Any:
-        """The document with the pages that were chosen."""
+        """Return the document with the pages that were chosen."""
         if pages is None:
             return document
         if isinstance(document, dict):
@@ -668,7 +640,7 @@ class MemAgent:
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
-        return await self.store.add_async(Document.of(document), replace_undecodable=self._choices.replace_undecodable)
+        return await self.store.add_async(Document.of(document), replace_undecodable=self.settings.replace_undecodable)
 
     async def _read_each(
         self,
@@ -680,22 +652,22 @@ class MemAgent:
         max_concurrency: int,
         on_update: Callable[[str, MemoryUpdate], None] | None,
     ) -> list[ReadResult | Exception]:
-        """The outcome of each question, in their order."""
+        """Return the outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         form = None if response_format is None else ResponseFormat.of(response_format)
-        asked = checked_questions(questions, structured((await self._graph()).reader_context, form))
+        several = checked_questions(questions, structured((await self._graph()).reader_context, form))
         reference = await self._reference(document)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
             own_id = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            call = _Call(limits, shown=report is not None, pace=pace)
-            return await result_of(self._start(reference, question, form, own_id, call), report)
+            options = _ReadOptions(limits, shown=report is not None, pace=pace)
+            return await result_of(self._start(reference, question, form, own_id, options), report)
 
-        reads = {question: partial(one, asked.index(question), question) for question in dict.fromkeys(asked)}
+        reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
         outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
-        return [outcomes[question] for question in asked]
+        return [outcomes[question] for question in several]
 
     async def _start(
         self,
@@ -703,7 +675,7 @@ class MemAgent:
         question: str,
         response_format: ResponseFormatSource | None,
         run_id: str | None,
-        call: _Call,
+        options: _ReadOptions,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(response_format)
@@ -715,12 +687,12 @@ class MemAgent:
             given["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
-            async with aclosing(self._run(graph, given, given, done, call)) as parts:
+            async with aclosing(self._run(graph, given, given, done, options)) as parts:
                 async for part in parts:
                     yield part
 
     async def _run(
-        self, graph: ReaderGraph, given: Any, state: Mapping[str, Any], done: Trace, call: _Call
+        self, graph: ReaderGraph, given: Any, state: Mapping[str, Any], done: Trace, options: _ReadOptions
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end; yield its updates, then the result."""
         run_id = state["run_id"]
@@ -728,14 +700,14 @@ class MemAgent:
         memory = state.get("memory", "")
 
         def keep(change: Mapping[str, Any]) -> None:
-            progress.steps += trace_steps(change.get("steps", ()), change)
+            progress.steps += calls_of(change.get("steps", ()), change)
 
         context = replace(
             graph.reader_context,
-            limits=call.limits or graph.reader_context.limits,
-            unseen_update=None if call.shown else keep,
+            limits=options.limits or graph.reader_context.limits,
+            unseen_update=None if options.shown else keep,
             done=done,
-            pace=call.pace,
+            pace=options.pace,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
@@ -747,7 +719,7 @@ class MemAgent:
                 before = len(progress.steps)
                 keep({"memory": memory, **(change or {})})
                 memory = (change or {}).get("memory", memory)
-                if call.shown:
+                if options.shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
         yield _result(graph, values, progress.trace)
@@ -766,7 +738,7 @@ class MemAgent:
             return
         try:
             await self.store.reattach_async(
-                state["document"], Document.of(document), replace_undecodable=self._choices.replace_undecodable
+                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
             )
         except DocumentMismatchError as error:
             raise RunMismatchError(
@@ -774,32 +746,6 @@ class MemAgent:
                 hint="Resume with the same document, or start a new run.",
                 run_id=run_id,
             ) from error
-
-
-async def result_of(
-    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
-) -> ReadResult:
-    """The result that a reader's stream ends with; every update before it is reported."""
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, ReadResult):
-                return part
-            if report is not None:
-                report(part)
-    raise AssertionError("a stream ends with its result")
-
-
-def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
-    """The results, unless one of them is a failure.
-
-    Raises:
-        Exception: the first failure.
-    """
-    if failures := [each for each in outcomes if isinstance(each, Exception)]:
-        if len(failures) > 1:
-            failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
-        raise failures[0]
-    return [each for each in outcomes if isinstance(each, ReadResult)]
 
 
 def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
@@ -819,14 +765,8 @@ def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
 
 
 def _tokenizer_beside(profile: Path | str) -> Path | str | None:
-    """The argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
+    """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile
     folder = policy_folder(profile)
     return folder if (folder / "tokenizer.json").is_file() else None
-
-
-def _default_policy() -> Policy:
-    from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only when it is needed
-
-    return LocalPolicy(default_policy())

@@ -4,8 +4,8 @@
 >>> ResponseFormat.of({"type": "object", "properties": {"year": {"type": "integer"}}})  # doctest: +SKIP
 
 Schemas may come from people who are not trusted (a client of the MCP server), and so may replies. So a schema has a
-bounded size and depth, refers only to itself, and its patterns are matched in linear time; a check takes a bounded
-number of steps. A Pydantic model is the caller's own code; only its size and depth are bounded.
+bounded size and depth, refers only to itself, and its patterns are matched in linear time; the check of a reply takes
+a bounded number of steps. A Pydantic model is the caller's own code; only its size and depth are bounded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -33,7 +33,7 @@ MOST_BYTES: Final = 32_768
 """Of a schema, as JSON: it stands in the prompt of every answer."""
 MOST_DEPTH: Final = 32
 _MOST_STEPS: Final = 30_000
-"""Of one check: keywords that are applied. Nested alternatives could otherwise take longer than anyone waits."""
+"""Keywords that are applied in the check of a reply. Nested alternatives could otherwise take hours."""
 _MOST_PROBLEMS: Final = 8
 _LONGEST_PROBLEM: Final = 240
 _MOST_VALUES: Final = 64
@@ -55,7 +55,7 @@ ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | Respons
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """A reply that has the form."""
+    """A reply that has the required form."""
 
     text: str
     """The JSON in it."""
@@ -86,7 +86,7 @@ class ResponseFormat:
 
     @classmethod
     def of(cls, source: ResponseFormatSource) -> ResponseFormat:
-        """The form that a model or a schema describes.
+        """Return the form that a model or a schema describes.
 
         Args:
             source: a subclass of `pydantic.BaseModel`; a JSON schema as a mapping, by itself or as servers take it,
@@ -133,7 +133,7 @@ class ResponseFormat:
 
     @classmethod
     def named(cls, text: str) -> ResponseFormat:
-        """The form that a user names: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
+        """Return the form that a user names: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
 
         Code is run only because the caller names it.
 
@@ -143,24 +143,20 @@ class ResponseFormat:
         """
         if names_own_code(text) and not Path(text).is_file():
             hint = "Name a subclass of pydantic.BaseModel after the colon."
-            found = load_own(text, what="a Pydantic model", error=ResponseFormatError, hint=hint)
-            if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            model = load_own(text, what="a Pydantic model", error=ResponseFormatError, hint=hint)
+            if not (isinstance(model, type) and issubclass(model, BaseModel)):
                 raise ResponseFormatError(f"{text} is not a Pydantic model", hint=hint)
-            return cls.of(found)
+            return cls.of(model)
+        hint = "Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             with Path(text).expanduser().open("rb") as file:
                 content = file.read(16 * MOST_BYTES)
             schema = json.loads(content)
         except OSError as error:
-            raise ResponseFormatError(
-                f"the schema {text} cannot be read: {error.strerror or error}",
-                hint="Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model.",
-            ) from error
+            reason = f"the schema {text} cannot be read: {error.strerror or error}"
+            raise ResponseFormatError(reason, hint=hint) from error
         except (ValueError, RecursionError) as error:
-            raise ResponseFormatError(
-                f"the schema {text} is not JSON: {error}",
-                hint="Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model.",
-            ) from error
+            raise ResponseFormatError(f"the schema {text} is not JSON: {error}", hint=hint) from error
         return cls.of(schema)
 
     @cached_property
@@ -176,31 +172,31 @@ class ResponseFormat:
 
     @cached_property
     def for_server(self) -> str:
-        """What servers are asked for, as JSON: the `json_schema` of an OpenAI `response_format`."""
-        asked: dict[str, Any] = {"name": self.name, "schema": self.schema}
+        """The request to servers, as JSON: the `json_schema` of an OpenAI `response_format`."""
+        request: dict[str, Any] = {"name": self.name, "schema": self.schema}
         if all(map(_is_closed, _subschemas(self.schema))):
-            asked["strict"] = True
-        return json.dumps(asked, ensure_ascii=False)
+            request["strict"] = True
+        return json.dumps(request, ensure_ascii=False)
 
     def checked(self, reply: str) -> Fits | DoesNotFit:
         """Look for an answer of this form in a reply: the whole reply, or the last JSON value in it that fits."""
-        not_json, unfit = None, None
+        not_json, unfit, steps = None, None, iter(range(_MOST_STEPS))
         for text in _candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
             except ValueError as error:
                 not_json = not_json or DoesNotFit(f"the answer is not JSON: {error}")
                 continue
-            problems = self._problems(text, data)
+            problems = self._problems(text, data, steps)
             if not isinstance(problems, str):
                 return problems
             unfit = unfit or DoesNotFit(f"the answer does not have the required form: {problems}")
         return unfit or not_json or DoesNotFit("the answer is not JSON: it is empty")
 
     def value(self, answer: str | None) -> Any:
-        """The value of an answer that was checked; None if there is none, or it does not fit."""
-        found = self.checked(answer) if answer else None
-        return found.value if isinstance(found, Fits) else None
+        """Return the value of an answer that was checked; None if there is none, or it does not fit."""
+        match = self.checked(answer) if answer else None
+        return match.value if isinstance(match, Fits) else None
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
@@ -208,7 +204,7 @@ class ResponseFormat:
         return _properties(self.resolved(self.schema))
 
     def fields_in_words(self, *, short: bool = False) -> str:
-        """What the answer will hold, for prompts that have no room for the schema; empty if it names no fields.
+        """Return what the answer will contain, for prompts without room for the schema; empty if it names no fields.
 
         Args:
             short: only the fields' names.
@@ -221,7 +217,7 @@ class ResponseFormat:
             return ""
         if short:
             return f"The answer will have these fields: {', '.join(properties)}."
-        lines = (self._line(name, self.resolved(each)) for name, each in properties.items())
+        lines = (self._line(name, self.resolved(schema)) for name, schema in properties.items())
         return "\n".join(["The answer will have these fields:", *lines])
 
     def _line(self, name: str, schema: Mapping[str, Any]) -> str:
@@ -230,13 +226,13 @@ class ResponseFormat:
         return f"- {name} ({self._kind(schema)}){more}"
 
     def _kind(self, schema: Mapping[str, Any], depth: int = 2) -> str:
-        """A type in a few words."""
+        """Return a type in a few words."""
         if isinstance(options := schema.get("enum"), list):
-            shown = [json.dumps(each, ensure_ascii=False) for each in options[:_MOST_OPTIONS]]
+            shown = [json.dumps(option, ensure_ascii=False) for option in options[:_MOST_OPTIONS]]
             return f"one of {', '.join(shown)}{', ...' if len(options) > len(shown) else ''}"
         for keyword in ("anyOf", "oneOf"):
             if isinstance(either := schema.get(keyword), list) and depth:
-                return " or ".join(dict.fromkeys(self._kind(self.resolved(each), depth - 1) for each in either))
+                return " or ".join(dict.fromkeys(self._kind(self.resolved(option), depth - 1) for option in either))
         kind = schema.get("type", "any")
         if kind == "array" and depth:
             return f"list of {self._kind(self.resolved(schema.get('items')), depth - 1)}"
@@ -246,7 +242,7 @@ class ResponseFormat:
         return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """A schema, or what it refers to; its own words have priority."""
+        """Return a schema, or what it refers to; its own keywords have priority."""
         for _ in range(MOST_DEPTH):
             if not isinstance(schema, dict):
                 return {}
@@ -260,31 +256,30 @@ class ResponseFormat:
             }
         return {}
 
-    def _problems(self, text: str, data: Any) -> Fits | str:
-        """The value, or what is wrong with it."""
+    def _problems(self, text: str, data: Any, steps: Iterator[int]) -> Fits | str:
+        """Return the value, or what is wrong with it."""
         if self.model is not None:
             try:
                 return Fits(text, self.model.model_validate_json(text))
             except ValidationError as error:
-                found = error.errors(include_url=False, include_input=False, include_context=False)
-                return _listed((_place(each["loc"]), each["msg"]) for each in found)
+                problems = error.errors(include_url=False, include_input=False, include_context=False)
+                return _listed((_place(problem["loc"]), problem["msg"]) for problem in problems)
             except Exception as error:  # noqa: BLE001  a validator of the user's may raise anything
                 return _listed([("", f"{type(error).__name__}: {error}")])
-        steps = iter(range(_MOST_STEPS))
         try:
             errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MOST_PROBLEMS)]
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"
-        return _listed((_place(each.absolute_path), each.message) for each in errors) if errors else Fits(text, data)
+        return _listed((_place(error.absolute_path), error.message) for error in errors) if errors else Fits(text, data)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 class _TooManyStepsError(Exception):
-    """A check of a value against a schema has taken more steps than it may."""
+    """The check of a reply has taken more steps than it may."""
 
 
 def _named(value: Any) -> str:
@@ -292,12 +287,12 @@ def _named(value: Any) -> str:
 
 
 def _server_name(name: Any) -> str:
-    """A name of 1 to 64 letters, digits, hyphens and underscores, which is what servers take."""
+    """Return a name of 1 to 64 letters, digits, hyphens and underscores, which is what servers take."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", str(name or "")).strip("_")[:64] or "answer"
 
 
 def _bounded_text(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON.
+    """Return the schema as JSON.
 
     Raises:
         ResponseFormatError: it is not JSON, too deep or too large.
@@ -327,24 +322,24 @@ def _depth(value: Any) -> int:
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all in it; values that are data, such as those of `enum`, are left out."""
+    """Yield a schema and all in it; values that are data, such as those of `enum`, are left out."""
     if not isinstance(schema, dict):
         return
     yield schema
-    for keyword in _OF_SCHEMAS:
-        if isinstance(held := schema.get(keyword), dict):
-            for each in held.values():
-                yield from _subschemas(each)
-    for keyword in _WITH_LIST:
-        if isinstance(listed := schema.get(keyword), list):
-            for each in listed:
-                yield from _subschemas(each)
-    for keyword in _WITH_SCHEMA:
-        yield from _subschemas(schema.get(keyword))
+    for keyword, value in schema.items():
+        inner: list[Any] = []
+        if keyword in _OF_SCHEMAS and isinstance(value, dict):
+            inner += value.values()
+        elif keyword in _WITH_LIST and isinstance(value, list):
+            inner += value
+        elif keyword in _WITH_SCHEMA:
+            inner.append(value)
+        for part in inner:
+            yield from _subschemas(part)
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema is one that OpenAI's strict mode takes: every field required, and no others allowed."""
+    """Return whether a schema is one that OpenAI's strict mode takes: every field required, and no others allowed."""
     if "properties" not in schema and schema.get("type") != "object":
         return True
     return schema.get("additionalProperties") is False and set(schema.get("required", ())) == set(
@@ -353,10 +348,10 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
-    """Check that a schema is one, and that replies can be checked against it.
+    """Check that this is a valid JSON schema, and that replies can be checked against it.
 
     Raises:
-        ResponseFormatError: it is not.
+        ResponseFormatError: it is not, or they cannot.
         MissingExtraError: the extra "schema" is not installed.
     """
     if importlib.util.find_spec("jsonschema") is None:
@@ -371,96 +366,88 @@ def _check_schema(schema: dict[str, Any]) -> None:
             f"this is not a JSON schema: {place + ': ' if place else ''}{_short(error.message)}",
             hint="Correct it; https://json-schema.org has the keywords.",
         ) from error
-    for each in _subschemas(schema):
-        for keyword in _REFUSED:
-            if keyword in each:
-                raise ResponseFormatError(
-                    f"the schema uses {keyword}, which is not supported",
-                    hint="Name the fields in properties, and refer to shared parts with $ref and $defs.",
-                )
-        if "$ref" in each:
-            reference = each["$ref"]
-            if not (reference == "#" or reference.startswith("#/")):
-                raise ResponseFormatError(
-                    f"the schema refers to {_short(reference)}, which is outside of it",
-                    hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
-                )
-            if not isinstance(_pointed_at(schema, reference), dict | bool):
-                raise ResponseFormatError(
-                    f"the schema refers to {_short(reference)}, which it does not have",
-                    hint="Add it to $defs, or correct the reference.",
-                )
-        if "pattern" in each:
+    for part in _subschemas(schema):
+        if keyword := next((keyword for keyword in _REFUSED if keyword in part), None):
+            raise ResponseFormatError(
+                f"the schema uses {keyword}, which is not supported",
+                hint="Name the fields in properties, and refer to shared parts with $ref and $defs.",
+            )
+        if "$ref" in part:
+            _check_reference(schema, part["$ref"])
+        if "pattern" in part:
             try:
-                _matches(each["pattern"])
+                _pattern(part["pattern"])
             except PydanticSchemaError as error:
                 raise ResponseFormatError(
-                    f"the pattern {_short(each['pattern'])} is not supported",
+                    f"the pattern {_short(part['pattern'])} is not supported",
                     hint="Patterns are matched in linear time: leave out look-around and back-references.",
                 ) from error
 
 
+def _check_reference(schema: dict[str, Any], reference: str) -> None:
+    if reference != "#" and not reference.startswith("#/"):
+        raise ResponseFormatError(
+            f"the schema refers to {_short(reference)}, which is outside of it",
+            hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
+        )
+    if not isinstance(_pointed_at(schema, reference), dict | bool):
+        raise ResponseFormatError(
+            f"the schema refers to {_short(reference)}, which it does not have",
+            hint="Add it to $defs, or correct the reference.",
+        )
+
+
 def _pointed_at(schema: Any, reference: str) -> Any:
-    """What a reference within a schema leads to; None if there is nothing."""
-    found = schema
+    """Return what a reference within a schema leads to; None if there is nothing."""
+    target = schema
     for part in reference.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isdigit() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(target, dict) and key in target:
+            target = target[key]
+        elif isinstance(target, list) and key.isdigit() and int(key) < len(target):
+            target = target[int(key)]
         else:
             return None
-    return found
+    return target
 
 
-def _matches(pattern: str) -> Callable[[str], bool]:
-    """A test whether a pattern occurs in a text, by an engine whose time is linear."""
-    adapter: TypeAdapter[str] = TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
-
-    def matches(text: str) -> bool:
-        try:
-            adapter.validate_python(text)
-        except ValidationError:
-            return False
-        return True
-
-    return matches
+@lru_cache
+def _pattern(pattern: str) -> TypeAdapter[str]:
+    """Return a check whether a pattern occurs in a text, by an engine whose time is linear."""
+    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
 
 
 def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
-    """A validator that raises once it has used up the steps."""
+    """Return a validator that raises once it has used up the steps."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
 
     base: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    patterns: dict[str, Callable[[str], bool]] = {}
 
-    def pattern(validator: Any, wanted: str, instance: Any, _: Any) -> Iterator[Any]:
+    def pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[Any]:
         if validator.is_type(instance, "string"):
-            if wanted not in patterns:
-                patterns[wanted] = _matches(wanted)
-            if not patterns[wanted](instance):
-                yield jsonschema.ValidationError(f"{instance!r} does not match {wanted!r}")
+            try:
+                _pattern(expression).validate_python(instance)
+            except ValidationError:
+                yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
 
     def counted(check: Any) -> Any:
-        def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        def apply(*arguments: Any) -> Iterator[Any]:
             if next(steps, None) is None:
                 raise _TooManyStepsError
-            yield from check(validator, value, instance, schema) or ()
+            yield from check(*arguments) or ()
 
         return apply
 
     keywords = {**base.VALIDATORS, "pattern": pattern}
-    made = jsonschema.validators.extend(base, {name: counted(check) for name, check in keywords.items()})
-    return made(schema)
+    return jsonschema.validators.extend(base, {name: counted(check) for name, check in keywords.items()})(schema)
 
 
 def _candidates(reply: str) -> Iterator[str]:
-    """The texts in a reply that may be the answer: all of it, then fenced blocks and JSON values, the last first."""
+    """Yield what may be the answer in a reply: all of it, then fenced blocks and JSON values, the last first."""
     text = reply.strip()
     yield text
-    yield from (each.strip() for each in reversed(_FENCED.findall(text)))
-    decoder, end, found = json.JSONDecoder(), 0, list[str]()
+    yield from (block.strip() for block in reversed(_FENCED.findall(text)))
+    decoder, end, values = json.JSONDecoder(), 0, list[str]()
     for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MOST_VALUES):
         if start < end:
             continue
@@ -468,8 +455,8 @@ def _candidates(reply: str) -> Iterator[str]:
             _, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        found.append(text[start:end])
-    yield from reversed([each for each in found if each != text])
+        values.append(text[start:end])
+    yield from reversed([value for value in values if value != text])
 
 
 def _place(path: Any) -> str:
@@ -482,7 +469,7 @@ def _short(text: Any) -> str:
 
 
 def _listed(problems: Any) -> str:
-    """The first problems, each with its place."""
-    found = [*islice(problems, _MOST_PROBLEMS + 1)]
-    shown = [f"{place}: {_short(message)}" if place else _short(message) for place, message in found[:_MOST_PROBLEMS]]
-    return "; ".join(shown) + ("; and more" if len(found) > _MOST_PROBLEMS else "")
+    """Return the first problems, each with its place."""
+    first = [*islice(problems, _MOST_PROBLEMS + 1)]
+    shown = [f"{place}: {_short(message)}" if place else _short(message) for place, message in first[:_MOST_PROBLEMS]]
+    return "; ".join(shown) + ("; and more" if len(first) > _MOST_PROBLEMS else "")

@@ -88,7 +88,7 @@ class ReadResult:
         return self.view().provenance.evidence
 
     def view(self) -> RunView:
-        """The result in the form that timelines use; see `memagent_graph.timeline`."""
+        """Return the result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
         from memagent_graph.timeline.run_views import texts_of  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
@@ -154,7 +154,7 @@ class ReadResult:
         return f"Answer: {answer}\n\nNoted while reading:\n{self.memory.strip() or '(nothing)'}"
 
     def to_dict(self, *, updates: bool = False) -> dict[str, Any]:
-        """The result as JSON-ready values; `updates=True` adds the memory after every chunk."""
+        """Return the result as JSON-ready values; `updates=True` adds the memory after every chunk."""
         values: dict[str, Any] = {
             "answer": self.answer,
             "raw_answer": self.raw_answer,

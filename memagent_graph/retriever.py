@@ -31,7 +31,7 @@ class Retriever(Protocol):
     """Ranks texts for a query."""
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """The texts' numbers, best first; texts that have nothing in common with the query may be left out.
+        """Return the texts' numbers, best first; texts that have nothing in common with the query may be left out.
 
         Args:
             texts: read once, in another thread if reading them may block.
@@ -43,7 +43,7 @@ class Retriever(Protocol):
 
 
 async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
-    """What a retriever returns, each number once.
+    """Return what a retriever returns, each number once.
 
     Raises:
         RetrievalError: it failed, or returned the number of a text that does not exist.
@@ -88,7 +88,7 @@ class WordRetriever:
         _module("bm25s", "retrieval by BM25")  # a missing library should be reported before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """The texts' numbers, best first; equally good texts stay in their order."""
+        """Return the texts' numbers, best first; equally good texts stay in their order."""
         return await asyncio.to_thread(ranked_by_words, texts, query)
 
 
@@ -103,12 +103,12 @@ class VectorRetriever:
     embeddings: Embeddings
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """The texts' numbers, best first; all of them."""
+        """Return the texts' numbers, best first; all of them."""
         return await ranked_by_vectors(texts, query, self.embeddings)
 
 
 def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
-    """The numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
+    """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
     library, numbers = _module("bm25s", "retrieval by BM25"), dict[str, int]()
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
@@ -127,7 +127,7 @@ def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
 
 
 async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Embeddings) -> list[int]:
-    """The texts' numbers, best first by their vectors' cosine with the question's. Texts are read in other threads.
+    """Return the texts' numbers, best first by their cosine with the question. Texts are read in other threads.
 
     Raises:
         RetrievalError: the embedder fails.

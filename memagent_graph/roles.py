@@ -14,10 +14,10 @@ from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS, Budget
+from memagent_graph.calls import Writes
 from memagent_graph.errors import BudgetError, StrategyError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptTemplate
-from memagent_graph.trace import Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ Parser: TypeAlias = Callable[[str, Prompts], Parsed | Trouble]
 
 
 def whole_text(text: str, _: Prompts) -> Parsed:
-    """The reply as it is."""
+    """Return the reply as it is."""
     return Parsed(text)
 
 
@@ -86,7 +86,7 @@ class Role:
         return self.template if isinstance(self.template, str) else self.template(answer_format)
 
     def tokens(self, budget: Budget) -> int:
-        """The bound of its reply, in tokens."""
+        """Return the bound of its reply, in tokens."""
         return self.bound if isinstance(self.bound, int) else int(getattr(budget, self.bound))
 
 
@@ -98,12 +98,12 @@ ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), bound="answer_toke
 
 @cache
 def shipped(name: str) -> str:
-    """A template that comes with the package."""
+    """Return a template that comes with the package."""
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 def answer_form(answer_format: AnswerFormat) -> str:
-    """The end of the shipped prompt for the answer: how the answer is to be written."""
+    """Return the end of the shipped prompt for the answer: how the answer is to be written."""
     return shipped(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
 

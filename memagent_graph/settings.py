@@ -1,29 +1,41 @@
-"""The settings of a reader as plain data: the command line fills them in, the run log keeps them for resuming."""
+"""How documents are read, as one frozen object that every door builds: `ReadSettings`.
+
+Command line, Python, tool, node, MCP, serve, corpus, evaluation and training fill in the same fields, so that the same
+choices give the same reading everywhere. Each field is declared once: the command line takes its option from it,
+`langgraph dev` its environment variable, the run log its value.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields
+from dataclasses import replace as replaced
+from difflib import get_close_matches
+from enum import Enum
 from pathlib import Path
-from typing import Any, Final, Literal
+from types import UnionType
+from typing import Any, Final, Literal, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from memagent_graph.budget import Budget
-from memagent_graph.documents import DocumentStore
-from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import RunError
+from memagent_graph.errors import MemAgentError, RunError
 from memagent_graph.events import UpdateRule
+from memagent_graph.near_names import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
-from memagent_graph.policies.named import PolicyRequest, make_policy
-from memagent_graph.policies.profile import load_profile
-from memagent_graph.policies.server_url import without_password
-from memagent_graph.policy import Policy, SamplingParams
-from memagent_graph.reader import MemAgent
-from memagent_graph.reading.state import Limits, UpdateRules
-from memagent_graph.run_log import RunLog
+from memagent_graph.policies.server_url import origin, without_password
 
 log = logging.getLogger(__name__)
+
+NameOrObject: TypeAlias = Any
+"""The name of something, or the thing itself: a policy, a profile, a tokenizer, a strategy. Names can be logged."""
+_TEXT: Final = str | None
+_PREFIX: Final = "MEMAGENT_"
+_SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
+_OBJECTS: Final = "objects"
+"""In the log: the fields whose values were objects."""
+_PLAIN: Final = (str, int, float, Path, tuple)
+NO_KEY: Final = "none"
+"""The key for a server that only a log names: nobody's."""
 
 _REASONS: Final = {
     None: "the one you named",
@@ -39,82 +51,82 @@ _ABILITIES: Final = {
 """What the small policies can do, by name. Others are not known here."""
 
 
-@dataclass(frozen=True)
-class ReaderSettings:
-    """Everything except document, question and key. None leaves a choice to the policy, or to the default."""
+def setting(
+    default: Any,
+    help: str = "",  # noqa: A002  as in typer
+    *,
+    shown: str | None = None,
+    kind: Any = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    secret: bool = False,
+    logged: bool = True,
+) -> Any:
+    """Return a field of the settings.
 
-    policy: str | None = None
-    """A name that `memagent_graph.policies.named` knows; None leaves it to `model` and `base_url`."""
-    model: str | None = None
-    """A name on the server; without a server a folder or hub id, "embedded", or a policy that was added."""
-    base_url: str | None = None
-    tokenizer: str | None = None
-    profile: str | None = None
-    """A folder with `memagent.json`, or "embedded": budgets and prompts that the policy was trained with."""
-    strategy: str | None = None
-    """The way of reading: a strategy's name, or a user's own as `file.py:Name`."""
-    layout: str | None = None
-    answer_format: str | None = None
-    update_template: str | None = None
-    answer_template: str | None = None
-    empty_memory: str | None = None
-    context_window: int | None = None
-    question_tokens: int | None = None
-    memory_tokens: int | None = None
-    chunk_tokens: int | None = None
-    answer_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    dtype: str | None = None
-    """The number format of a policy in this process; see `LocalPolicy`."""
-    logprobs: bool | None = None
-    boundary: Boundary | None = None
-    on_truncated: str = UpdateRule.ACCEPT.value
-    on_empty: str = UpdateRule.KEEP_PREVIOUS.value
-    on_refused: str = UpdateRule.KEEP_PREVIOUS.value
-    on_invented: str | None = None
-    replace_undecodable: bool = False
-    concurrency: int = 128
-    timeout: float = 300.0
-    retries: int = 4
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    session_header: str | None = None
-    chosen: Literal["environment", "added", "embedded"] | None = None
-    """Why this policy reads, if none was named; see `decided`."""
-    strategy_of_profile: bool = False
-    """Whether the policy's profile named the strategy."""
+    Args:
+        default: its value if nothing is chosen.
+        help: what it is, for people; without it, it can only be set in Python.
+        shown: the default in words, if the value does not say it.
+        kind: the type of its text form, if the field also takes objects.
+        minimum: the smallest value that is allowed.
+        maximum: the largest value that is allowed.
+        secret: whether it must not be shown.
+        logged: whether the run log keeps it.
+    """
+    notes = {"help": help, "shown": shown, "kind": kind, "min": minimum, "max": maximum, "logged": logged}
+    return field(default=default, repr=not secret, metadata=notes)
 
-    @classmethod
-    def from_log(cls, values: Mapping[str, Any], run_id: str) -> ReaderSettings:
-        """The settings that a run was logged with.
 
-        Raises:
-            RunError: the run was not started from settings, but from a `MemAgent` made in Python.
-        """
-        if not values.keys() - {"response_format"}:  # what the read was asked for is no setting of the reader
-            raise RunError(
-                "the log does not say how this run's reader was made",
-                hint="Resume it where it was started, with MemAgent.resume().",
-                run_id=run_id,
-            )
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """Which policy reads, how it is reached or computed, and how its tokens are counted."""
 
-    def for_log(self) -> dict[str, Any]:
-        """The settings that differ from the defaults, JSON-ready, without a user name or password in the URL."""
-        values = {name: value for name, value in asdict(self).items() if value != getattr(_DEFAULTS, name)}
-        values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
-        if self.base_url:
-            values["base_url"] = without_password(self.base_url)
-        return values
+    policy: NameOrObject = setting(
+        None,
+        "A policy by name: embedded, smollm2, local, server, or one from an installed package.",
+        shown="by --model and --base-url",
+        kind=_TEXT,
+    )
+    model: str | None = setting(
+        None,
+        'A name on the server; without a server, a folder, a hub id, "embedded", or "smollm2" after it was added.',
+        shown="$OPENAI_BASE_URL's, else smollm2 if it was added, else embedded",
+    )
+    base_url: str | None = setting(None, "The server's API, as in http://localhost:8000/v1.", shown="$OPENAI_BASE_URL")
+    api_key: str | None = setting(None, "The server's key.", shown="$OPENAI_API_KEY", secret=True, logged=False)
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = setting(
+        None,
+        "Number format of a policy in this process; int8 is two to three times as fast on CPUs with AVX-512.",
+        shown="the policy's where it is fast, or float32",
+    )
+    tokenizer: NameOrObject = setting(
+        None,
+        'A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
+        shown="the policy's",
+        kind=_TEXT,
+    )
+    concurrency: int = setting(128, "Most requests at the same time.", minimum=1)
+    timeout: float = setting(300.0, "Most seconds for one completion.", minimum=0.1)
+    retries: int = setting(4, "How often to retry a failed request.", minimum=0)
+    requests_per_minute: float | None = setting(
+        None, "For a server: most requests per minute, over all reads.", shown="no limit", minimum=0.001
+    )
+    tokens_per_minute: float | None = setting(
+        None, "For a server: most prompt and completion tokens per minute.", shown="no limit", minimum=1
+    )
+    session_header: str | None = setting(
+        None,
+        "Send the document's key in this header of every request, such as X-Session-Id, so that a router can send all "
+        "requests of a document to the same replica.",
+        shown="none",
+    )
 
     @property
     def policy_name(self) -> str:
         """The policy's name in the registry: the one given, or the one that follows from model and server."""
         if self.policy is not None:
-            return self.policy
+            return str(self.policy)
         if self.base_url is None:
             if self.model in {None, "embedded"}:
                 return "embedded"
@@ -126,38 +138,198 @@ class ReaderSettings:
                 return "local"
         return "server"
 
-    def decided(self) -> ReaderSettings:
-        """These settings with the policy chosen: the one named, else OPENAI_BASE_URL's, one added, or "embedded".
 
-        That URL is also used for a name that only a server can know. If no strategy is named, it is the one in the
-        policy's profile, if there is one. The choice is logged.
+@dataclass(frozen=True, kw_only=True)
+class WordingSettings:
+    """The prompts and budgets, and where chunks end. For what is None, the policy's profile decides."""
+
+    strategy: NameOrObject = setting(
+        None,
+        "The way of reading, with options as in gated:stop=yes; your own: path/to/file.py:Name.",
+        shown="the profile's, or overwrite, the paper's",
+        kind=_TEXT,
+    )
+    profile: NameOrObject = setting(
+        None,
+        'Budgets and prompts that the policy was trained with: a folder with memagent.json, or "embedded".',
+        kind=_TEXT,
+    )
+    layout: Literal["paper", "section_first"] | None = setting(None, "Order of the update prompt's parts.")
+    answer_format: Literal["boxed", "plain"] | None = setting(None, "How the answer is asked for.")
+    update_template: str | None = setting(None, "Your own update prompt: a text file.")
+    answer_template: str | None = setting(None, "Your own answer prompt: a text file.")
+    empty_memory: str | None = setting(
+        None, "The text of the memory at the first chunk.", shown="the policy's, or (empty)"
+    )
+    context_window: int | None = setting(
+        None, "Context window, in tokens.", shown="the policy's or the server's, or 8192"
+    )
+    question_tokens: int | None = setting(None, "Most tokens of the question.", shown="the policy's, or 1024")
+    memory_tokens: int | None = setting(None, "Most tokens of the memory.", shown="the policy's, or 1024")
+    chunk_tokens: int | None = setting(None, "Tokens of a chunk.", shown="the policy's, or 5000")
+    answer_tokens: int | None = setting(None, "Most tokens of the answer.", shown="the policy's, or 1024")
+    boundary: Literal["token", "sentence", "paragraph", "heading"] | None = setting(
+        None,
+        "Where chunks may end. With `token`, the paper's, some sentences are cut in two (about 3% at 512 tokens); with "
+        "`sentence`, none that ends in a chunk's last 15%, for 2% more chunks. `heading`: before the last heading or "
+        "numbered clause in a chunk's second half.",
+        shown="the policy's, or token",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSettings:
+    """What happens to texts that cannot be used: memories, replies, undecodable bytes."""
+
+    on_truncated: UpdateRule = setting(UpdateRule.ACCEPT, "What to do with a memory that was cut off or is too long.")
+    on_empty: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "What to do with an empty memory.")
+    on_refused: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "What to do when the policy refuses to write one.")
+    on_invented: UpdateRule | None = setting(
+        None,
+        "What to do with a memory that has a word or a number which is not in its prompt.",
+        shown="the policy's, or accept",
+    )
+    on_malformed: UpdateRule = setting(UpdateRule.RETRY)
+    """What to do with a reply that does not have the form that its role asks for."""
+    update_retries: int = setting(2)
+    """How often the rule `retry` asks again."""
+    replace_undecodable: bool = setting(False, "Replace bytes that cannot be decoded with U+FFFD.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How completions are sampled; the budget sets their length."""
+
+    temperature: float = setting(0.0, "0 is greedy.", minimum=0.0)
+    top_p: float = setting(1.0, "Sample from the most likely tokens with this mass.", minimum=0.0, maximum=1.0)
+    seed: int | None = setting(None, "Seed of the sampling.")
+    logprobs: bool | None = setting(
+        None, "Ask for token ids and log-probs.", shown="if logged, and the policy has them"
+    )
+    stop_texts: tuple[str, ...] = setting(())
+    """Texts at which a completion ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettings):
+    """Every choice about a read except document, question and where things are kept.
+
+    `MemAgent` takes the fields as keyword arguments, and these groups of fields: `budget` (a `Budget`), `sampling` (a
+    `SamplingParams`), `rules` (an `UpdateRules`). A single field overrides its group. None leaves a choice to the
+    policy's profile, or to the default.
+    """
+
+    prompts: Any = setting(None)
+    """The prompt templates, a `Prompts`, in place of the profile's."""
+    branches: int = setting(16)
+    """How many branches of one read run in parallel, if the strategy has branches."""
+    limits: Any = setting(None, logged=False)
+    """Where each call stops early: `Limits`."""
+    chosen_by: Literal["environment", "added", "embedded"] | None = setting(None, logged=False)
+    """Why this policy reads, if none was named; `resolve` sets it."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return these settings with other values of fields, or of groups of fields.
 
         Raises:
-            ProfileError, PromptError: the profile cannot be parsed.
+            MemAgentError: there is no such field.
+        """
+        values: dict[str, Any] = {}
+        for group, names in _GROUPS.items():
+            if (value := changes.pop(group, None)) is not None:
+                values |= {name: getattr(value, part) for name, part in names.items()}
+        known = {each.name for each in fields(self)}
+        if unknown := next((name for name in changes if name not in known), None):
+            hint = did_you_mean(unknown, (*known, *_GROUPS), f"Settings are: {', '.join(sorted(known))}.")
+            raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
+        return replaced(self, **values | changes)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Return the settings in variables named MEMAGENT_ plus a field's name; empty ones count as unset.
+
+        Raises:
+            MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
+        """
+        known = {name: kind for name, (_, kind) in text_fields(cls).items()}
+        values: dict[str, Any] = {}
+        for variable, text in environment.items():
+            name = variable.removeprefix(_PREFIX).lower()
+            if not variable.startswith(_PREFIX) or not text:
+                continue
+            if name in known:
+                values[name] = _value(variable, text, known[name])
+            elif near := get_close_matches(name, known, n=1, cutoff=0.85):
+                raise MemAgentError(
+                    f"{variable} is not a setting",
+                    hint=f"Unset it, or, if it is meant, call it {_PREFIX}{near[0].upper()}.",
+                )
+        return cls(**values)
+
+    @classmethod
+    def from_log(cls, values: Mapping[str, Any], run_id: str) -> Self:
+        """Return the settings that a run was logged with.
+
+        A log may be somebody else's: the server that it names gets no key, unless it is that of OPENAI_BASE_URL.
+
+        Raises:
+            RunError: the run was not started from settings, but from a `MemAgent` with objects made in Python.
+        """
+        if objects := values.get(_OBJECTS, () if values.keys() - {"response_format"} else ["reader"]):
+            raise RunError(
+                f"the log does not say how this run's reader was made: its {' and '.join(objects)} came from Python",
+                hint="Resume it where it was started, with MemAgent.resume().",
+                run_id=run_id,
+            )
+        known = {each.name for each in fields(cls) if each.metadata["logged"]}
+        kept: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
+        }
+        settings = cls(**kept)
+        own_url = os.environ.get("OPENAI_BASE_URL")
+        if settings.base_url is None or (own_url and origin(own_url) == origin(settings.base_url)):
+            return settings
+        return replaced(settings, api_key=NO_KEY)
+
+    def for_log(self) -> dict[str, Any]:
+        """Return the settings that differ from the defaults, JSON-ready, without keys and passwords.
+
+        Objects, from which no other process could make this reader, are there by the names of their fields.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["logged"]}
+        values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+        if objects := [name for name, value in values.items() if not isinstance(value, _PLAIN)]:
+            values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS: objects}
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        if "policy" not in objects:
+            values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
+        if self.base_url:
+            values["base_url"] = without_password(self.base_url)
+        return values
+
+    def resolve(self) -> Self:
+        """Return these settings with the policy chosen: the one named, OPENAI_BASE_URL's, one added, or "embedded".
+
+        That URL is also used for a name that only a server can know. The choice is logged.
         """
         url = os.environ.get("OPENAI_BASE_URL")
         is_open = self.policy is None and self.model is None and self.base_url is None
         if url and self.base_url is None and (is_open or self.policy_name == "server"):
-            decided = replace(self, base_url=url, chosen="environment" if is_open else self.chosen)
+            chosen = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
         elif is_open:
             name = default_policy()
-            decided = replace(self, model=name, chosen="embedded" if name == "embedded" else "added")
+            chosen = replaced(self, model=name, chosen_by="embedded" if name == "embedded" else "added")
         else:
-            decided = self
-        name = decided.policy_name
-        folder = decided.profile or (decided.model if name == "local" else name if name in KNOWN else None)
-        if decided.strategy is None and folder and (profile := load_profile(folder)) and profile.strategy:
-            decided = replace(decided, strategy=profile.strategy, strategy_of_profile=True)
-        log.info("%s", decided.policy_told)
-        return decided
+            chosen = self
+        log.info("%s", chosen.policy_reason)
+        return chosen
 
     @property
-    def policy_told(self) -> str:
+    def policy_reason(self) -> str:
         """Which policy reads, and why, in one line."""
         model = without_password(self.base_url) if self.base_url and self.model is None else self.model
         name = self.policy or model or "embedded"
-        way = f"It reads with {self.strategy}; --strategy names another way" if self.strategy_of_profile else None
-        return ". ".join([f"policy {name}: {_REASONS[self.chosen]}", *filter(None, [_ABILITIES.get(name), way])])
+        return ". ".join([f"policy {name}: {_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 
     def with_other(
         self,
@@ -165,73 +337,67 @@ class ReaderSettings:
         policy: str | None = None,
         model: str | None = None,
         base_url: str | None = None,
-        strategy: str | None = None,
-    ) -> ReaderSettings:
-        """These settings with another policy or strategy, if one is given.
-
-        A policy is given by its name, with its model and server, or by model or server alone.
-        """
-        if policy is not None:
-            changed = replace(self, policy=policy, model=model, base_url=base_url, chosen=None)
-        elif model is not None or base_url is not None:
-            changed = replace(
-                self, policy=None, model=model or self.model, base_url=base_url or self.base_url, chosen=None
-            )
-        else:
-            changed = self
-        return replace(changed, strategy=strategy or self.strategy)
-
-    def make_policy(self, api_key: str | None = None) -> Policy:
-        """The policy that these settings name.
-
-        Raises:
-            MissingExtraError: a local policy without the extra "local".
-            PolicyError: a policy that does not exist or cannot be loaded.
-        """
-        known = {each.name: getattr(self, each.name) for each in fields(PolicyRequest) if each.name != "api_key"}
-        return make_policy(self.policy_name, PolicyRequest(**known, api_key=api_key))
-
-    def make_reader(
-        self,
-        *,
         api_key: str | None = None,
-        store: DocumentStore | Path | None = None,
-        checkpoints: Path | str | None = None,
-        run_log: RunLog | Path | str | bool = True,
-        limits: Limits | None = None,
-    ) -> MemAgent:
-        """The reader that these settings describe.
+        strategy: str | None = None,
+    ) -> Self:
+        """Return these settings with another policy or strategy, if one is given.
+
+        A policy is given by its name, with its model and server, or by model or server alone. The key goes to a server
+        that is given here, or in OPENAI_BASE_URL.
 
         Raises:
-            ProfileError, PromptError, TokenizerError, BudgetError, PolicyError: a setting cannot be used.
+            RunError: there is a key, but only the log names the server.
         """
-        asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
-        parts = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
-        wording = {name: value for name in parts if (value := getattr(self, name))}
-        return MemAgent(
-            self.make_policy(api_key),
-            profile=self.profile or None,
-            tokenizer=self.tokenizer or None,
-            budget_changes=asked,
-            prompt_changes=wording,
-            sampling=SamplingParams(
-                temperature=self.temperature, top_p=self.top_p, seed=self.seed, logprobs=self.logprobs
-            ),
-            rules=UpdateRules(
-                truncated=UpdateRule(self.on_truncated),
-                empty=UpdateRule(self.on_empty),
-                refused=UpdateRule(self.on_refused),
-                invented=UpdateRule(self.on_invented) if self.on_invented else None,
-            ),
-            limits=limits,
-            boundary=self.boundary,
-            store=store,
-            checkpoints=checkpoints,
-            run_log=run_log,
-            settings=self.for_log(),
-            replace_undecodable=self.replace_undecodable,
-            strategy=self.strategy,
-        )
+        server_is_logged = self.api_key == NO_KEY and policy is None and base_url is None
+        if server_is_logged and api_key:
+            raise RunError(
+                f"the key is not sent to {self.base_url}: only the log names this server",
+                hint=f"If it is your server, add --base-url {self.base_url}.",
+            )
+        key = NO_KEY if server_is_logged else api_key
+        if policy is not None:
+            changed = replaced(self, policy=policy, model=model, base_url=base_url, api_key=key, chosen_by=None)
+        elif model is not None or base_url is not None:
+            url = base_url or self.base_url
+            changed = replaced(self, policy=None, model=model or self.model, base_url=url, api_key=key, chosen_by=None)
+        else:
+            changed = replaced(self, api_key=key)
+        return replaced(changed, strategy=strategy or self.strategy)
 
 
-_DEFAULTS = ReaderSettings()
+_GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "budget": {
+        name: name for name in ("context_window", "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens")
+    },
+    "sampling": {
+        "temperature": "temperature", "top_p": "top_p", "seed": "seed", "logprobs": "logprobs", "stop_texts": "stop"
+    },
+    "rules": {
+        "on_truncated": "truncated", "on_empty": "empty", "on_refused": "refused", "on_invented": "invented",
+        "on_malformed": "malformed", "update_retries": "retries",
+    },
+}  # fmt: skip
+"""The groups of fields, and the name of each field in its group's class."""
+_DEFAULTS: Final = ReadSettings()
+
+
+def text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+    """Return the fields that can be given as text, by name, with the types of their values."""
+    kinds = get_type_hints(cls)
+    return {
+        each.name: (each, each.metadata["kind"] or kinds[each.name]) for each in fields(cls) if each.metadata["help"]
+    }
+
+
+def _value(variable: str, text: str, kind: Any) -> Any:
+    """Return a variable's value as a field's type has it."""
+    alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
+    kind = next(each for each in alternatives if each is not type(None))
+    choices: Mapping[str, Any] = _SWITCH if kind is bool else {choice: choice for choice in get_args(kind)}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        choices = {member.value: member for member in kind}
+    try:
+        return choices[text.lower()] if choices else kind(text)
+    except (KeyError, ValueError) as error:
+        expected = " or ".join(choices) or ("a whole number" if kind is int else "a number")
+        raise MemAgentError(f"{variable} is {text!r} and not {expected}", hint="Correct it, or unset it.") from error

@@ -1,76 +1,19 @@
 """The trace of a run: its conversations as a directed acyclic graph, from a log or from a running read.
 
-A step is one request to the policy, including repeated attempts. It knows which chunks its prompt had and
-which earlier steps wrote the rest of it (its parents). Everything about a run is computed from it: the
-memory after each step, the path to an answer, timelines, evidence, rewards of single steps.
+A step is one call of the policy. It knows which chunks its prompt had and which earlier steps wrote the rest of it (its
+parents). Everything about a run is computed from it: the memory after each step, the path to an answer, timelines,
+evidence, rewards of single steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 
+from memagent_graph.calls import Call, Writes
 from memagent_graph.events import ReadEvent
-
-
-class Writes(StrEnum):
-    """What the reply to a role is."""
-
-    MEMORY = "memory"
-    """The memory of its branch."""
-    DECISION = "decision"
-    """What to do next; memory stays as it is."""
-    ANSWER = "answer"
-    """An answer to the run's question."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A chunk of the document: its number and its place, in characters and in UTF-8 bytes."""
-
-    index: int
-    start_char: int
-    end_char: int
-    start_byte: int
-    end_byte: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStep:
-    """One request to the policy. Tokens and seconds are those of all its attempts."""
-
-    id: str
-    """The unique id of this execution."""
-    node: str
-    """The graph's node that made it; empty for runs logged before nodes were recorded."""
-    branch: str
-    """Its branch, if several run in parallel; "" is the trunk."""
-    role: str
-    """The role, such as "update" or "answer"."""
-    slot: int
-    """Its place among the steps of that role and branch (a chunk's number); runs are compared by it. Below 0, what
-    the step reads belongs to no chunk: it was read before, or it is an excerpt."""
-    writes: Writes
-    text: str | None
-    """Its result: the memory after it, the answer completion, or the decision; None if it was redacted."""
-    reads: tuple[Span, ...] = ()
-    parents: tuple[str, ...] = ()
-    """The steps whose output was in its prompt."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    seconds: float = 0.0
-    model: str = ""
-    finish_reason: str = ""
-    events: tuple[ReadEvent, ...] = ()
-
-    @property
-    def chunk_index(self) -> int | None:
-        """The first chunk that it read; None if it read none, or what belongs to no chunk."""
-        return self.reads[0].index if self.reads and self.slot >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +54,16 @@ class Trace:
         document_bytes: the document's length; None if it is not known yet.
     """
 
-    steps: tuple[TraceStep, ...] = ()
+    steps: tuple[Call, ...] = ()
     document_bytes: int | None = None
 
     @cached_property
-    def by_id(self) -> Mapping[str, TraceStep]:
+    def by_id(self) -> Mapping[str, Call]:
         """The steps by their ids."""
         return {step.id: step for step in self.steps}
 
     @cached_property
-    def answers(self) -> tuple[TraceStep, ...]:
+    def answers(self) -> tuple[Call, ...]:
         """The steps that answered, in order."""
         return tuple(step for step in self.steps if step.writes is Writes.ANSWER)
 
@@ -135,7 +78,7 @@ class Trace:
         return sum(span.tokens for span in {span for step in self.steps for span in step.reads})
 
     @property
-    def excerpt(self) -> TraceStep | None:
+    def excerpt(self) -> Call | None:
         """The newest step that was shown an excerpt, if the run reads no chunks; otherwise None."""
         if any(update.chunk_index is not None for update in self.updates):
             return None
@@ -167,7 +110,7 @@ class Trace:
         return tuple(reversed(path))
 
     def place(self, step_id: str) -> int:
-        """The index in `updates` of the one that a step belongs to.
+        """Return the index in `updates` of the one that a step belongs to.
 
         Raises:
             KeyError: it belongs to none, because it answered, or neither read a chunk nor wrote a memory.
@@ -175,7 +118,7 @@ class Trace:
         return self._replayed.place(step_id)
 
     def sources(self, update: MemoryUpdate) -> tuple[int, ...]:
-        """The indices in `updates` of those whose memories, joined, an update started from."""
+        """Return the indices in `updates` of those whose memories, joined, an update started from."""
         return self._replayed.places(update.sources or ())
 
     def continued(self, update: MemoryUpdate) -> tuple[int, ...]:
@@ -189,17 +132,17 @@ class Trace:
         return (max(own),) if own else () if begins else places
 
     def memory_before(self, step_id: str) -> str:
-        """The memory that a step started from; several memories of a merge are joined."""
+        """Return the memory that a step started from; several memories of a merge are joined."""
         replayed = self._replayed
         return replayed.memory_of(replayed.sources.get(step_id, ()), self.by_id[step_id].branch)
 
     def memory_after(self, step_id: str) -> str:
-        """The memory after a step, on its branch."""
+        """Return the memory after a step, on its branch."""
         step = self.by_id[step_id]
         return (step.text or "") if step.writes is Writes.MEMORY else self.memory_before(step_id)
 
-    def path(self, step_id: str) -> tuple[TraceStep, ...]:
-        """A step with all its ancestors, in order."""
+    def path(self, step_id: str) -> tuple[Call, ...]:
+        """Return a step with all its ancestors, in order."""
         wanted = {step_id}
         path = []
         for step in reversed(self.steps):
@@ -248,22 +191,22 @@ class Replayed:
     _bytes_read: int = 0
 
     def place(self, step_id: str) -> int:
-        """The place of the update that a step belongs to."""
+        """Return the place of the update that a step belongs to."""
         return self._places[step_id]
 
     def places(self, sources: Iterable[str]) -> tuple[int, ...]:
-        """The places of the updates that steps belong to, each once."""
+        """Return the places of the updates that steps belong to, each once."""
         return tuple(dict.fromkeys(map(self.place, sources)))
 
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
-        """The memory of a branch after updates: its own newest one, or all of theirs joined."""
+        """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""
         places = self.places(sources)
         if len(places) == 1:
             return self.updates[places[0]].memory
         own = [place for place in places if self.updates[place].branch == branch]
         return "\n".join(filter(None, (self.updates[place].memory for place in ([max(own)] if own else places))))
 
-    def add(self, step: TraceStep) -> MemoryUpdate | None:
+    def add(self, step: Call) -> MemoryUpdate | None:
         """Add the next step; returns the update that it started or changed, if any."""
         after = [self._after.get(parent, ()) for parent in step.parents]
         before = after[0] if len(after) == 1 else tuple(dict.fromkeys(chain.from_iterable(after)))
@@ -285,8 +228,8 @@ class Replayed:
         self._after[step.id] = (step.id,)
         return self.updates[place]
 
-    def _begun(self, step: TraceStep, before: tuple[str, ...]) -> MemoryUpdate:
-        """The update that a step is the first of."""
+    def _begun(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
+        """Return the update that a step is the first of."""
         first = step.reads[0] if step.reads else None
         last = max(step.reads, key=lambda span: span.end_byte, default=None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
@@ -311,7 +254,7 @@ class Replayed:
             sources=before,
         )
 
-    def _continued(self, update: MemoryUpdate, step: TraceStep) -> MemoryUpdate:
+    def _continued(self, update: MemoryUpdate, step: Call) -> MemoryUpdate:
         memory = (step.text or "") if step.writes is Writes.MEMORY else update.memory
         return replace(
             update,
@@ -324,7 +267,7 @@ class Replayed:
             step=step.id,
         )
 
-    def _progress(self, step: TraceStep) -> float | None:
+    def _progress(self, step: Call) -> float | None:
         if not self.document_bytes:
             return None
         read = self._bytes_read if step.branch or not step.reads else max(span.end_byte for span in step.reads)

@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
-from memagent_graph.reader import raise_first
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
+from memagent_graph.reading.outcome import raise_first
 
 
 class Citation(TypedDict):

@@ -27,15 +27,15 @@ from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
+from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.outcome import Progress
 from memagent_graph.reading.state import Limits, LineState, ReaderState
-from memagent_graph.reading.state_views import Progress, trace_steps
-from memagent_graph.reading.steps import read_chunk, update_memory
+from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
@@ -322,7 +322,7 @@ async def read_on(
                     continue
                 for change in filter(None, part.values()):
                     count = len(progress.steps)
-                    progress.steps += trace_steps(change.get("steps", ()), {**state, **change})
+                    progress.steps += calls_of(change.get("steps", ()), {**state, **change})
                     for update in progress.updates_since(count, complete=bool(change.get("chunks_read"))):
                         update_made(state["run_id"], update)
         return state

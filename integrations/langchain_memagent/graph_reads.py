@@ -24,8 +24,8 @@ from memagent_graph.concurrency.background import Cancellation, run_sync
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
-from memagent_graph.reader import result_of
 from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import structured
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource

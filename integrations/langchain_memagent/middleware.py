@@ -29,7 +29,8 @@ from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
-from memagent_graph.reader import MemAgent, raise_first
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.shortening import shortened

@@ -13,8 +13,8 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, e
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
-from memagent_graph.reader import raise_first
-from memagent_graph.reading.graph import checked_questions
+from memagent_graph.reading.inputs import checked_questions
+from memagent_graph.reading.outcome import raise_first
 from memagent_graph.response_format import ResponseFormatSource
 
 From: TypeAlias = str | Callable[[Any], Any]

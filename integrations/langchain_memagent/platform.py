@@ -2,7 +2,7 @@
 
 Everything is set by environment variables. OPENAI_BASE_URL and OPENAI_API_KEY name the policy's server; without a
 server and a model, a policy that was added to this machine reads, or else the embedded one. Each field of
-`ReaderSettings` has a variable: MEMAGENT_MODEL, MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so
+`ReadSettings` has a variable: MEMAGENT_MODEL, MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so
 on. Documents and the run log are kept in the folder MEMAGENT_HOME, which must be shared between replicas. Checkpoints
 are the platform's own, so threads can be listed, edited (`memory`, as the node `update_memory`) and resumed through its
 API and in LangGraph Studio.
@@ -16,20 +16,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Mapping
-from difflib import get_close_matches
+from collections.abc import AsyncIterator
 from functools import cache
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from memagent_graph import Document, ReaderGraph
+from memagent_graph import Document, MemAgent, ReaderGraph
 from memagent_graph.errors import BudgetError, EmptyDocumentError, EncodingError, MemAgentError
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
-_PREFIX = "MEMAGENT_"
-_SWITCH = {"true": True, "1": True, "false": False, "0": False}
 _making = threading.Lock()
 
 
@@ -76,28 +72,6 @@ async def make_graph() -> ReaderGraph:
     return await asyncio.to_thread(_made_once)
 
 
-def settings_from_environment(environment: Mapping[str, str]) -> ReaderSettings:
-    """Return the settings from variables named MEMAGENT_ plus a field's name; empty ones count as unset.
-
-    Raises:
-        MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
-    """
-    kinds = {name: kind for name, kind in get_type_hints(ReaderSettings).items() if name != "chosen"}
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        name = variable.removeprefix(_PREFIX).lower()
-        if not variable.startswith(_PREFIX) or not text:
-            continue
-        if name in kinds:
-            values[name] = _parsed(variable, text, kinds[name])
-        elif meant := get_close_matches(name, kinds, n=1, cutoff=0.85):
-            raise MemAgentError(
-                f"{variable} is not a setting",
-                hint=f"Unset it, or, if it is meant, call it {_PREFIX}{meant[0].upper()}.",
-            )
-    return ReaderSettings(**values)
-
-
 def _made_once() -> ReaderGraph:
     with _making:
         return _made()
@@ -105,18 +79,6 @@ def _made_once() -> ReaderGraph:
 
 @cache
 def _made() -> ReaderGraph:
-    graph = settings_from_environment(os.environ).decided().make_reader().graph()
+    graph = MemAgent(settings=ReadSettings.from_environment(os.environ)).graph()
     # The context holds clients and stores: nothing that a caller could send, or that has a JSON schema.
     return ServedGraph(**{**vars(graph), "context_schema": None})
-
-
-def _parsed(variable: str, text: str, kind: Any) -> Any:
-    """Return a variable's value as a field's type has it."""
-    alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
-    kind = next(alternative for alternative in alternatives if alternative is not type(None))
-    choices: Mapping[str, Any] = _SWITCH if kind is bool else {choice: choice for choice in get_args(kind)}
-    try:
-        return choices[text.lower()] if choices else kind(text)
-    except (KeyError, ValueError) as error:
-        expected = " or ".join(choices) or ("a whole number" if kind is int else "a number")
-        raise MemAgentError(f"{variable} is {text!r} and not {expected}", hint="Correct it, or unset it.") from error

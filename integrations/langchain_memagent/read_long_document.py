@@ -42,9 +42,9 @@ from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
 _DESCRIPTION = (
     "Ask questions about a document of any length, and get their answers with quotes from it. Use it for documents "
@@ -72,18 +72,15 @@ def _describe_wrong_arguments(error: Any) -> str:
 
 
 def _reader_of_environment() -> MemAgent:
-    settings = ReaderSettings(
-        model=os.environ.get("MEMAGENT_MODEL") or None, tokenizer=os.environ.get("MEMAGENT_TOKENIZER") or None
-    )
-    return settings.decided().make_reader()
+    return MemAgent(settings=ReadSettings.from_environment(os.environ))
 
 
 class ReadLongDocument(BaseTool):
     """Reads a document with a `MemAgent` and answers questions on it.
 
-    Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, the
-    model MEMAGENT_MODEL and the tokenizer MEMAGENT_TOKENIZER, or else a policy that was added to this machine, or the
-    embedded one; documents and runs are stored in MEMAGENT_HOME.
+    Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, or
+    else a policy that was added to this machine, or the embedded one. MEMAGENT_MODEL, MEMAGENT_TOKENIZER and so on are
+    fields of `ReadSettings`. Documents and runs are stored in MEMAGENT_HOME.
 
     Errors that a model can react to are tool messages with status "error", not exceptions.
 

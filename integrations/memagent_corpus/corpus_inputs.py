@@ -16,17 +16,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
 from memagent_corpus.source_access import (
+    PATH_HINT,
     WEB,
     CorpusDocument,
     CorpusSize,
     SourceAccess,
     members_of,
-    resolve_below,
     scheme_of,
     shown,
     store_errors,
 )
 from memagent_corpus.table_inputs import DatasetTable, FileTable, InputColumns, TableInputs, is_table
+from memagent_graph.documents.allowed_paths import path_below
 from memagent_graph.errors import DocumentError
 
 DATASET: Final = "dataset:"
@@ -328,7 +329,7 @@ def _local_document(path: str, name: str, root: str, info: Mapping[str, Any]) ->
     if not info["islink"]:
         return None
     try:
-        target = resolve_below(Path(root), name)
+        target = path_below(Path(root), name, hint=PATH_HINT)
     except DocumentError as error:
         return CorpusDocument(name=_unicode(name), error=f"{_unicode(name)} is a link, and {error.message}")
     if not target.is_file():

@@ -11,7 +11,6 @@ import typer
 from memagent_graph.cli.options import (
     CHECKPOINTS_HELP,
     STORE_HELP,
-    ApiKey,
     AsJSON,
     MaxSeconds,
     MaxTokensTotal,
@@ -19,14 +18,12 @@ from memagent_graph.cli.options import (
     PriceOut,
     Quiet,
     ReaderOptions,
-    ReplaceUndecodable,
-    Temperature,
-    TopP,
 )
+from memagent_graph.settings import SamplingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(ReaderOptions):
+class CorpusOptions(ReaderOptions, SamplingSettings):
     """The options of the command."""
 
     source: Annotated[
@@ -84,22 +81,6 @@ class CorpusOptions(ReaderOptions):
     log: Annotated[
         Path | None, typer.Option("--log", help="Log all calls in this SQLite file.", show_default="none")
     ] = None
-    api_key: ApiKey = None
-    requests_per_minute: Annotated[
-        float | None, typer.Option(min=0.001, help="Maximum number of requests per minute.", show_default="no limit")
-    ] = None
-    tokens_per_minute: Annotated[
-        float | None,
-        typer.Option(min=1, help="Maximum number of prompt and completion tokens per minute.", show_default="no limit"),
-    ] = None
-    session_header: Annotated[
-        str | None,
-        typer.Option(
-            help="Send the document's key in this header of every request, such as X-Session-Id, so that a router can "
-            "send all requests of a document to the same replica.",
-            show_default="none",
-        ),
-    ] = None
     ray: Annotated[
         str | None,
         typer.Option(
@@ -116,7 +97,6 @@ class CorpusOptions(ReaderOptions):
     encoding: Annotated[str | None, typer.Option(help="The charset of texts and tables.", show_default="detected")] = (
         None
     )
-    replace_undecodable: ReplaceUndecodable = False
     max_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a document in bytes.")] = 2**30
     text_column: Annotated[
         str | None, typer.Option(help="The column with the texts.", show_default="text, if it exists")
@@ -147,9 +127,6 @@ class CorpusOptions(ReaderOptions):
     allow_chained_urls: Annotated[
         bool, typer.Option("--allow-chained-urls", help="Allow chains of URLs, such as simplecache::s3://...")
     ] = False
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling.")] = None
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many documents; can be continued.")
     ] = None

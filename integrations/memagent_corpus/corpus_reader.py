@@ -41,8 +41,9 @@ from memagent_graph.errors import (
     RunNotFoundError,
 )
 from memagent_graph.provenance.evidence import Evidence
-from memagent_graph.reader import MemAgent, result_of
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.inputs import check_question
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import counted
 from memagent_graph.prices import Prices, prices_of
+from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import merge_logs
@@ -77,7 +78,8 @@ class CorpusSession:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
             self._format = None if options.schema is None else ResponseFormat.named(options.schema)
             self._inputs = open_inputs(options.source, self._input_options())
-            self._settings = replace(options.settings(), logprobs=None if options.log else False)
+            settings = options.settings()
+            self._settings = settings if options.log else settings.replace(logprobs=False)
             if (options.requests_per_minute or options.tokens_per_minute) and self._settings.policy_name in {
                 "embedded",
                 "local",
@@ -86,7 +88,7 @@ class CorpusSession:
                     "the limits for requests and tokens per minute are for a server, and this policy has no server",
                     hint="Omit --requests-per-minute and --tokens-per-minute, or use a server with --base-url.",
                 )
-            self._console.policy(self._settings.policy_told)
+            self._console.policy(self._settings.policy_reason)
             try:
                 if options.estimate:
                     self._print_estimate(asyncio.run(self._estimate()), prices)
@@ -139,8 +141,8 @@ class CorpusSession:
             progress = CorpusProgress(
                 stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
             )
-            agent = self._settings.make_reader(
-                api_key=options.api_key,
+            agent = MemAgent(
+                settings=self._settings,
                 store=open_store(options.store, work / TEXTS),
                 checkpoints=checkpoints,
                 run_log=(options.log or False) if engine is None else False,
@@ -172,11 +174,10 @@ class CorpusSession:
         """Return the plan for the actors of a cluster."""
         options = self._options
         return ActorPlan(
-            settings=self._settings,
+            settings=self._settings.replace(api_key=options.api_key or os.environ.get("OPENAI_API_KEY")),
             questions=tuple(self._questions),
             access=self._inputs.access.absolute,
             response_format=self._format,
-            api_key=options.api_key or os.environ.get("OPENAI_API_KEY"),
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str((work / TEXTS).absolute()) if options.keep_texts else None,
             logs=str(_actor_log_folder(options.log)) if options.log else None,
@@ -201,7 +202,7 @@ class CorpusSession:
 
     async def _estimate(self) -> CorpusEstimate:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
-            agent = self._settings.make_reader(api_key=self._options.api_key, store=Path(folder), run_log=False)
+            agent = MemAgent(settings=self._settings, store=Path(folder), run_log=False)
             reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._format)
             try:
                 return await estimate_corpus(self._inputs, reader)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from memagent_graph.documents.allowed_paths import file_below
 from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _PACKAGES: Final = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "adl": "adlfs", "hf": "huggingface_hub",
 }  # fmt: skip
+PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's folder, or below --root."
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
@@ -193,12 +195,9 @@ class SourceAccess:
             url = path if scheme else f"{self.root.rstrip('/')}/{path}"
             is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
             if scheme == "file" or not is_inside:
-                raise _outside_root_error(path)
+                raise RefusedSourceError(f"{shown(path)!r} is outside the input's folder", hint=PATH_HINT)
             return url
-        target = resolve_below(Path(self.root), path)
-        if not target.is_file():
-            raise RefusedSourceError(f"{path} is not a regular file", hint="Correct the path in the table.")
-        return str(target)
+        return str(file_below(Path(self.root), path, hint=PATH_HINT))
 
     @contextmanager
     def opened(self, document: CorpusDocument) -> Iterator[Document]:
@@ -240,29 +239,6 @@ class SourceAccess:
             raise DocumentError(
                 f"{member} cannot be unpacked: {error}", hint="Unpack the archive yourself, and read the folder."
             ) from error
-
-
-def resolve_below(root: Path, path: str) -> Path:
-    """Follow all links in a path, which must not lead out of the root.
-
-    Args:
-        root: a folder.
-        path: a path, relative to the root.
-
-    Raises:
-        RefusedSourceError: the path leads outside the root, or cannot be resolved.
-        DocumentError: there is nothing at the path.
-    """
-    try:
-        base = root.resolve(strict=True)
-        target = (base / path).resolve(strict=True)
-    except FileNotFoundError:
-        raise DocumentError(f"the file {path} does not exist", hint="Correct the path.") from None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise RefusedSourceError(f"{path[:200]!r} cannot be resolved", hint="Correct the path.") from error
-    if base not in (target, *target.parents):
-        raise _outside_root_error(path)
-    return target
 
 
 def members_of(access: SourceAccess, location: str) -> list[zipfile.ZipInfo]:
@@ -441,13 +417,6 @@ def _private_address_error(address: str) -> RefusedSourceError:
     return RefusedSourceError(
         f"{address} is not a public address",
         hint="To read from your own network, use --allow-private-addresses.",
-    )
-
-
-def _outside_root_error(path: str) -> RefusedSourceError:
-    return RefusedSourceError(
-        f"{shown(path)!r} is outside the input's folder",
-        hint="Paths in a table must be below the table's folder, or below --root.",
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndecodable, Store
+from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -59,13 +59,6 @@ class Mcp(ReaderOptions):
     max_seconds: Annotated[
         float | None, typer.Option(min=0.001, help="The maximum number of seconds for each question.")
     ] = None
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            help="The URL of the policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"
-        ),
-    ] = None
-    replace_undecodable: ReplaceUndecodable = False
     checkpoints: Checkpoints = None
     store: Store = None
     log: Annotated[
@@ -81,9 +74,11 @@ class Mcp(ReaderOptions):
     def make_reader(self) -> MemAgent:
         """Build the reader of the server."""
         from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        return self.settings().make_reader(
+        return MemAgent(
+            settings=self.settings(),
             store=open_store(self.store),
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=False if self.no_log else self.log or True,

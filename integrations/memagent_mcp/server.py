@@ -168,12 +168,12 @@ def _add_resources(server: FastMCP[Any], tools: Tools) -> None:
 
     @server.resource("memagent://runs/{run_id}/document", title="The document that a run read", mime_type=_TEXT)
     async def document(run_id: str) -> str:
-        """The text of the document, if it has at most 1 MiB."""
+        """Return the text of the document, if it has at most 1 MiB."""
         return await asyncio.to_thread(_document_text, tools, run_id)
 
     @server.resource("memagent://runs/{run_id}/chunks/{number}", title="A chunk of a run's document", mime_type=_TEXT)
     async def chunk(run_id: str, number: str) -> str:
-        """The text of one chunk; chunks are counted from 0."""
+        """Return the text of one chunk; chunks are counted from 0."""
         return await asyncio.to_thread(_chunk_text, tools, run_id, number)
 
 

@@ -18,7 +18,7 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.graph import checked_questions
+from memagent_graph.reading.inputs import checked_questions
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.reading.structured import structured
 from memagent_graph.response_format import ResponseFormat

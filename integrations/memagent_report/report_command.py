@@ -14,7 +14,6 @@ import typer
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
-    ApiKey,
     AsJSON,
     Checkpoints,
     Log,
@@ -22,7 +21,6 @@ from memagent_graph.cli.options import (
     MaxTokensTotal,
     Quiet,
     ReaderOptions,
-    ReplaceUndecodable,
     Store,
 )
 from memagent_graph.cli.question_files import questions_of
@@ -98,9 +96,7 @@ class ReportDocuments(ReaderOptions):
     force: Annotated[
         bool, typer.Option("--force", help="With --out: replace files that do not belong to this report.")
     ] = False
-    api_key: ApiKey = None
     encoding: Annotated[str | None, typer.Option(help="The documents' charset.", show_default="detected")] = None
-    replace_undecodable: ReplaceUndecodable = False
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
@@ -129,17 +125,18 @@ class ReportDocuments(ReaderOptions):
 
     async def _report(self, console: Console) -> Report:
         from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
         questions, documents = questions_of(self.ask or ()), self._sources()
         settings = self.settings()
-        console.policy(settings.policy_told)
+        console.policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.working("loading the policy"):
-            loaded = settings.make_reader(
-                api_key=self.api_key,
+            loaded = MemAgent(
+                settings=settings,
                 store=open_store(self.store),
                 checkpoints=self.checkpoints or default_checkpoints(),
                 run_log=self.log or True,
@@ -155,7 +152,7 @@ class ReportDocuments(ReaderOptions):
             )  # fmt: skip
 
     def _sources(self) -> list[ReportSource]:
-        """The documents, with their metadata from the file that --metadata names.
+        """Return the documents, with their metadata from the file that --metadata names.
 
         Raises:
             DocumentError: the file cannot be read, or names a document that was not given.

@@ -28,7 +28,8 @@ from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
-from memagent_graph.reader import MemAgent, result_of
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
@@ -283,7 +284,7 @@ class ReportWork:
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
         tokens = _chunk_tokens(strategy, await self.agent.aprepare())
-        agent = self.agent.copy(strategy=strategy, checkpoints=saver, budget_changes={"chunk_tokens": tokens})
+        agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         return await _outside_this_graph(
             result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}"))

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.roles import Parsed, Role, Trouble, shipped
-from memagent_graph.trace import Writes
 
 _MOST_QUESTIONS: Final = 6
 _MOST_HEADINGS: Final = 12

@@ -16,12 +16,12 @@ from langgraph.types import Send
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.reading.ask import beginning, shown_tokens
-from memagent_graph.reading.graph import check_question
-from memagent_graph.reading.nodes import Change, StepContext, branch
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
+from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import Role
+from memagent_graph.tokenizers.fitting import beginning, shown_tokens
 from memagent_report.drafts import (
     Contradiction,
     Draft,
@@ -74,7 +74,6 @@ def _can_be_asked(question: str, context: ReaderContext) -> bool:
 
 def _end(step: StepContext, answer: str, raw: str) -> Change:
     reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER
-    step.finished(reason, answer or None)
     return {"answer": answer or None, "raw_answer": raw, "stop_reason": reason.value}
 
 

@@ -15,7 +15,7 @@ from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
 from memagent_graph.reader import DocumentSource, MemAgent
-from memagent_graph.reading.graph import check_question, checked_questions
+from memagent_graph.reading.inputs import check_question, checked_questions
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_of
 from memagent_report.evidence_matrix import ReportDocument

@@ -52,28 +52,28 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The error as sent by the API."""
+        """Return the error as sent by the API."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that is invalid or not possible."""
+    """Return a request that is invalid or not possible."""
     return ApiError(400, message, param=param, code=code)
 
 
 def not_found(message: str, code: str = "not_found", param: str | None = None) -> ApiError:
-    """The requested object does not exist, or belongs to another key."""
+    """Return the error for an object that does not exist, or belongs to another key."""
     return ApiError(404, message, code=code, param=param)
 
 
 def too_busy(message: str, seconds: int) -> ApiError:
-    """A limit is reached; the same request may be sent again after this many seconds."""
+    """Return the error for a limit that is reached; the same request may be sent again after this many seconds."""
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 
 
 def api_error(error: Exception) -> ApiError:
-    """A failure of the reader as an error of the API; the message of an error from outside the package is left out."""
+    """Return a reader's failure as an error of the API, without the message of an error from outside the package."""
     match error:
         case ApiError():
             return error

@@ -85,7 +85,7 @@ class ServerResources:
 def make_app(
     serving: ServerResources, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None
 ) -> Starlette:
-    """The application.
+    """Return the application.
 
     Args:
         serving: its resources; they are closed with the application.
@@ -123,7 +123,7 @@ def make_app(
 
 
 def owner_of(request: Request) -> Owner:
-    """The owner of a request's key."""
+    """Return the owner of a request's key."""
     owner = request.state.owner
     assert isinstance(owner, Owner)  # noqa: S101  the guard puts it there
     return owner

@@ -31,13 +31,13 @@ class ReplyHead:
 
     @classmethod
     def of(cls, run_id: str, model: str) -> ReplyHead:
-        """A new reply that begins now."""
+        """Return a new reply that begins now."""
         return cls(run_id, model, int(time.time()))
 
     def completion(
         self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], details: dict[str, Any]
     ) -> dict[str, Any]:
-        """A whole reply."""
+        """Return a whole reply."""
         return {
             **self._head("chat.completion"),
             "choices": [
@@ -53,12 +53,12 @@ class ReplyHead:
         }
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:
-        """A part of a streamed reply, as JSON."""
+        """Return a part of a streamed reply, as JSON."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice], **fields}, ensure_ascii=False)
 
     def usage_chunk(self, usage: dict[str, Any]) -> str:
-        """The part with the reply's usage."""
+        """Return the part with the reply's usage."""
         return json.dumps({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ReplyHead:
 
 
 def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
-    """The reply's text: the answer, cut at the request's stop texts; without an answer, the reason and the notes."""
+    """Return the reply's text: the answer, cut at the request's stop texts, or else the reason and the notes."""
     if result.stop_reason.resumable:
         return (
             f"Reading stopped early, after {result.chunks_read} parts ({result.stop_reason.value}). "
@@ -79,14 +79,14 @@ def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
 
 
 def finish_reason(result: ReadResult) -> str:
-    """The API's finish reason of the reply."""
+    """Return the API's finish reason of the reply."""
     answers = result.trace.answers
     was_cut = bool(answers) and answers[-1].finish_reason == "length"
     return "length" if result.stop_reason.resumable or was_cut else "stop"
 
 
 def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The tokens of all the read's calls, plus those of an additional one."""
+    """Return the tokens of all the read's calls, plus those of an additional one."""
     further = more or {}
     prompt = usage.prompt_tokens + (further.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (further.get("completion_tokens") or 0)
@@ -101,7 +101,7 @@ def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]
 
 
 def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
-    """The reply's data on the read, under "memagent"."""
+    """Return the reply's data on the read, under "memagent"."""
     return {
         "run_id": result.run_id,
         "strategy": result.strategy,

@@ -78,7 +78,7 @@ class JsonText:
 
     @classmethod
     def of(cls, raw: Raw) -> JsonText | None:
-        """The text; None if the JSON value is not a string."""
+        """Return the text; None if the JSON value is not a string."""
         view = memoryview(raw)
         return cls(raw) if len(view) >= 2 and view[0] == ord('"') else None
 
@@ -88,7 +88,7 @@ class JsonText:
         return len(memoryview(self.raw)) - 2
 
     def text(self) -> str:
-        """The text.
+        """Return the text.
 
         Raises:
             msgspec.DecodeError, UnicodeDecodeError: it is not well formed.
@@ -116,7 +116,7 @@ class ChatMessage:
     parts: tuple[MessagePart, ...]
 
     def field(self, name: str) -> Any:
-        """The value of a small field; None if it is missing."""
+        """Return the value of a small field; None if it is missing."""
         return msgspec.json.decode(self.fields[name]) if name in self.fields else None
 
 
@@ -224,7 +224,7 @@ def _part(raw: Raw) -> MessagePart:
 
 
 def _blamed(words: str) -> str | None:
-    """The field in a decoder's message, as in "Expected `int` - at `$.n`"."""
+    """Return the field in a decoder's message, as in "Expected `int` - at `$.n`"."""
     field = words.rpartition("`$.")[2].partition("`")[0] if "`$." in words else ""
     return field.partition("[")[0] or ("messages" if "`$[" in words else None)
 

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response
 from memagent_graph.documents import DocumentRef
 from memagent_graph.policy import Message
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.ask import shown_tokens
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
+from memagent_graph.tokenizers.fitting import shown_tokens
 from memagent_graph.tokenizers.shortening import shortened
 from memagent_serve.api_errors import ApiError, bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodyMemory, bounded, whole_body
@@ -41,7 +41,7 @@ from memagent_serve.chat_requests import ChatRequest, FileContent, JsonText, Opt
 from memagent_serve.keys import Owner
 from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import ReadManager, ReadProgress, ReadRequest, ServedRead
+from memagent_serve.reads import ReadManager, ReadProgress, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Source,
     body_after,
@@ -92,7 +92,7 @@ class LongRequest:
     options: Options
     names: tuple[str, ...]
     """The names of the texts that are read."""
-    ask: ReadRequest
+    ask: ServedRequest
     continuation: Continuation | None
     """None if the read's answer is the reply."""
     reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -231,7 +231,7 @@ class ChatCompletions:
         return LongRequest(
             options=options,
             names=tuple(source.name for source in sources),
-            ask=ReadRequest(
+            ask=ServedRequest(
                 owner=owner,
                 document=await self._stored(sources),
                 question=question,
@@ -310,7 +310,7 @@ class ChatCompletions:
         return JSONResponse(reply)
 
     async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
-        """A streamed reply: progress as reasoning, then the answer."""
+        """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead.of(read.run_id, long_request.options.model)
         names = ", ".join(long_request.names)
         try:
@@ -367,7 +367,7 @@ class ChatCompletions:
                     yield merged
 
     def _merged(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
-        """An event of the model's reply as a part of this one; None for one that was not requested."""
+        """Return an event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
         values = json.loads(event)
@@ -406,7 +406,7 @@ async def _gone(request: Request) -> None:
 
 
 def _body_after(long_request: LongRequest, continuation: Continuation, result: ReadResult) -> bytes:
-    """The body that is passed on, with the findings."""
+    """Return the body that is passed on, with the findings."""
     request, plan = continuation.request, continuation.plan
     return body_after(
         request, messages_after(request, plan, long_request.names, result, continuation.shortened_request)
@@ -418,7 +418,7 @@ def _has_news(progress: ReadProgress) -> bool:
 
 
 def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
-    """The question of the read, and the replacement of a long user request in the request that is passed on."""
+    """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
     was_read = continues and any(place.message == plan.latest for place in plan.places)
@@ -426,7 +426,7 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
 
 
 def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
-    """A question that is within its budget also where tags in it are escaped."""
+    """Return a question that is within its budget also where tags in it are escaped."""
     most = tokens
     while (excess := shown_tokens(context, question) - tokens) > 0 and most > 1:
         most = max(1, most - excess)

@@ -71,7 +71,7 @@ class Keys:
 
     @classmethod
     def load(cls, file: Path | None, listed: str = "") -> Keys:
-        """The keys in a TOML file, with those of a list `name:key,name:key`.
+        """Return the keys in a TOML file, with those of a list `name:key,name:key`.
 
         In the file, `alice = "KEY"`, or a table `[alice]` with `key` and the limits that `Owner` has.
 
@@ -93,7 +93,7 @@ class Keys:
         return cls(pairs)
 
     def owner(self, authorization: str | None) -> Owner | None:
-        """The owner of the key in an Authorization header; None if it has none of these."""
+        """Return the owner of the key in an Authorization header; None if it has none of these."""
         if not self._owners:
             return LOCAL
         scheme, _, key = (authorization or "").partition(" ")

@@ -105,17 +105,17 @@ class Ledger:
         self._run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
 
     def of_request(self, owner: str, request: str) -> list[Entry]:
-        """The reads of one request of a key, the newest first."""
+        """Return the reads of one request of a key, the newest first."""
         return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
     def of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
-        """The newest reads of a key that began before a time."""
+        """Return the newest reads of a key that began before a time."""
         return self._entries(
             "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
         )
 
     def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
-        """The reads of a key with a text in the question, the document's name or the id, ignoring case, newest first.
+        """Return a key's reads with a text in the question, the document's name or the id, ignoring case, newest first.
 
         Returns:
             `newest` of them after the first `skip`, and the total number.

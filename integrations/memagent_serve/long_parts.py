@@ -133,7 +133,7 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
 
 
 def latest_request(messages: Sequence[ChatMessage]) -> int | None:
-    """The last message with text of the user."""
+    """Return the last message with text of the user."""
     for number in range(len(messages) - 1, -1, -1):
         if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
             return number
@@ -143,7 +143,7 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
 def question_of(
     request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, tokens: int, *, with_context: bool
 ) -> str:
-    """The question for reading a request, in at most `tokens` tokens.
+    """Return the question for reading a request, in at most `tokens` tokens.
 
     Args:
         request: the request.
@@ -182,12 +182,12 @@ _SPEAKERS: Final = {"user": "User", "assistant": "Assistant", "tool": "Result", 
 
 
 def speaker(message: ChatMessage) -> str:
-    """The speaker of a message, as named in a transcript."""
+    """Return the speaker of a message, as named in a transcript."""
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
 def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
-    """The text of chosen messages, except the parts that are read."""
+    """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
     for number, message in enumerate(request.messages):
         if not wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
@@ -210,14 +210,14 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: C
 
 
 def _bounded(text: JsonText, tokens: int) -> str:
-    """A text, or the beginning and end of one that is certainly longer than that many tokens."""
+    """Return a text, or the beginning and end of one that is certainly longer than that many tokens."""
     most = tokens * _LONGEST_TOKEN
     whole = text.text()
     return whole if len(whole) <= 2 * most else f"{whole[:most]} [...] {whole[-most:]}"
 
 
 def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
-    """The first and the last paragraph of a long text, where a question with a document usually is.
+    """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
         text: the text.

@@ -81,7 +81,7 @@ class PageSessions:
         return path == "/" or path.startswith(f"{PAGE}/")
 
     def admit(self, scope: Scope) -> Owner | None:
-        """The owner of a request to the page; None for public paths: the page itself, and the sign-in.
+        """Return the owner of a request to the page; None for public paths: the page itself, and the sign-in.
 
         Raises:
             ApiError: 401 without a cookie; 403 for requests that other pages cause.

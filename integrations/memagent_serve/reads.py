@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
@@ -59,7 +59,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadRequest:
+class ServedRequest:
     """A request to read. Equal ones are one read."""
 
     owner: Owner
@@ -80,7 +80,7 @@ class ServedRead:
     """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
 
     run_id: str
-    ask: ReadRequest
+    ask: ServedRequest
     request: str
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
@@ -156,7 +156,7 @@ class ReadManager:
         """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
         self._retry_seconds = 0.0
 
-    async def start(self, ask: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
+    async def start(self, ask: ServedRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
         """Start a read, or join an earlier read of the same request.
 
         Args:
@@ -193,7 +193,7 @@ class ReadManager:
             self._launch(read, kind)
         return read, kind
 
-    async def resume(self, ask: ReadRequest, entry: Entry) -> ServedRead:
+    async def resume(self, ask: ServedRequest, entry: Entry) -> ServedRead:
         """Continue one read where it stopped, independent of other requests.
 
         Args:
@@ -218,7 +218,7 @@ class ReadManager:
         read.task = asyncio.create_task(self._drive(read, kind))
 
     def find(self, owner: Owner, run_id: str) -> ServedRead | None:
-        """A waiting or running read; None if there is none, or it belongs to another key."""
+        """Return a waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
         return read if read is not None and read.ask.owner.name == owner.name else None
 
@@ -227,11 +227,11 @@ class ReadManager:
         return len(self._reads)
 
     def running(self, owner: Owner) -> list[ServedRead]:
-        """The reads of a key that are waiting or running."""
+        """Return the reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
 
     async def follow(self, read: ServedRead) -> AsyncGenerator[ReadProgress | ReadResult, None]:
-        """The progress of a read, now and at each change, and its result at the end.
+        """Yield the progress of a read, now and at each change, and its result at the end.
 
         A slow follower misses changes in between, and nothing waits for it.
 
@@ -366,19 +366,20 @@ class ReadManager:
             async for part in parts:
                 yield part
 
-    async def reader_for(self, ask: ReadRequest) -> MemAgent:
-        """A reader with the request's sampling, on the shared connections of policy and checkpoints."""
+    async def reader_for(self, ask: ServedRequest) -> MemAgent:
+        """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
         salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
         key = (salt, ask.sampling, ask.answer_tokens)
         if key not in self._readers:
             policy = self._reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
                 policy = policy.with_fields({"cache_salt": hashlib.sha256(f"memagent {salt}".encode()).hexdigest()})
+            choices: dict[str, Any] = {} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens}
             self._readers[key] = self._reader.copy(
                 policy=policy,
                 sampling=replace(ask.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
-                budget_changes={} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens},
                 checkpoints=await self._reader.acheckpointer(),
+                **choices,
             )
             while len(self._readers) > _READERS_KEPT:
                 self._readers.popitem(last=False)

@@ -38,7 +38,7 @@ class Source:
 
 
 def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
-    """The texts that a plan reads, in order."""
+    """Return the texts that a plan reads, in order."""
     sources = []
     if plan.history:
         sources.append(Source("the earlier conversation", lambda: _transcript(request, plan, files, store)))
@@ -80,7 +80,7 @@ def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentSto
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
-    """A stored text, with the names of its sections where they begin."""
+    """Return a stored text, with the names of its sections where they begin."""
     marks = [(mark.start_char, mark.label) for mark in store.sections(ref)]
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = store.size(ref) or 0
@@ -97,7 +97,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
 
 
 def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
-    """The older messages as a dialogue, one paragraph each, without system messages and the latest request."""
+    """Return the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for number, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or number == plan.latest:
             continue
@@ -123,7 +123,7 @@ def _name(request: ChatRequest, message: ChatMessage, place: PartPlace, stored: 
 
 
 def _tool(request: ChatRequest, message: ChatMessage) -> str:
-    """The tool of the call that a tool message answers; "a tool" if no message has that call."""
+    """Return the tool of the call that a tool message answers; "a tool" if no message has that call."""
     if isinstance(name := message.field("name"), str) and name:
         return name
     call_id = message.field("tool_call_id")
@@ -182,7 +182,7 @@ def _is_text_format(request: ChatRequest) -> bool:
 def messages_after(
     request: ChatRequest, plan: ReadingPlan, names: Sequence[str], result: ReadResult, shortened_request: str
 ) -> list[dict[str, Any]]:
-    """The messages with the findings instead of the parts that were read.
+    """Return the messages with the findings instead of the parts that were read.
 
     Args:
         request: the request.
@@ -236,7 +236,7 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
 
 
 def body_after(request: ChatRequest, messages: list[dict[str, Any]]) -> bytes:
-    """The body to pass on: the request's own fields, with these messages."""
+    """Return the body to pass on: the request's own fields, with these messages."""
     values: dict[str, Any] = {**request.fields, "messages": messages}
     if request.options.stream and not request.options.wants_usage:
         # The server reports the call's usage at the stream's end, if requested.

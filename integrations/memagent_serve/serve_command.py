@@ -11,13 +11,11 @@ import typer
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
-    ApiKey,
     Checkpoints,
     Log,
     MaxSeconds,
     MaxTokensTotal,
     ReaderOptions,
-    ReplaceUndecodable,
     Store,
 )
 
@@ -106,26 +104,25 @@ class Serve(ReaderOptions):
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
-    api_key: ApiKey = None
-    replace_undecodable: ReplaceUndecodable = False
     checkpoints: Checkpoints = None
     store: Store = None
     log: Log = None
 
     def make_reader(self) -> MemAgent:
-        """The server's reader."""
+        """Return the server's reader."""
         from memagent_graph.documents import open_store  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        return self.settings().make_reader(
-            api_key=self.api_key,
+        return MemAgent(
+            settings=self.settings(),
             store=open_store(self.store),
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=self.log or True,
         )
 
     def serve_settings(self) -> ServeSettings:
-        """The server's settings.
+        """Return the server's settings.
 
         Raises:
             MemAgentError: the keys cannot be read, or the address is open to everyone.
@@ -188,7 +185,7 @@ async def _serve(request: Serve) -> None:
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
-                f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_told}; "
+                f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_reason}; "
                 "press Ctrl-C to stop",
                 err=True,
             )

@@ -63,7 +63,7 @@ def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool)
 
 
 def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """The settings in a TOML file, by the names of the options.
+    """Return the settings in a TOML file, by the names of the options.
 
     Raises:
         MemAgentError: it cannot be read, or has an unknown setting.

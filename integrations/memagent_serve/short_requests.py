@@ -41,7 +41,7 @@ class Relaying(Protocol):
 async def pass_on(
     server: Relaying, method: str, path: str, body: bytes | None = None, *, accept: str | None = None
 ) -> Response:
-    """The server's reply to a client's request, relayed while it arrives.
+    """Return the server's reply to a client's request, relayed while it arrives.
 
     Args:
         server: the policy server.
@@ -81,7 +81,7 @@ async def _chunks(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> Async
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The data of each event in a stream of events, including the closing [DONE]."""
+    """Yield the data of each event in a stream of events, including the closing [DONE]."""
     data: list[str] = []
     buffer = b""
     async for chunk in reply.content.iter_any():
@@ -103,7 +103,7 @@ _NOT_HERE: Final = ("tools", "functions", "logprobs", "logit_bias", "response_fo
 
 
 def messages_of(request: ChatRequest) -> list[Message]:
-    """The messages in the form that policies accept.
+    """Return the messages in the form that policies accept.
 
     Raises:
         ApiError: a message has something other than text.
@@ -151,7 +151,7 @@ def require_model(request: ChatRequest, name: str) -> None:
 async def local_reply(
     request: ChatRequest, messages: Sequence[Message], policy: Policy, base: SamplingParams, most_tokens: int
 ) -> Response:
-    """The policy's reply to messages that fit in its window.
+    """Return the policy's reply to messages that fit in its window.
 
     Raises:
         PolicyError: it failed.
@@ -184,7 +184,7 @@ async def local_reply(
 
 
 def error_event(error: Exception) -> str:
-    """An error inside a stream, in the API's form."""
+    """Return an error inside a stream, in the API's form."""
     return json.dumps(api_error(error).body())
 
 

@@ -35,7 +35,7 @@ class UploadedFile:
     purpose: str
 
     def body(self) -> dict[str, Any]:
-        """The file's data in the API."""
+        """Return the file's data in the API."""
         return {"object": "file", "status": "processed", **asdict(self)}
 
 
@@ -84,7 +84,7 @@ class Uploads:
         return entry
 
     def all(self, owner: Owner) -> list[UploadedFile]:
-        """The files of a key, the newest first."""
+        """Return the files of a key, the newest first."""
         files = []
         for path in self._folder_of(owner).glob("file-*.json"):
             with suppress(FileNotFoundError):  # deleted in the meantime
@@ -103,7 +103,7 @@ class Uploads:
         return _read(path)
 
     def content(self, owner: Owner, file_id: str) -> Path:
-        """The path of its bytes. Raises like `get`."""
+        """Return the path of its bytes. Raises like `get`."""
         self.get(owner, file_id)
         return self._path(owner, file_id)
 
@@ -123,13 +123,13 @@ class Uploads:
 
 
 def shown_name(name: str | None) -> str:
-    """A client's name for a file, for messages: its last part, in one line; it is never used as a path."""
+    """Return a client's name for a file, for messages: its last part, in one line; it is never used as a path."""
     last = re.split(r"[\\/]", name or "")[-1]
     return in_one_line(last, _LONGEST_NAME).strip() or "file"
 
 
 def listing(files: Iterable[UploadedFile]) -> dict[str, Any]:
-    """A list in the API's form."""
+    """Return a list in the API's form."""
     return {"object": "list", "data": [file.body() for file in files], "has_more": False}
 
 
@@ -142,7 +142,7 @@ def _no_file(file_id: str) -> ApiError:
 
 
 async def stored(store: DocumentStore, file: IO[bytes], name: str) -> DocumentRef:
-    """The text of a file in the store: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes determine the
+    """Return the text of a stored file: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes determine the
     kind.
 
     Raises:

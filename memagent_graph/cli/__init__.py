@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415  only for this
+        from importlib.metadata import version
 
         typer.echo(f"memagent {version('memagent-graph')}")
         raise typer.Exit

@@ -11,12 +11,23 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field
+from dataclasses import Field, fields
 from functools import cached_property
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Protocol, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    NoReturn,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import rich.markup
 import typer
@@ -24,7 +35,8 @@ import typer.core
 import typer.main
 from typer.models import OptionInfo
 
-from memagent_graph.cli.options import OPTION_GROUPS
+from memagent_graph.cli.options import OPTION_GROUPS, setting_options
+from memagent_graph.settings import ReadSettings
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -47,9 +59,9 @@ _BUILT_IN: Final = {
 class Command(Protocol):
     """A command: a frozen dataclass whose docstring is the command's help.
 
-    Its fields are the arguments and options, annotated for typer. Those of the class itself come first in the
-    help, then those of the classes it inherits from, in their order; if there are many, in groups with the common
-    ones first. `examples` are command lines for the end of the help.
+    Its fields are the arguments and options, annotated for typer; one with the name of a setting of `ReadSettings`
+    needs no annotation. Those of the class itself come first in the help, then those of the classes it inherits from;
+    if there are many, in groups with the common ones first. `examples` are command lines for the end of the help.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -61,16 +73,19 @@ class Command(Protocol):
 
 def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     """Add a command to a command line, by the name that the user types."""
-    hints = get_type_hints(command, include_extras=True)
-    given = inspect.signature(command).parameters
-    order = dict.fromkeys(each for kind in command.__mro__ for each in vars(kind).get("__annotations__", ()))
-    grouped = len(given) > _UNGROUPED
+    annotations, signature = _annotations(command), inspect.signature(command).parameters
+    order = dict.fromkeys(field for kind in command.__mro__ for field in vars(kind).get("__annotations__", ()))
+    names = [name for name in order if name in annotations and name in signature]
+    if grouped := len(names) > _UNGROUPED:
+        names.sort(key=lambda name: _PLACE.get(name, -1))
     parameters = [
-        given[each].replace(
+        signature[name].replace(
             kind=inspect.Parameter.KEYWORD_ONLY,
-            annotation=_in_group(hints[each], _GROUP_OF[each]) if grouped and each in _GROUP_OF else hints[each],
+            annotation=_in_group(annotations[name], _GROUP_OF[name])
+            if grouped and name in _GROUP_OF
+            else annotations[name],
         )
-        for each in sorted((each for each in order if each in given), key=lambda each: _PLACE.get(each, -1) * grouped)
+        for name in names
     ]
 
     def callback(**values: Any) -> None:
@@ -93,6 +108,18 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     )(callback)
 
 
+def _annotations(command: type[Command]) -> dict[str, Any]:
+    """Return the annotations for typer, by field; what only Python can set is left out."""
+    options, settings = setting_options(), {each.name for each in fields(ReadSettings)}
+    annotations = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        if get_origin(hint) is Annotated or name not in settings:
+            annotations[name] = hint
+        elif name in options:
+            annotations[name] = options[name]
+    return annotations
+
+
 _UNGROUPED: Final = 14
 """A command with so few arguments and options shows them in one list."""
 _GROUP_OF: Final = {name: group for group, names in OPTION_GROUPS.items() for name in names}
@@ -100,7 +127,7 @@ _PLACE: Final = {name: place for place, name in enumerate(_GROUP_OF)}
 
 
 def _in_group(annotation: Any, group: str) -> Any:
-    """The annotation with its option in this group of the help."""
+    """Return the annotation with its option in this group of the help."""
     kind, info = get_args(annotation)
     if not isinstance(info, OptionInfo):
         return annotation
@@ -150,7 +177,7 @@ class _Commands(Mapping[str, Any]):
 
     @cached_property
     def _added(self) -> dict[str, EntryPoint]:
-        from memagent_graph.entry_points import COMMANDS, added  # noqa: PLC0415
+        from memagent_graph.entry_points import COMMANDS, added
 
         return {name: entry for name, entry in added(COMMANDS).items() if name not in _BUILT_IN}
 
@@ -174,7 +201,7 @@ class _Commands(Mapping[str, Any]):
         return self._loaded[name]
 
     def summaries(self) -> dict[str, Any]:
-        """The commands as the list of all shows them: those of other packages with nothing but their help."""
+        """Return the commands as the list of all shows them: those of other packages with nothing but their help."""
         added = {name: typer.core.TyperCommand(name, help=summary(entry)) for name, entry in self._added.items()}
         return {name: self[name] for name in _BUILT_IN} | added
 
@@ -192,13 +219,13 @@ def _made(register: Callable[[typer.Typer], Any]) -> Any:
 
 
 def _made_elsewhere(entry: EntryPoint) -> Any:
-    """A command of another package; if it cannot be loaded, a command that says what is wrong."""
-    from memagent_graph.entry_points import failure_of  # noqa: PLC0415
-    from memagent_graph.errors import MemAgentError  # noqa: PLC0415
+    """Return a command of another package; if it cannot be loaded, a command that says what is wrong."""
+    from memagent_graph.entry_points import failure_of
+    from memagent_graph.errors import MemAgentError
 
     def fail(error: Exception) -> NoReturn:
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.cli.exit_codes import ExitCode  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
             Console().failure(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)

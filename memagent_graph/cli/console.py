@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 def escape(text: str) -> str:
-    """A text from outside, made safe for the terminal and for markup."""
+    """Return a text from outside, made safe for the terminal and for markup."""
     return rich.markup.escape(plain(text))
 
 

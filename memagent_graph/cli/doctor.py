@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import ApiKey, AsJSON, ReaderOptions, Retries, Timeout
+from memagent_graph.cli.options import AsJSON, ReaderOptions
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_graph.cli.examination import Finding
+    from memagent_graph.cli.examination import Check
 
 _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
 
@@ -26,23 +26,23 @@ class Doctor(ReaderOptions):
         "memagent doctor",
         "memagent doctor --base-url http://localhost:8000/v1",
     )
-    api_key: ApiKey = None
-    timeout: Timeout = 60.0
-    retries: Retries = 0
+    timeout: float = 60.0
+    retries: int = 0
     as_json: AsJSON = False
 
     def run(self) -> None:
         """Run the command."""
-        import asyncio  # noqa: PLC0415
+        import asyncio
 
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.cli.examination import Health, examine  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.cli.examination import Health, examine
+        from memagent_graph.reader import MemAgent
 
         console = Console(as_json=self.as_json)
 
-        async def run() -> list[Finding]:
+        async def run() -> list[Check]:
             with console.working("loading the policy"):
-                loaded = self.settings().make_reader(api_key=self.api_key, run_log=False)
+                loaded = MemAgent(settings=self.settings(), run_log=False)
             async with loaded as reader:
                 findings = []
                 async for finding in examine(reader):
@@ -59,8 +59,8 @@ class Doctor(ReaderOptions):
             raise typer.Exit(ExitCode.POLICY)
 
 
-def _show(finding: Finding, console: Console) -> None:
-    from memagent_graph.cli.console import escape  # noqa: PLC0415
+def _show(finding: Check, console: Console) -> None:
+    from memagent_graph.cli.console import escape
 
     console.out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")
     if finding.remedy and finding.health != "ok":

@@ -29,7 +29,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """One check: its subject, its outcome, and what to do if it is not good."""
 
     subject: str
@@ -38,7 +38,7 @@ class Finding:
     remedy: str | None = None
 
 
-async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
+async def examine(reader: MemAgent) -> AsyncIterator[Check]:
     """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
 
     Stops at the first failure that makes the following checks meaningless.
@@ -47,47 +47,47 @@ async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
-            yield Finding("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
+            yield Check("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
-        yield Finding("model", Health.GOOD, f"{policy.name}{computed}")
+        yield Check("model", Health.GOOD, f"{policy.name}{computed}")
         yield _window(info)
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
         parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
-        yield Finding("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
+        yield Check("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
         subject = "completion"
         completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
-        yield Finding("completion", Health.GOOD, how)
+        yield Check("completion", Health.GOOD, how)
         yield _tokens(completion)
         subject = "tokenizer"
         yield await _agreement(context, completion)
     except MemAgentError as error:
-        yield Finding(subject, Health.BAD, error.message, error.hint)
+        yield Check(subject, Health.BAD, error.message, error.hint)
 
 
 def _ask(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
-def _window(info: ModelInfo) -> Finding:
+def _window(info: ModelInfo) -> Check:
     if info.context_window is None:
-        return Finding("window", Health.NOTE, "the policy does not report it", "Set --context-window; 8192 is assumed.")
-    return Finding("window", Health.GOOD, f"{info.context_window} tokens")
+        return Check("window", Health.NOTE, "the policy does not report it", "Set --context-window; 8192 is assumed.")
+    return Check("window", Health.GOOD, f"{info.context_window} tokens")
 
 
-def _tokens(completion: Completion) -> Finding:
+def _tokens(completion: Completion) -> Check:
     ids, logprobs = completion.token_ids, completion.logprobs
     given = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
     absent = [name for name, value in given.items() if value is None]
     if not absent:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
-            return Finding("token ids", Health.BAD, detail, "Report this.")
-        return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
-    return Finding(
+            return Check("token ids", Health.BAD, detail, "Report this.")
+        return Check("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
+    return Check(
         "token ids",
         Health.NOTE,
         f"no {', '.join(absent)}: such runs can be read, but not trained on",
@@ -95,17 +95,17 @@ def _tokens(completion: Completion) -> Finding:
     )
 
 
-async def _agreement(context: ReaderContext, completion: Completion) -> Finding:
+async def _agreement(context: ReaderContext, completion: Completion) -> Check:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
     shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
-        return Finding("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
+        return Check("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
     ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
     name = context.tokenizer.name
     if ours == theirs:
-        return Finding("tokenizer", Health.GOOD, f"{name} counts as the policy does ({ours} tokens of a sample)")
-    return Finding(
+        return Check("tokenizer", Health.GOOD, f"{name} counts as the policy does ({ours} tokens of a sample)")
+    return Check(
         "tokenizer",
         Health.BAD,
         f"{name} counts {ours} tokens and the policy {theirs}",

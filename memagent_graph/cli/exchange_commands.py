@@ -40,8 +40,8 @@ class Export(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.run_log.exchange import export_runs  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.run_log.exchange import export_runs
 
         if self.skip_incomplete and not self.for_training:
             raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
@@ -92,10 +92,10 @@ class Import:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.run_log import RunLog  # noqa: PLC0415
-        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.run_log import RunLog
+        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs
+        from memagent_graph.storage.paths import default_run_log
 
         with failures_told(as_json=self.as_json), Console().working("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):

@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
 
 
 def exit_code(error: MemAgentError) -> ExitCode:
-    """The exit code for an error."""
+    """Return the exit code for an error."""
     codes = (
         (DocumentError, ExitCode.DOCUMENT),
         (PolicyError, ExitCode.POLICY),
@@ -64,6 +64,6 @@ def failures_told(console: Console | None = None, *, as_json: bool = False) -> I
     try:
         yield
     except MemAgentError as error:
-        from memagent_graph.cli.console import Console  # noqa: PLC0415  it is needed only on errors
+        from memagent_graph.cli.console import Console
 
         raise typer.Exit((console or Console(as_json=as_json)).failure(error, exit_code(error))) from None

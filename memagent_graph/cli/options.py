@@ -1,20 +1,19 @@
 """Options that several commands share, each declared once: its name, type, help and default.
 
-They describe a policy and a reader, where a call stops, and where it writes. An option of only one command is in that
-command's module.
+Those of a policy and a reader are the fields of `memagent_graph.settings`; these say where a call stops, and where it
+writes. An option of only one command is in that command's module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
-if TYPE_CHECKING:
-    from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, text_fields
 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
@@ -36,7 +35,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Limits": ("max_chunks", "max_questions", "max_documents", "max_tokens", "max_tokens_total", "max_seconds"),
     "Who may ask": ("keys", "without_keys", "server_name", "allow_origin", "allow_remote"),
     "Load": (
-        "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "spool", "uploads",
+        "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "request_memory", "uploads",
         "keep_minutes", "cancel_on_close", "heartbeat",
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
@@ -47,68 +46,6 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """The groups in which a long help shows its options, by fields' names; options in none come first."""
 
-# The policy
-
-PolicyName = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        help="A policy by name: embedded, smollm2, local, server, or one from an installed package.",
-        show_default="by --model and --base-url",
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help='A name on the server; without a server, a folder, a hub id, "embedded", or "smollm2" after it was added.',
-        show_default="$OPENAI_BASE_URL's, else smollm2 if it was added, else embedded",
-    ),
-]
-BaseURL = Annotated[
-    str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")
-]
-ApiKey = Annotated[str | None, typer.Option(help="The server's key.", show_default="$OPENAI_API_KEY")]
-ProfileSpec = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        help='Budgets and prompts that the policy was trained with: a folder with memagent.json, or "embedded".',
-    ),
-]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Most seconds for one completion.")]
-Retries = Annotated[int, typer.Option(min=0, help="How often to retry a failed request.")]
-
-# How it reads
-
-StrategyName = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        help="The way of reading, with options as in gated:stop=yes; your own: path/to/file.py:Name.",
-        show_default="the paper's",
-    ),
-]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this mass.")]
-
-# Memories that cannot be used
-
-Rule = Literal["accept", "keep_previous", "retry"]
-OnInvented = Annotated[
-    Rule | None,
-    typer.Option(
-        "--on-invented",
-        help="What to do with a memory that has a word or a number which is not in its prompt.",
-        show_default="the policy's, or accept",
-    ),
-]
-
-# Documents
-
-ReplaceUndecodable = Annotated[
-    bool, typer.Option("--replace-undecodable", help="Replace bytes that cannot be decoded with U+FFFD.")
-]
-
 # An evaluation's tasks
 
 Haystack = Annotated[
@@ -118,6 +55,21 @@ Haystack = Annotated[
     ),
 ]
 Small = Annotated[bool, typer.Option("--small", help="Variants of the tasks for policies with a small context.")]
+
+# Settings
+
+
+def setting_options() -> dict[str, Any]:
+    """Return the annotation, with type and option, of each setting that can be given as text, by its name."""
+    options: dict[str, Any] = {}
+    for name, (field, kind) in text_fields(ReadSettings).items():
+        notes = field.metadata
+        flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
+        shown = {} if notes["shown"] is None else {"show_default": notes["shown"]}
+        option = typer.Option(*flags, help=notes["help"], min=notes["min"], max=notes["max"], **shown)
+        options[name] = Annotated[kind, option]
+    return options
+
 
 # Where a call stops
 
@@ -144,55 +96,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """How a policy reads. For what is not given, the policy's profile decides."""
+class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
+    """A reader: its policy, and how it reads. `SamplingSettings` are added where the command does the sampling."""
 
-    strategy: StrategyName = None
-    profile: ProfileSpec = None
-    layout: Annotated[
-        Literal["paper", "section_first"] | None, typer.Option(help="Order of the update prompt's parts.")
-    ] = None
-    answer_format: Annotated[Literal["boxed", "plain"] | None, typer.Option(help="How the answer is asked for.")] = None
-    update_template: Annotated[str | None, typer.Option(help="Your own update prompt: a text file.")] = None
-    answer_template: Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")] = None
-    empty_memory: Annotated[
-        str | None,
-        typer.Option(help="The text of the memory at the first chunk.", show_default="the policy's, or (empty)"),
-    ] = None
-    context_window: Annotated[
-        int | None,
-        typer.Option(help="Context window, in tokens.", show_default="the policy's or the server's, or 8192"),
-    ] = None
-    question_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of the question.", show_default="the policy's, or 1024")
-    ] = None
-    memory_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of the memory.", show_default="the policy's, or 1024")
-    ] = None
-    chunk_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a chunk.", show_default="the policy's, or 5000")
-    ] = None
-    answer_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of the answer.", show_default="the policy's, or 1024")
-    ] = None
-    boundary: Annotated[
-        Literal["token", "sentence", "paragraph", "heading"] | None,
-        typer.Option(
-            help="Where chunks may end. With `token`, the paper's, some sentences are cut in two (about 3% at "
-            "512 tokens); with `sentence`, none that ends in a chunk's last 15%, for 2% more chunks. `heading`: before "
-            "the last heading or numbered clause in a chunk's second half.",
-            show_default="the policy's, or token",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReaderOptions(ReadingOptions):
-    """A reader: its policy, and how it reads."""
-
-    model: Model = None
-    base_url: BaseURL = None
-    policy: PolicyName = None
     stop: Annotated[
         str | None,
         typer.Option(
@@ -200,32 +106,12 @@ class ReaderOptions(ReadingOptions):
             show_default="read to the end",
         ),
     ] = None
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help='A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
-            show_default="the policy's",
-        ),
-    ] = None
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "int8"] | None,
-        typer.Option(
-            help="Number format of a policy in this process; int8 is two to three times as fast on CPUs with AVX-512.",
-            show_default="the policy's where it is fast, or float32",
-        ),
-    ] = None
-    on_invented: OnInvented = None
-    concurrency: Annotated[int, typer.Option(min=1, help="Most requests at the same time.")] = 128
-    timeout: Timeout = 300.0
-    retries: Retries = 4
 
-    def settings(self) -> ReaderSettings:
-        """The reader's settings, with the environment's server if no policy was named.
+    def settings(self) -> ReadSettings:
+        """Return the reader's settings, with the policy chosen.
 
         Options of a command that have a setting's name are settings.
         """
-        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
-
-        names = {each.name for each in fields(self)} & {each.name for each in fields(ReaderSettings)}
-        settings = ReaderSettings(**{name: getattr(self, name) for name in names}).decided()
-        return replace(settings, strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings
+        names = {each.name for each in fields(self)} & {each.name for each in fields(ReadSettings)}
+        settings = ReadSettings(**{name: getattr(self, name) for name in names}).resolve()
+        return settings.replace(strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings

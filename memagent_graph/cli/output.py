@@ -17,7 +17,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 
 def size(count: int) -> str:
-    """A number of bytes in a suitable unit."""
+    """Return a number of bytes in a suitable unit."""
     for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit_size:
             return f"{count / unit_size:.1f} {unit}"
@@ -26,7 +26,7 @@ def size(count: int) -> str:
 
 def console(width_without_terminal: int | None = None) -> Console:
     """Standard output for tables, with this width if it is not a terminal."""
-    import rich.console  # noqa: PLC0415
+    import rich.console
 
     made = rich.console.Console(highlight=False)
     if width_without_terminal is None or made.is_terminal:

@@ -37,7 +37,7 @@ class AddPolicy:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.policies.adding import add_policy  # noqa: PLC0415
+        from memagent_graph.policies.adding import add_policy
 
         with failures_told():
             folder = add_policy(
@@ -59,7 +59,7 @@ class ListPolicies:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.policies.added import added_folder, added_policies, default_policy  # noqa: PLC0415
+        from memagent_graph.policies.added import added_folder, added_policies, default_policy
 
         found = {
             name: {
@@ -91,7 +91,7 @@ class RemovePolicy:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.policies.adding import remove_policy  # noqa: PLC0415
+        from memagent_graph.policies.adding import remove_policy
 
         with failures_told():
             typer.echo(f"removed {remove_policy(self.name)}", err=True)

@@ -9,7 +9,7 @@ from memagent_graph.errors import MemAgentError
 
 
 def questions_of(given: Iterable[str]) -> list[str]:
-    """The questions, with each @FILE replaced by the questions in that file.
+    """Return the questions, with each @FILE replaced by the questions in that file.
 
     Raises:
         MemAgentError: a file cannot be read, or contains no questions.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import ReaderOptions, ReplaceUndecodable, Rule, Temperature, TopP
+from memagent_graph.cli.options import ReaderOptions
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.cli.running import RunOptions, existing_file
+from memagent_graph.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read(ReaderOptions, RunOptions):
+class Read(ReaderOptions, SamplingSettings, RunOptions):
     """Read a document and answer one question about it, or several."""
 
     examples: ClassVar = (
@@ -51,23 +52,6 @@ class Read(ReaderOptions, RunOptions):
         str | None,
         typer.Option(help="The pages to read of a PDF file: 5, 5-10, 12- (to the end) or 1-3,7.", show_default="all"),
     ] = None
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None
-    logprobs: Annotated[
-        bool | None,
-        typer.Option(
-            "--logprobs/--no-logprobs",
-            help="Ask for token ids and log-probs.",
-            show_default="if logged, and the policy has them",
-        ),
-    ] = None
-    on_truncated: Annotated[Rule, typer.Option(help="What to do with a memory that was cut off or is too long.")] = (
-        "accept"
-    )
-    on_empty: Annotated[Rule, typer.Option(help="What to do with an empty memory.")] = "keep_previous"
-    on_refused: Annotated[Rule, typer.Option(help="What to do when the policy refuses to write one.")] = "keep_previous"
-    replace_undecodable: ReplaceUndecodable = False
     run_id: Annotated[str | None, typer.Option(help="Your own id for the run. A run with the same id is replaced.")] = (
         None
     )
@@ -79,9 +63,9 @@ class Read(ReaderOptions, RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.documents import Document, open_store  # noqa: PLC0415
-            from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
-            from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
+            from memagent_graph.documents import Document, open_store
+            from memagent_graph.reading.state import new_run_id
+            from memagent_graph.response_format import ResponseFormat
 
             questions = questions_of(self.question)
             form = None if self.schema is None else ResponseFormat.named(self.schema)
@@ -96,10 +80,11 @@ class Read(ReaderOptions, RunOptions):
             with console.working("reading the file"):
                 reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
-            console.policy(settings.policy_told)
+            console.policy(settings.policy_reason)
             with console.working("loading the policy"):
                 loaded = self.make_reader(settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
+                await self.prepare(reader, console)
                 if len(questions) > 1:
                     if not self.no_log:
                         commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]

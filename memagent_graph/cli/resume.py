@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -10,6 +10,7 @@ import typer
 
 from memagent_graph.cli.run_choice import NamedRun, run_named
 from memagent_graph.cli.running import RunOptions, existing_file
+from memagent_graph.errors import PolicyAuthenticationError, RunError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -39,26 +40,44 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.documents.store import Document  # noqa: PLC0415
-            from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
-            from memagent_graph.run_log import RunLog  # noqa: PLC0415
-            from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
-            from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+            from memagent_graph.documents.store import Document
+            from memagent_graph.response_format import ResponseFormat
+            from memagent_graph.run_log import RunFilter, RunLog
+            from memagent_graph.settings import NO_KEY, ReadSettings
+            from memagent_graph.storage.paths import default_run_log
+            from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())
             run_id = run_named(log, self.run_id)
-            logged = ReaderSettings.from_log(log.get(run_id).settings, run_id)
-            settings = replace(logged, strategy=logged.strategy or "overwrite").with_other(
-                policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
+            logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
+            settings = logged.with_other(
+                policy=self.policy,
+                model=self.model,
+                base_url=self.base_url,
+                api_key=self.api_key,
+                strategy=self.strategy,
             )
+            if self.strategy is None:
+                load_strategy(settings.strategy, own_code=False)  # a log may be somebody else's
+            if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):
+                raise RunError(
+                    f"run {run_id} was imported, and {settings.base_url} is somebody else's word for its server",
+                    hint="Name the server yourself: --base-url URL.",
+                )
             path = self.document
             source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
-                loaded = self.make_reader(settings.decided())
+                loaded = self.make_reader(settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)
-                stream = reader.astream_resume(run_id, document=source, response_format=form, limits=self.limits)
-                return [await console.follow(stream)]
+                try:
+                    await self.prepare(reader, console)
+                    parts = reader.astream_resume(run_id, document=source, response_format=form, limits=self.limits)
+                    return [await console.follow(parts)]
+                except PolicyAuthenticationError as error:
+                    if settings.api_key == NO_KEY:
+                        error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."
+                    raise
 
         self.finish(run)

@@ -66,13 +66,13 @@ class RunChoice:
     ] = None
 
     def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
-        """The filter for the log.
+        """Return the filter for the log.
 
         Args:
             run_ids: only these runs, if there are any.
             newest: how many, if the user does not say.
         """
-        from memagent_graph.run_log import RunFilter  # noqa: PLC0415
+        from memagent_graph.run_log import RunFilter
 
         if self.unfinished and self.stop_reason:
             raise typer.BadParameter("a run that has not ended has no stop reason", param_hint="'--unfinished'")
@@ -96,14 +96,16 @@ NamedRun: TypeAlias = Annotated[
 
 
 def run_named(log: RunLog, name: str) -> str:
-    """The id of the run that a user names by its id, by the beginning of its id, or as "latest".
+    """Return the id of the run that a user names by its id, by the beginning of its id, or as "latest".
+
+    The latest is one of those that were read here: the time in an imported run is somebody else's word.
 
     Raises:
         RunNotFoundError: there is no such run, or there are several.
     """
-    from memagent_graph.run_log import RunFilter  # noqa: PLC0415
+    from memagent_graph.run_log import RunFilter
 
-    chosen = RunFilter(newest=1) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
+    chosen = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
     run_ids = [record.run_id for record in log.runs(chosen)]
     if name in run_ids or len(run_ids) == 1:
         return name if name in run_ids else run_ids[0]
@@ -121,9 +123,9 @@ _NAMED: Final = 8
 
 
 def open_existing(path: Path | None) -> RunLog:
-    """The log; it is not created if there is none."""
-    from memagent_graph.run_log import RunLog  # noqa: PLC0415
-    from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+    """Return the log; it is not created if there is none."""
+    from memagent_graph.run_log import RunLog
+    from memagent_graph.storage.paths import default_run_log
 
     path = path or default_run_log()
     if not path.exists():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code, failures_told
-from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
+from memagent_graph.cli.options import AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
 from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
-    from memagent_graph.settings import ReaderSettings
+    from memagent_graph.settings import ReadSettings
 
 
 def existing_file(path: Path) -> Path:
-    """The path of a document that exists.
+    """Return the path of a document that exists.
 
     Raises:
         DocumentError: there is no such file.
@@ -43,7 +43,8 @@ def existing_file(path: Path) -> Path:
 class RunOptions:
     """Options for starting or continuing a run."""
 
-    api_key: ApiKey = None
+    base_url: str | None = None
+    api_key: str | None = None
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")] = None
     max_tokens_total: MaxTokensTotal = None
@@ -58,41 +59,54 @@ class RunOptions:
     @property
     def limits(self) -> Limits:
         """Where the call stops."""
-        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+        from memagent_graph.reading.state import Limits
 
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
     def make_reader(
-        self, settings: ReaderSettings, *, store: DocumentStore | None = None, is_logged: bool = True
+        self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
     ) -> MemAgent:
-        """A reader with these checkpoints, this log, and the given store or that of `--store`."""
-        from memagent_graph.documents import open_store  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+        """Return a reader with these checkpoints, this log, and the given store or that of `--store`."""
+        from memagent_graph.documents import open_store
+        from memagent_graph.reader import MemAgent
+        from memagent_graph.storage.paths import default_checkpoints
 
-        return settings.make_reader(
-            api_key=self.api_key,
+        return MemAgent(
+            settings=settings,
             store=store or open_store(self.store),
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=(self.log or True) if is_logged else False,
         )
 
+    async def prepare(self, reader: MemAgent, console: Console) -> None:
+        """Ask the policy for what is open, and say how it reads."""
+        with console.working("asking the policy"):
+            context = await reader.aprepare()
+        part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
+        console.policy(f"strategy {reader.strategy.name}{part}; {context.budget.chunk_tokens:,} tokens in a chunk")
+
     def resume_command(self, run_id: str) -> str:
-        """The command that continues a run in these files, or in those of the data folder."""
-        from memagent_graph.documents.shared_store import shown_url  # noqa: PLC0415
-        from memagent_graph.storage.checkpoints import shown_checkpoints  # noqa: PLC0415
+        """Return the command that continues a run in these files, or in those of the data folder."""
+        import os
+
+        from memagent_graph.documents.shared_store import shown_url
+        from memagent_graph.policies.server_url import without_password
+        from memagent_graph.storage.checkpoints import shown_checkpoints
 
         store = shown_url(self.store) if self.store else None
         words = ["memagent", "resume", run_id]
+        if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key goes nowhere else
+            words += ["--base-url", without_password(self.base_url)]
         for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
             words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
-        import asyncio  # noqa: PLC0415
+        import asyncio
 
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.events import StopReason  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
+        from memagent_graph.events import StopReason
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):

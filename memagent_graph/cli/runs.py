@@ -129,8 +129,8 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
     """Whether a reader holds a run, where readers keep their checkpoints: by default, or next to the log."""
-    from memagent_graph.storage.checkpoints import is_being_read  # noqa: PLC0415  it loads the database's driver
-    from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+    from memagent_graph.storage.checkpoints import is_being_read
+    from memagent_graph.storage.paths import default_checkpoints
 
     places = {default_checkpoints(), log.path.with_name(default_checkpoints().name)}
     return any(is_being_read(place, run_id) for place in places)
@@ -150,8 +150,8 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
 
 
 def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("run", no_wrap=True, min_width=max(len(in_one_line(run.run_id)) for run in records))

@@ -47,7 +47,7 @@ class Show:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.cli.console import Console
 
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
@@ -72,7 +72,7 @@ class Diff:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.timeline import compare_runs, render_comparison  # noqa: PLC0415
+        from memagent_graph.timeline import compare_runs, render_comparison
 
         with failures_told():
             log = open_existing(self.log)
@@ -87,16 +87,16 @@ class Diff:
 
 
 def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
-    """A run with its document, if that is still in the given store; without one, where such runs keep it."""
-    from memagent_graph.documents import open_store, store_of  # noqa: PLC0415
-    from memagent_graph.timeline.run_views import view_of_run  # noqa: PLC0415
+    """Return a run with its document, if that is still in the given store; without one, where such runs keep it."""
+    from memagent_graph.documents import open_store, store_of
+    from memagent_graph.timeline.run_views import view_of_run
 
     documents = open_store(store) if store else store_of(log.get(run_id).document, log.path)
     return view_of_run(log, run_id, documents)
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:
-    from memagent_graph.timeline import build_timeline, render_page, write_page  # noqa: PLC0415
+    from memagent_graph.timeline import build_timeline, render_page, write_page
 
     page = render_page(build_timeline(view))
     try:
@@ -109,7 +109,7 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
 
 
 def _print_timeline(view: RunView, chunk: int | None) -> None:
-    from memagent_graph.timeline import build_timeline, render_timeline  # noqa: PLC0415
+    from memagent_graph.timeline import build_timeline, render_timeline
 
     try:
         shown = render_timeline(build_timeline(view), chunk=chunk)

@@ -37,7 +37,7 @@ class _Background:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop."""
+        """Return the running loop."""
         with self._lock:
             if self._loop is None or self._loop.is_closed():
                 self._loop = asyncio.new_event_loop()
@@ -107,7 +107,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
 
 
 def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
-    """The synchronous version of a method: the same arguments, result and errors."""
+    """Return the synchronous version of a method: the same arguments, result and errors."""
 
     def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run_sync(method(self, *args, **kwargs))
@@ -119,7 +119,7 @@ def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> 
 def synchronous_stream(
     method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[S, P], Iterator[T]]:
-    """The same for a method that yields parts: it runs on the background loop."""
+    """Return the same for a method that yields parts: it runs on the background loop."""
 
     def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         end = object()
@@ -162,7 +162,7 @@ class PerLoop(Generic[T]):
         self._values: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
 
     def get(self) -> T:
-        """The running loop's value, made at first use."""
+        """Return the running loop's value, made at first use."""
         loop = asyncio.get_running_loop()
         if loop not in self._values:
             self._values[loop] = self._make()

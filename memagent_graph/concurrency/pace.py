@@ -73,7 +73,7 @@ class Pace:
         _wake(waiting)
 
     def _waiter(self, chunks: int) -> Future[None] | None:
-        """What to wait for before this many chunks; None if no reader is behind."""
+        """Return what to wait for before this many chunks; None if no reader is behind."""
         with self._lock:
             if self._stopped or chunks <= self._lowest:
                 return None

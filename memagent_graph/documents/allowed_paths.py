@@ -7,7 +7,6 @@ links followed at every level, below a folder that the user has named.
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,32 +23,40 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 def file_below(root: Path, path: str, *, hint: str) -> Path:
     """Return the regular file that a path leads to, with links followed at every level.
 
+    Arguments and errors are those of `path_below`; a folder, a pipe or a device is refused, too.
+    """
+    target = path_below(root, path, hint=hint)
+    if not target.is_file():
+        raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
+    return target
+
+
+def path_below(root: Path, path: str, *, hint: str) -> Path:
+    """Return the file or folder that a path leads to, with links followed at every level.
+
     The user's own tables and folders need this function; for a language model, which must not learn which files exist
     outside, use `AllowedRoots`.
 
     Args:
-        root: the folder that the file must be below, or the file itself.
+        root: the folder that the target must be below, or the target itself.
         path: the path; a relative one begins at the root.
         hint: what to do about a refusal.
 
     Raises:
         DocumentError: nothing is there.
-        RefusedSourceError: it is not a path, leads out of the root, or leads to a folder, a pipe or a device.
+        RefusedSourceError: it is not a path, or leads out of the root.
     """
     if not _is_path(path):
         raise RefusedSourceError(f"{shortened_name(path)!r} is not a path", hint=hint)
     try:
         root = root.resolve(strict=True)
         target = (root / path).resolve(strict=True)
-        mode = target.stat().st_mode
     except FileNotFoundError:
         raise DocumentError(f"the file {shortened_name(path)} does not exist", hint=hint) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise RefusedSourceError(f"{shortened_name(path)!r} cannot be resolved", hint=hint) from error
     if not _is_below(target, root):
-        raise RefusedSourceError(f"{shortened_name(path)!r} is outside {root}", hint=hint)
-    if not stat.S_ISREG(mode):
-        raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
+        raise RefusedSourceError(f"{shortened_name(path)!r} is outside the folder {root.name}", hint=hint)
     return target
 
 

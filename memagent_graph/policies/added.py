@@ -19,7 +19,7 @@ _RECORD: Final = "added.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PolicyOrigin:
     """What an added policy was made from."""
 
     base: str
@@ -43,7 +43,7 @@ def added_folder(name: Path | str) -> Path | None:
     return folder if str(name) in KNOWN and (folder / _RECORD).is_file() else None
 
 
-def added_policies() -> dict[str, Origin | None]:
+def added_policies() -> dict[str, PolicyOrigin | None]:
     """The policies that were added, by name; None for one whose record cannot be parsed."""
     return {name: read_origin(folder) for name in KNOWN if (folder := added_folder(name))}
 
@@ -53,14 +53,14 @@ def default_policy() -> str:
     return KNOWN[0] if added_folder(KNOWN[0]) else "embedded"
 
 
-def read_origin(folder: Path) -> Origin | None:
+def read_origin(folder: Path) -> PolicyOrigin | None:
     """The record in a folder; None if there is none, or it cannot be parsed."""
     try:
-        return Origin(**json.loads((folder / _RECORD).read_text("utf-8")))
+        return PolicyOrigin(**json.loads((folder / _RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def write_origin(origin: Origin, folder: Path) -> None:
+def write_origin(origin: PolicyOrigin, folder: Path) -> None:
     """Write the record."""
     (folder / _RECORD).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")

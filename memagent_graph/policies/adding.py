@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError
-from memagent_graph.policies.added import KNOWN, Origin, added_folder, policies_folder, read_origin, write_origin
+from memagent_graph.policies.added import KNOWN, PolicyOrigin, added_folder, policies_folder, read_origin, write_origin
 from memagent_graph.policies.base_weights import ENGLISH, SMOLLM2, Base, base_file, sha256_of
 from memagent_graph.policies.lora import Adapter, load_adapter
 from memagent_graph.storage.file_locks import locked
@@ -75,7 +75,7 @@ def add_policy(
     with _alone(folder), _disk_errors_translated(folder):
         _remove_unfinished(folder)
         digest = None if source is None else folder_digest(source)
-        origin = Origin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
+        origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         there = added_folder(name)
         if there and read_origin(there) == origin:
             report(f"{name} exists already, and was made from the same parts")

@@ -7,7 +7,7 @@ in a step, and drop what vLLM adds (token ids).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -76,6 +76,7 @@ class _Usage(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
+    id: Any = None
     model: str | None = None
     usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
@@ -121,6 +122,7 @@ def decode_completion(content: bytes, *, model: str, policy_version: str = "") -
             token_ids=choice.token_ids,
             logprobs=choice.logprobs.values() if choice.logprobs else None,
             policy_version=policy_version,
+            request_id=reply.id if isinstance(reply.id, str) else "",
         )
     except OverflowError as error:
         raise MalformedReplyError(f"a token id is out of range: {error}", content) from error

@@ -15,6 +15,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.sources import SourceMark
 from memagent_graph.events import EventKind
 from memagent_graph.provenance.overlap import (
@@ -28,7 +29,7 @@ from memagent_graph.provenance.overlap import (
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.provenance.word_diff import WORD
-from memagent_graph.trace import MemoryUpdate, Span, Trace, Writes
+from memagent_graph.trace import MemoryUpdate, Trace
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
-from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.documents.conversion import ConversionCancellation, in_thread
-from memagent_graph.errors import BudgetError, MemAgentError
-from memagent_graph.reading.fused import fuse
+from memagent_graph.errors import MemAgentError
+from memagent_graph.reading.execution import Execution
+from memagent_graph.reading.inputs import check_question, is_reference, stored_document
 from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
@@ -32,7 +32,7 @@ _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""
 
 
-class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, ReaderOutput]):
+class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput]):
     """A compiled reader. It differs from a plain compiled graph in these points, however it is called:
 
     - a document given as text, path, bytes, stream or LangChain documents is stored first; state has a reference;
@@ -47,7 +47,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         self.strategy = strategy
 
     def with_response_format(self, response_format: ResponseFormatSource | None) -> ReaderGraph:
-        """The same graph with structured answers.
+        """Return the same graph with structured answers.
 
         Args:
             response_format: a Pydantic model, a JSON schema, or None for this graph.
@@ -71,9 +71,9 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         **options: Any,
     ) -> Iterator[Any]:
         """As in LangGraph; see the class for what is different."""
-        own = self._for_this_call(context, config)
-        # Whoever breaks a stream off, this one or that of a graph around, does not wait for what the steps wait for.
-        cancellation = own.meter.cancellation
+        own = self._execution(context, config)
+        # Breaking off this stream, or an enclosing graph's, does not wait for pending calls.
+        cancellation = own.running.cancellation
         for around in exits_of_graphs_around(ensure_config(config)):
             around.callback(cancellation.cancel)
         parts = super().stream(
@@ -100,13 +100,13 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         **options: Any,
     ) -> AsyncIterator[Any]:
         """As in LangGraph; see the class for what is different."""
-        is_ready = isinstance(input, dict) and _is_reference(input.get("document"))
-        given = input if is_ready else await in_thread(partial(self._with_reference, input))
-        own = self._for_this_call(context, config)
-        await own.meter.turn.begin()
+        is_ready = isinstance(input, dict) and is_reference(input.get("document"))
+        value = input if is_ready else await in_thread(partial(self._with_reference, input))
+        own = self._execution(context, config)
+        await own.running.turn.begin()
         try:
             async for part in super().astream(
-                given,
+                value,
                 _unbounded(config),
                 context=own,
                 durability=self._durability(config, durability),
@@ -114,28 +114,28 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
             ):
                 yield part
         finally:
-            own.meter.turn.end()
+            own.running.turn.end()
 
-    def _with_reference(self, given: Any, cancellation: ConversionCancellation | None = None) -> Any:
-        if not isinstance(given, dict):
-            return given
-        if "document" not in given or not isinstance(given.get("question"), str):
+    def _with_reference(self, value: Any, cancellation: ConversionCancellation | None = None) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "document" not in value or not isinstance(value.get("question"), str):
             raise MemAgentError(
                 'the input lacks "question" (text) or "document"',
                 hint='Call the graph with {"question": "...", "document": ...}.',
             )
-        check_question(given["question"], self.reader_context)
-        given = {**given, "run_id": given.get("run_id") or new_run_id()}
-        return {**given, "document": stored(given["document"], self.reader_context, cancellation)}
+        check_question(value["question"], self.reader_context)
+        document = stored_document(value["document"], self.reader_context, cancellation)
+        return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
-    def _for_this_call(self, context: ReaderContext | None, config: RunnableConfig | None) -> ReaderContext:
-        chosen = context if isinstance(context, ReaderContext) else self.reader_context
-        return chosen.for_one_call(checkpointed=bool(self.checkpointer or inherited(config, CHECKPOINTER)))
+    def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:
+        own = context if isinstance(context, ReaderContext) else self.reader_context
+        return Execution.of(own, checkpointed=bool(self.checkpointer or inherited(config, CHECKPOINTER)))
 
-    def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
-        """Sync with checkpoints, unless the caller chose otherwise: with async a kill may lose hundreds of chunks."""
+    def _durability(self, config: RunnableConfig | None, durability: Durability | None) -> Durability | None:
+        """Return "sync" with checkpoints, or the caller's choice: with async a kill may lose hundreds of chunks."""
         checkpointed = self.checkpointer or inherited(config, CHECKPOINTER)
-        return asked or ("sync" if checkpointed and not inherited(config, DURABILITY) else None)
+        return durability or ("sync" if checkpointed and not inherited(config, DURABILITY) else None)
 
 
 def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Checkpointer = None) -> ReaderGraph:
@@ -158,7 +158,7 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
     require_room(strategy.roles, prompts, budget, context.tokenizer.count)
     if strategy.loop is not None:
-        fuse(graph, strategy.loop)
+        graph.run_as_loop(strategy.loop)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
     context = replace(
         context,
@@ -169,58 +169,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         is_at_end=strategy.is_at_end,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
-
-
-def check_question(question: str, context: ReaderContext) -> None:
-    """Raise `MemAgentError` for a question that is empty or not text, `BudgetError` for one that exceeds its budget."""
-    if not isinstance(question, str):
-        raise MemAgentError(f"a question is of type {type(question).__name__}", hint="Questions are text.")
-    try:
-        question.encode()
-    except UnicodeEncodeError as error:
-        raise MemAgentError(f"the question is not valid Unicode: {error}", hint="Pass it in UTF-8.") from error
-    if not question.strip():
-        raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
-    budget = context.budget.question_tokens
-    shown = context.prompts.neutralise(context.question_shown(question))
-    if len(shown.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(shown)) > budget:
-        fields = " with the answer's fields" if context.question_shown(question) != question else ""
-        raise BudgetError(
-            f"the question{fields} has {tokens} tokens and its budget is {budget}",
-            hint="Shorten it, or raise question_tokens (--question-tokens) and lower chunk_tokens by as much.",
-        )
-
-
-def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[str]:
-    """The questions as a list; a single text is one question.
-
-    Raises:
-        MemAgentError: there is none, or one is empty or not text.
-        BudgetError: one exceeds its budget.
-    """
-    asked = [questions] if isinstance(questions, str) else list(questions)
-    if not asked:
-        raise MemAgentError("there is no question", hint="Give at least one.")
-    for question in asked:
-        check_question(question, context)
-    return asked
-
-
-def stored(document: Any, context: ReaderContext, cancellation: ConversionCancellation | None = None) -> DocumentRef:
-    """A document's reference; another source is stored first.
-
-    Raises:
-        DocumentError: it cannot be read.
-    """
-    if _is_reference(document):
-        return cast("DocumentRef", document)
-    return context.store.add(
-        Document.of(document), replace_undecodable=context.replace_undecodable, cancellation=cancellation
-    )
-
-
-def _is_reference(document: Any) -> bool:
-    return isinstance(document, dict) and "key" in document and "size" in document
 
 
 def _unbounded(config: RunnableConfig | None) -> RunnableConfig:

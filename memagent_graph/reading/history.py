@@ -6,25 +6,26 @@ the newest checkpoint still counts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
+from memagent_graph.calls import Call, Writes, calls_of, stored_call
 from memagent_graph.errors import RunError, RunMismatchError, RunNotFoundError
-from memagent_graph.events import EventKind
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.reading.graph import ReaderGraph
-from memagent_graph.reading.state import event_record
-from memagent_graph.reading.state_views import trace_steps
 from memagent_graph.run_log.records import edited_by
-from memagent_graph.trace import Trace, TraceStep
+from memagent_graph.trace import Trace
 
 
 def thread(run_id: str) -> RunnableConfig:
-    """The config of a run's checkpoints."""
+    """Return the config of a run's checkpoints."""
     return {"configurable": {"thread_id": run_id}}
 
 
 async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
-    """The run's newest state.
+    """Return the run's newest state.
 
     Raises:
         RunNotFoundError: there is none.
@@ -52,24 +53,24 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
 
 
 async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
-    """The steps that lead to the newest state, in order."""
-    steps: list[TraceStep] = []
+    """Return the steps that lead to the newest state, in order."""
+    calls: list[Call] = []
     size: int | None = None
     for snapshot in reversed(await _lineage(graph, run_id)):
-        steps += trace_steps(snapshot.values["steps"], snapshot.values)
+        calls += calls_of(snapshot.values["steps"], snapshot.values)
         size = snapshot.values["document"]["size"]
-    return Trace(tuple({step.id: step for step in steps}.values()), size)
+    return Trace(tuple({call.id: call for call in calls}.values()), size)
 
 
 async def edit_memory(
     graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None, author: str | None = None
-) -> TraceStep:
+) -> Call:
     """Branch off after the step that wrote the memory after `chunk`, with `text` as that memory.
 
     The new branch of checkpoints becomes the run's newest state.
 
     Returns:
-        The step whose memory was replaced.
+        The call whose memory was replaced.
 
     Raises:
         RunError: the run has not read that chunk, or the text is longer than the memory budget.
@@ -84,23 +85,15 @@ async def edit_memory(
     lineage = await _lineage(graph, run_id)
     for snapshot in lineage:
         state = snapshot.values
-        for place, record in reversed(list(enumerate(state["steps"]))):
-            if not record["reads"] or record["slot"] < 0 or record["reads"][0]["index"] != chunk:
+        for place, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
+            if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
-            if branch is not None and branch != record["branch"]:
-                continue
-            edited = event_record(EventKind.MEMORY_EDITED, chunk, edited_by(author))
-            records = list(state["steps"])
-            records[place] = {
-                **record,
-                "type": "memory_update",
-                "text": text,
-                "changed": True,
-                "events": [*record["events"], edited],
-            }
-            change = {**graph.strategy.edited(state, record, text), "steps": records, "stop_reason": None}
-            await graph.aupdate_state(snapshot.config, change, as_node=record["node"])
-            return trace_steps([record], state)[0]
+            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, edited_by(author)))
+            edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
+            steps = [*state["steps"][:place], stored_call(edited), *state["steps"][place + 1 :]]
+            change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
+            await graph.aupdate_state(snapshot.config, change, as_node=call.node)
+            return call
     read = lineage[0].values.get("chunks_read", 0) if lineage else 0
     raise RunError(
         f"the run has not read chunk {chunk}; it has read {read}",
@@ -116,7 +109,7 @@ class Lineage:
         self._next: str | None = None
 
     def includes(self, snapshot: StateSnapshot) -> bool:
-        """Whether a checkpoint leads to the newest one. To be asked for all checkpoints of a thread, newest first."""
+        """Return whether a checkpoint leads to the newest one. Call it for all of a thread, newest first."""
         if self._next is not None and snapshot.config["configurable"]["checkpoint_id"] != self._next:
             return False
         parent = snapshot.parent_config
@@ -125,11 +118,11 @@ class Lineage:
 
 
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
-    """The checkpoints after a step that lead to the newest one, newest first.
+    """Return the checkpoints after a step that lead to the newest one, newest first.
 
     An earlier run with the same id is another run: the list ends where this one began.
     """
-    found: list[StateSnapshot] = []
+    snapshots: list[StateSnapshot] = []
     lineage = Lineage()
     async for snapshot in graph.aget_state_history(thread(run_id)):
         if not lineage.includes(snapshot):
@@ -137,5 +130,5 @@ async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
         if (snapshot.metadata or {}).get("source") == "input":
             break
         if snapshot.values.get("steps"):
-            found.append(snapshot)
-    return found
+            snapshots.append(snapshot)
+    return snapshots

@@ -21,12 +21,12 @@ CALL: Final = "__pregel_call"
 
 
 def inherited(config: RunnableConfig | None, name: str) -> Any:
-    """An entry of the config; None if there is none."""
+    """Return an entry of the config; None if there is none."""
     return (config or {}).get("configurable", {}).get(name)
 
 
 def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]:
-    """What is left when the stream of a graph around a call ends, or its caller breaks it off; the innermost first.
+    """Yield what is left when the stream of an enclosing graph ends, or its caller breaks it off; the innermost first.
 
     A graph's stream waits for its nodes' threads only after what was added to its stack last was called.
     """

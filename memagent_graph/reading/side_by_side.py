@@ -17,15 +17,16 @@ from langgraph.graph import END
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
+from memagent_graph.calls import Call
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.ask import Reply, beginning, shown_tokens
-from memagent_graph.reading.nodes import Change, Route, StepContext, branch
-from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, StepRecord, put
-from memagent_graph.reading.steps import answer_from
+from memagent_graph.reading.ask import Reply
+from memagent_graph.reading.state import ReaderContext, ReaderState, put
+from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role, shipped
+from memagent_graph.tokenizers.fitting import beginning, shown_tokens
 
 _MOST_PLACES = 512
 _LINE_TOKENS = 2
@@ -43,7 +44,8 @@ class SideBySideState(ReaderState):
     """Where the next chunks begin, which were chosen, and the branches' findings."""
 
     cursor: NotRequired[Cursor]
-    spans: NotRequired[list[ChunkSpan] | None]
+    spans: NotRequired[list[dict[str, Any]] | None]
+    """The chosen chunks, as `Span.stored`."""
     findings: NotRequired[Annotated[dict[str, Finding], put]]
     """By branch: a chunk's number, or the name of a merge; findings that were merged are removed."""
     groups: NotRequired[list[list[str]]]
@@ -54,7 +56,7 @@ class Branch(SideBySideState):
     """The state of a branch: the chunk that it reads, or the findings that it merges."""
 
     branch: str
-    span: NotRequired[ChunkSpan]
+    span: NotRequired[dict[str, Any]]
     group: NotRequired[dict[str, Finding]]
 
 
@@ -80,13 +82,13 @@ class SideBySide(Strategy):
         graph.add_edge("answer", END)
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """The branches' findings, merged or not, cut to a memory's budget."""
+        """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
         return beginning(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
 
-    def edited(self, state: Any, record: StepRecord, text: str) -> Change:
+    def edited(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""
-        return {"findings": {record["branch"]: Finding(step=record["id"], text=text)}}
+        return {"findings": {call.branch: Finding(step=call.id, text=text)}}
 
 
 class Segment(TypedDict):
@@ -104,8 +106,8 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     """
     places, stride, chunks = [start_cursor()], 1, 0
     cursor = start_cursor()
-    while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
-        cursor, chunks = chosen[1], chunks + 1
+    while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
+        cursor, chunks = choice[1], chunks + 1
         if chunks % stride == 0:
             places.append(cursor)
         if len(places) > _MOST_PLACES:
@@ -114,8 +116,8 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     segments = []
     for start, end in pairwise(edges):
         cursor = places[start // stride]
-        while cursor["index"] < start and (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
-            cursor = chosen[1]
+        while cursor["index"] < start and (choice := await step.next_chunk(cursor, to_read=False)) is not None:
+            cursor = choice[1]
         if start < end:
             segments.append(Segment(cursor=cursor, end=end))
     return segments
@@ -123,17 +125,18 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
 
 async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
     """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
-    cursor, spans = state.get("cursor") or start_cursor(), list[ChunkSpan]()
+    cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
     if reason := step.limit():
-        return {"spans": [], **step.stopped(reason, cursor["index"])}
-    while len(spans) < step.chunks_left(width) and (found := await step.next_chunk(cursor)):
-        span, cursor = found
-        spans.append(span)
+        return {"spans": [], **step.stopped(reason)}
+    most = step.chunks_left(width)
+    while len(spans) < most and (choice := await step.next_chunk(cursor)):
+        span, cursor = choice
+        spans.append(span.stored)
     return {"spans": spans, "cursor": cursor}
 
 
 def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
-    """The route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit.
+    """Return the route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit.
 
     Args:
         node: the branches' node.
@@ -146,8 +149,8 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
             return END
         number = state.get("number") or 1
         before = f"{number}." if number > 1 else ""
-        given, spans = values(state), state.get("spans") or ()
-        return [branch(node, state, f"{before}{span['index']}", span=span, **given) for span in spans] or then
+        others, spans = values(state), state.get("spans") or ()
+        return [branch(node, state, f"{before}{span['index']}", span=span, **others) for span in spans] or then
 
     return each_chunk
 
@@ -155,13 +158,13 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
 async def gather(state: SideBySideState, step: StepContext) -> Change:
     """Group the findings so that each group can be merged in one call; findings that say "nothing" are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
-    nothing = [name for name, each in findings.items() if not unless_none(each["text"], prompts).text]
-    left = {name: each for name, each in findings.items() if name not in nothing}
+    nothing = [name for name, finding in findings.items() if not unless_none(finding["text"], prompts).text]
+    left = {name: finding for name, finding in findings.items() if name not in nothing}
     return {"findings": dict.fromkeys(nothing), "groups": groups_that_fit(left, step.context)}
 
 
 def each_group(node: str, then: str) -> Route:
-    """The route after `gather`: a branch for each group; `then` when all findings fit into one memory."""
+    """Return the route after `gather`: a branch for each group; `then` when all findings fit into one memory."""
 
     def each_group(state: SideBySideState) -> str | Sequence[Send]:
         findings = state.get("findings", {})
@@ -173,8 +176,8 @@ def each_group(node: str, then: str) -> Route:
     return each_group
 
 
-def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), known: str = "") -> Change:
-    """The change that adds a branch's reply as a finding.
+def with_finding(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), known: str = "") -> Change:
+    """Return the change that adds a branch's reply as a finding.
 
     Args:
         reply: what it wrote. A reply that is empty, or equal to `known`, is not a finding.
@@ -192,7 +195,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
     texts = joined(group.values(), step.context)
     previous = beginning(step.context, texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
-    return found(reply, step, instead_of=group)
+    return with_finding(reply, step, instead_of=group)
 
 
 async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
@@ -202,45 +205,45 @@ async def answer_from_findings(state: SideBySideState, step: StepContext) -> Cha
 
 
 def _steps(findings: Iterable[Finding]) -> list[str]:
-    return [each["step"] for each in findings]
+    return [finding["step"] for finding in findings]
 
 
 def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-    """Findings in the order of the passes and chunks that they come from."""
+    """Return findings in the order of the passes and chunks that they come from."""
     return {name: findings[name] for name in sorted(findings, key=_place)}
 
 
 def _place(name: str) -> tuple[int, int]:
-    """The pass, counted from 1, and the chunk at the beginning of a finding's name."""
+    """Return the pass, counted from 1, and the chunk at the beginning of a finding's name."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
 
 
 def _extent(names: Sequence[str]) -> str:
-    """The name of a merge: its first and last chunk, as in "12-15"."""
+    """Return the name of a merge: its first and last chunk, as in "12-15"."""
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
 
 def unless_none(text: str, prompts: Prompts) -> Parsed:
-    """Parses a reply; one that says that there is nothing is an empty memory."""
-    said = text.strip().strip(".\"'()").casefold()
-    return Parsed("" if said in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
+    """Parse a reply; one that says that there is nothing is an empty memory."""
+    word = text.strip().strip(".\"'()").casefold()
+    return Parsed("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
 
 MERGE = Role("merge", fields=frozenset({"chunk"}), template=shipped("merge"), parse=unless_none, stand_in="update")
 
 
 def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
-    """Findings, one below the other; several are each cut so that any two can be merged."""
-    texts = [each["text"] for each in findings]
+    """Return findings, one below the other; several are each cut so that any two can be merged."""
+    texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
         longest = _longest(context)
-        texts = [beginning(context, each, longest) for each in texts]
+        texts = [beginning(context, text, longest) for text in texts]
     return "\n".join(texts)
 
 
 def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
-    """The names of findings in groups of neighbours that one call can merge; none if all fit into one memory.
+    """Return the names of findings in groups of neighbours that one call can merge; none if all fit into one memory.
 
     Each is cut so that any two can be merged, so every round leaves at most half of them, rounded up.
 
@@ -250,7 +253,8 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     if len(findings) <= 1:
         return []
     longest, room = _longest(context), context.budget.chunk_tokens
-    sizes = {name: min(longest, shown_tokens(context, each["text"])) + _LINE_TOKENS for name, each in findings.items()}
+    lengths = {name: shown_tokens(context, finding["text"]) for name, finding in findings.items()}
+    sizes = {name: min(longest, length) + _LINE_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
     groups: list[list[str]] = []
@@ -265,7 +269,7 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
 
 
 def _longest(context: ReaderContext) -> int:
-    """The tokens that a finding may have."""
+    """Return how many tokens a finding may have."""
     budget = context.budget
     longest = min(budget.memory_tokens, budget.chunk_tokens // 2 - _LINE_TOKENS)
     if longest < 1:

@@ -11,88 +11,27 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NotRequired
 
 from langgraph.channels import Topic
 from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
-from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.concurrency.branches import Branches
-from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.concurrency.pace import Reach
 from memagent_graph.documents import DocumentRef, DocumentStore
-from memagent_graph.documents.chunking import Boundary, Chunk, Chunker, Cursor
-from memagent_graph.events import EventKind, StopReason, UpdateRule
+from memagent_graph.documents.chunking import Boundary, Cursor
+from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, StrategyId
-from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.trace import Trace, TraceStep
+from memagent_graph.trace import Trace
 
 SCHEMA_MARK: Final = "schema="
 """Before the schema's fingerprint in `ReaderContext.settings`."""
-
-
-class ChunkSpan(TypedDict):
-    """A chunk to be read; its text is fetched from the store when it is read."""
-
-    index: int
-    start_char: int
-    end_char: int
-    start_byte: int
-    end_byte: int
-    tokens: int
-    shortened: bool
-
-
-def span_of(chunk: Chunk, *, shortened: bool = False) -> ChunkSpan:
-    """A chunk's place."""
-    return ChunkSpan(
-        index=chunk.index,
-        start_char=chunk.start_char,
-        end_char=chunk.end_char,
-        start_byte=chunk.start_byte,
-        end_byte=chunk.end_byte,
-        tokens=chunk.tokens,
-        shortened=shortened,
-    )
-
-
-class EventRecord(TypedDict):
-    """A `ReadEvent` as stored."""
-
-    kind: str
-    chunk_index: int | None
-    detail: str
-    rule: str | None
-
-
-class StepRecord(TypedDict):
-    """One call of the policy, as stored: a `TraceStep`, or a note that a limit stopped the read."""
-
-    type: str
-    """"memory_update", "decision", "answer" or "stopped"."""
-    id: str
-    node: str
-    branch: str
-    role: str
-    slot: int
-    parents: list[str]
-    reads: list[ChunkSpan]
-    text: str | None
-    """What was written; None if it is the state's `memory`."""
-    changed: bool
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-    finish_reason: str
-    model: str
-    events: list[EventRecord]
 
 
 class Counters(TypedDict):
@@ -108,14 +47,14 @@ class Counters(TypedDict):
 
 
 def no_cost() -> Counters:
-    """Where counting begins."""
+    """Return the cost of nothing."""
     return Counters(
         prompt_tokens=0, completion_tokens=0, cached_tokens=0, turns=0, seconds=0.0, flops=0.0, document_tokens=0
     )
 
 
 def add_cost(total: Counters, more: Counters) -> Counters:
-    """Both together."""
+    """Return the sum of two costs."""
     return Counters(
         prompt_tokens=total.get("prompt_tokens", 0) + more["prompt_tokens"],
         completion_tokens=total.get("completion_tokens", 0) + more["completion_tokens"],
@@ -127,9 +66,9 @@ def add_cost(total: Counters, more: Counters) -> Counters:
     )
 
 
-def put(held: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A reducer for what branches write by name: new entries replace old ones, and None removes one."""
-    return {name: value for name, value in {**held, **new}.items() if value is not None}
+def put(entries: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Merge what branches write by name: new entries replace old ones, and None removes one."""
+    return {name: value for name, value in {**entries, **new}.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +119,8 @@ class ReaderState(TypedDict):
     """The trunk's memory; at the end the one that the answer is based on."""
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
-    steps: NotRequired[Annotated[list[StepRecord], Topic(StepRecord)]]
-    """The calls of the newest superstep."""
+    steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]
+    """The policy calls of the newest superstep, as `memagent_graph.calls.stored_call` stores them."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]
     """The newest step of each branch, by the branch's name: the parent of the next one."""
     answer: NotRequired[str | None]
@@ -193,8 +132,8 @@ class LineState(ReaderState):
     """The state of strategies that read one chunk after the other."""
 
     cursor: NotRequired[Cursor]
-    span: NotRequired[ChunkSpan | None]
-    """The chunk to be read next; None if there is none."""
+    span: NotRequired[dict[str, Any] | None]
+    """The chunk to be read next, as `Span.stored`; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +158,7 @@ class UpdateRules:
     without the form of `response_format` is repaired."""
 
     def rule_for(self, kind: EventKind) -> UpdateRule:
-        """The rule for one kind of event."""
+        """Return the rule for one kind of event."""
         rules = {
             EventKind.INVENTED: self.invented or UpdateRule.ACCEPT,
             EventKind.EMPTY: self.empty,
@@ -246,44 +185,9 @@ class Limits:
                 raise ValueError(f"{name} must be positive, not {value}")
 
 
-@dataclass(slots=True)
-class Meter:
-    """What one call of the graph has used so far, for `Limits`, and what it caches between steps."""
-
-    started: float = field(default_factory=time.monotonic)
-    chunks: int = 0
-    tokens: int = 0
-    recording: Recording | None = field(default=None, repr=False)
-    """The run's recording, if runs are logged."""
-    turn: Turn = field(default_factory=Turn, repr=False)
-    """This read's turn on the event loop; see `memagent_graph.concurrency.fair_turns`."""
-    chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
-    """By document and chunk size."""
-    texts: dict[int, tuple[ChunkSpan, str]] = field(default_factory=dict, repr=False)
-    """The texts of chunks that were chosen and not yet read, by chunk number."""
-    chosen_again: int | None = None
-    """The chunk that was chosen before this call and again in it."""
-    branches: Branches = field(default_factory=Branches, repr=False)
-    """The branches that run in parallel."""
-    past: list[TraceStep] = field(default_factory=list, repr=False)
-    """The steps of this call, for strategies that look back."""
-    cancellation: Cancellation = field(default_factory=Cancellation, repr=False)
-    """Ends what the steps of a synchronous call wait for."""
-
-    def exceeded(self, limits: Limits) -> StopReason | None:
-        """The first limit that is reached."""
-        if limits.max_chunks is not None and self.chunks >= limits.max_chunks:
-            return StopReason.MAX_CHUNKS
-        if limits.max_tokens_total is not None and self.tokens >= limits.max_tokens_total:
-            return StopReason.MAX_TOKENS
-        if limits.max_seconds is not None and time.monotonic() - self.started >= limits.max_seconds:
-            return StopReason.MAX_SECONDS
-        return None
-
-
 @dataclass(frozen=True)
 class ReaderContext:
-    """The context of the nodes. There is one per graph; each call of the graph uses a copy with its own `meter`."""
+    """What a graph reads with. There is one per graph; what one call of it uses is in an `Execution`."""
 
     policy: Policy
     tokenizer: Tokenizer
@@ -309,8 +213,8 @@ class ReaderContext:
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
     unseen_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
-    """Called with the changes that a fused loop does not show; set if the caller sees nothing of a read before its
-    end. See `memagent_graph.reading.fused`."""
+    """Called with the changes that a `LoopNode` does not show; set if the caller sees nothing of a read before its
+    end. See `memagent_graph.reading.nodes`."""
     is_at_end: Callable[[Mapping[str, Any]], bool] = field(default=lambda _: True, repr=False)
     """The strategy's function that says whether a state has read all of the document."""
     looks_back: bool = False
@@ -323,14 +227,6 @@ class ReaderContext:
     """How the answer is structured, if it is."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
-    meter: Meter = field(default_factory=Meter)
-
-    def for_one_call(self, *, checkpointed: bool) -> ReaderContext:
-        """A copy with its own meter and recording."""
-        recording = None
-        if self.run_log is not None:
-            recording = Recording(self.run_log, self.log_settings, self.strategy, checkpointed=checkpointed)
-        return replace(self, meter=Meter(recording=recording))
 
     @property
     def settings(self) -> str:
@@ -353,16 +249,11 @@ class ReaderContext:
         return self.structure.format.text if self.structure else ""
 
     def question_shown(self, question: str) -> str:
-        """The question as prompts of memories show it: with the fields of a structured answer."""
+        """Return the question as prompts of memories show it: with the fields of a structured answer."""
         outline = self.structure.outline if self.structure else ""
         return f"{question}\n\n{outline}" if outline else question
 
 
-def event_record(kind: EventKind, chunk_index: int | None, detail: str, rule: UpdateRule | None = None) -> EventRecord:
-    """An event in its stored form."""
-    return EventRecord(kind=kind.value, chunk_index=chunk_index, detail=detail, rule=rule.value if rule else None)
-
-
 def new_run_id() -> str:
-    """A new run id: the time of the start (UTC), so that ids sort by age, and a random part."""
+    """Return a new run id: the time of the start (UTC), so that ids sort by age, and a random part."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"

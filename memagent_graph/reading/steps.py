@@ -1,19 +1,320 @@
-"""The steps that strategies have in common: open the document, choose a chunk, update memory, answer."""
+"""What a strategy's steps may call, and the steps that strategies have in common.
+
+A step is a coroutine from the state to a change of it. Its `StepContext` has the question, the next chunk of the
+document and the policy; the node around the step (`nodes`) counts cost and chunks and logs what happened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from langgraph.graph import END
+from langgraph.types import Send
 
-from memagent_graph.documents.chunking import start_cursor
+from memagent_graph.calls import Call, Span, Writes
+from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
-from memagent_graph.events import StopReason
-from memagent_graph.reading.ask import Reply
-from memagent_graph.reading.nodes import Change, Route, StepContext
-from memagent_graph.reading.state import ChunkSpan, LineState, ReaderState
-from memagent_graph.roles import ANSWER, UPDATE, Role
+from memagent_graph.events import EventKind, ReadEvent, StopReason
+from memagent_graph.reading.ask import Ask, Reply
+from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.state import LineState, ReaderContext, ReaderState
+from memagent_graph.reading.structured import ERROR_TOKENS
+from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
+from memagent_graph.run_log.recording import new_step
+from memagent_graph.tokenizers.fitting import beginning
+
+Change: TypeAlias = dict[str, Any]
+"""What a step changes in the state."""
+State: TypeAlias = Any
+"""A strategy's state, a TypedDict, or the values that a branch was sent."""
+Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
+Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
+"""Chooses the next node, or the next branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What a step may call. There is one for each execution of a step."""
+
+    state: State
+    context: ReaderContext
+    """Policy, tokenizer, store, prompts and budgets."""
+    execution: Execution
+    """The accounting of the graph's call; not for strategies."""
+    accounts: StepAccounts
+    """The accounting of this step; not for strategies."""
+
+    @classmethod
+    def outside_a_run(cls, state: State, context: ReaderContext) -> StepContext:
+        """Return the context of a step that belongs to no run: nothing is logged, and no state changes."""
+        context = replace(context, run_log=None)
+        return cls(state, context, Execution.of(context, checkpointed=False), StepAccounts(node=""))
+
+    @property
+    def question(self) -> str:
+        """The run's question."""
+        question: str = self.state["question"]
+        return question
+
+    @property
+    def branch(self) -> str:
+        """The branch that the step belongs to; "" is the trunk."""
+        name: str = self.state.get("branch") or ""
+        return name
+
+    # The document
+
+    async def next_chunk(self, cursor: Cursor, *, to_read: bool = True) -> tuple[Span, Cursor] | None:
+        """Return the chunk at `cursor`, and where the next one begins; None at the document's end.
+
+        If escaping makes a chunk longer than its budget, it is shortened.
+
+        Args:
+            cursor: where it begins.
+            to_read: whether its text is needed soon, or only its place.
+
+        Raises:
+            DocumentError: the text is no longer in the store.
+        """
+        chunk = await self._chunk(cursor, self.context.budget.chunk_tokens)
+        if chunk is None:
+            return None
+        fitting = await self._fitting(chunk, cursor)
+        span = Span.of(fitting, shortened=fitting is not chunk)
+        if to_read and self.context.pace is not None:
+            self.accounts.turn.end()
+            await self.context.pace(self.state.get("chunks_read") or 0)
+            await self.accounts.turn.begin()
+        if to_read:
+            self.execution.cache.texts[span.index] = span, fitting.text
+        return span, fitting.next
+
+    def text(self, span: Span) -> str:
+        """Return a chunk's text: as it was cut, or from the store after a resume.
+
+        Raises:
+            DocumentError: the text is no longer in the store.
+        """
+        text = self.execution.cache.text(span)
+        if text is None:
+            text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
+        return text
+
+    def has_read(self, span: Span) -> None:
+        """Count a chunk as read, for limits, totals and progress. Call it once per chunk, after all calls for it.
+
+        Then the next chunk can be chosen: the state's `span`, if there is one, becomes None.
+        """
+        self.accounts.chunks += 1
+        self.accounts.count_document(span.tokens)
+
+    def count_document(self, tokens: int) -> None:
+        """Count tokens of the document that the step processed, whether or not the policy was shown them."""
+        self.accounts.count_document(tokens)
+
+    async def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
+        chunker = self.execution.cache.chunker(self.context, self.state["document"], tokens)
+        return await chunker.next_chunk(cursor)
+
+    async def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
+        """Return the chunk, or a shorter one if escaping made it longer than its budget."""
+        context = self.context
+        while (guarded := context.prompts.neutralise(chunk.text)) != chunk.text:
+            if context.tokenizer.count(guarded) <= context.budget.chunk_tokens or chunk.tokens <= 1:
+                break
+            shorter = await self._chunk(cursor, max(1, chunk.tokens // 2))
+            if shorter is None:
+                break
+            chunk = shorter
+        return chunk
+
+    # The policy
+
+    async def read(self, role: Role, span: Span, *, others: Sequence[Span] = (), **call: Any) -> Reply:
+        """Show the policy a chunk in a role, and count the chunk as read.
+
+        Args:
+            role: one of the strategy's, with the field {chunk}.
+            span: the chunk.
+            others: other parts of the document in the fields.
+            call: the other arguments of `ask`.
+        """
+        reply = await self.ask(role, chunk=self.text(span), reads=[span, *others], **call)
+        self.has_read(span)
+        return reply
+
+    async def ask(
+        self,
+        role: Role,
+        *,
+        previous: str = "",
+        reads: Sequence[Span] = (),
+        parents: Iterable[str] | None = None,
+        slot: int | None = None,
+        question: str | None = None,
+        note: tuple[EventKind, str] | None = None,
+        **fields: str,
+    ) -> Reply:
+        """Call the policy in a role; the reader's rules decide on its reply, and it is logged.
+
+        A structured answer that does not have its form is repaired; see `memagent_graph.reading.structured`.
+
+        Args:
+            role: one of the strategy's.
+            previous: the memory that is kept if no reply is accepted.
+            reads: the chunks whose text is in the fields.
+            parents: the ids of the calls whose output is in the fields; if left out, the branch's newest, except for
+                decisions that read nothing.
+            slot: its place among the branch's calls of that role; by default the number of the first chunk it reads,
+                or 0. It must be unique among them.
+            question: the text of {prompt}; the run's question if left out.
+            note: an event that belongs to it, with its detail.
+            fields: the other fields of the role's template.
+
+        Raises:
+            PolicyError: the policy could not be called.
+            StrategyError: the strategy does not list the role.
+        """
+        if not self.context.prompts.has(role.name):
+            raise StrategyError(
+                f"the role {role.name!r} has no template here", hint="List it in the strategy's `roles`."
+            )
+        continues = parents is None
+        if parents is None:
+            tips = {**self.state.get("tips", {}), **self.accounts.tips}
+            tip = tips.get(self.branch) or tips.get("")
+            parents = (tip,) if tip else ()
+        if slot is None:
+            slot = reads[0].index if reads else 0
+        node = self.accounts.node
+        call = Call(new_step(), node, self.branch, role.name, slot, role.writes, reads=(*reads,), parents=(*parents,))
+        if note is not None:
+            chunk = reads[0].index if reads else None
+            call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
+        reply = await self._reply(role, call, fields, previous, question, continues=continues)
+        return await self._repaired(reply, role, fields, slot, question) if reply.invalid else reply
+
+    async def _reply(
+        self,
+        role: Role,
+        call: Call,
+        fields: Mapping[str, str],
+        previous: str,
+        question: str | None,
+        *,
+        continues: bool,
+    ) -> Reply:
+        """Call the policy in a role, once by the rules, and keep the accounts."""
+        context, accounts = self.context, self.accounts
+        prompt = question or self.question
+        if context.structure is not None:
+            fields = {"schema": context.schema, **fields}
+            if question is None and role.writes is not Writes.ANSWER:
+                prompt = context.question_shown(prompt)
+        accounts.chunk = call.reads[0].index if call.reads else None
+        messages = context.prompts.messages(role.name, prompt, **fields)
+        ask = Ask(self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues)
+        reply = await ask.reply()
+        accounts.add_call(reply.call, ask.cost)
+        if call.reads or role.writes is not Writes.DECISION:
+            accounts.tips[self.branch] = call.id
+        return reply
+
+    async def _repaired(
+        self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
+    ) -> Reply:
+        """Return the first reply after repairs that has the form of a structured answer, or else the last one."""
+        context, tries = self.context, self.context.rules.retries
+        for number in range(tries if context.prompts.has(REPAIR.name) else 0):
+            repair = {
+                "memory": fields.get("memory", ""),
+                "reply": beginning(context, reply.value or "", context.budget.answer_tokens),
+                "error": beginning(context, reply.invalid or "", ERROR_TOKENS),
+            }
+            place = self.accounts.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
+            call = Call(new_step(), *place, parents=(reply.step,))
+            repaired = await self._reply(REPAIR, call, repair, "", question, continues=True)
+            reply = repaired if repaired.text else replace(reply, call=repaired.call)
+            if not reply.invalid:
+                break
+        return reply
+
+    async def past(self) -> list[Call]:
+        """Return the run's calls so far, in order; for strategies that set `looks_back`.
+
+        Inside another graph, the calls before a resume come from the run's log; without a log they are missing.
+
+        Raises:
+            RunLogError: the log cannot be read.
+        """
+        context, calls, recording = self.context, self.execution.cache.calls, self.execution.running.recording
+        before = context.done
+        if before is None and context.run_log is not None and recording is not None:
+            await recording.settle()
+            if recording.failure is None:
+                before = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
+        known = {call.id for call in calls}
+        return [*(call for call in (before.steps if before else ()) if call.id not in known), *calls]
+
+    # Where a read stops
+
+    def limit(self) -> StopReason | None:
+        """Return the limit that stops the read here, if there is one; pass it to `stopped`."""
+        return self.execution.consumption.limit_reached(self.context.limits)
+
+    def chunks_left(self, most: int) -> int:
+        """Return how many chunks may be read before the limit, at most `most`."""
+        bound = self.context.limits.max_chunks
+        return most if bound is None else max(0, min(most, bound - self.execution.consumption.chunks))
+
+    def stopped(self, reason: StopReason) -> Change:
+        """Return the change that stops the run; it can be resumed."""
+        return {"stop_reason": reason.value}
+
+    def ends_with_error(self, reason: str) -> None:
+        """Log that the run ends with the error that the step raises, because resuming it would change nothing."""
+        if recording := self.execution.running.recording:
+            recording.end(self.state["run_id"], reason, None)
+
+    def require_progress(self, pending: Span) -> None:
+        """Refuse to choose a chunk twice in one call, because that would never end.
+
+        Raises:
+            StrategyError: the step that reads chunks does not call `has_read`.
+        """
+        if self.execution.running.pending_chunk == pending.index:
+            raise StrategyError(
+                f"chunk {pending.index} was chosen twice but not read",
+                hint="Call step.has_read(span) in the step that reads it.",
+            )
+        self.execution.running.pending_chunk = pending.index
+
+
+def branch(node: str, state: Any, name: str, **values: Any) -> Send:
+    """Return a branch for a route to send: `node` runs on these values, in parallel with the other branches.
+
+    Args:
+        node: the node's name.
+        state: the state that the branch leaves from.
+        name: its name; a name that was used before continues that branch.
+        values: other values in its step's state, such as a chunk's span and the branch's memory so far.
+    """
+    tips = state.get("tips", {})
+    shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
+    own = {tip: tips[tip] for tip in ("", name) if tip in tips}
+    return Send(node, {**shared, "tips": own, "branch": name, **values})
+
+
+async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
+    """Call the policy in a role outside a run: nothing is logged, and no state changes."""
+    step = StepContext.outside_a_run(state, context)
+    try:
+        return await step.ask(role, parents=(), **fields)
+    finally:
+        step.accounts.turn.end()
 
 
 async def read_chunk(state: LineState, step: StepContext) -> Change:
@@ -22,14 +323,14 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
     Only the chunk's position is in the state. `span` is None when there is nothing more to read. A chunk that was
     chosen before a failure or an edit and was not read is the next one.
     """
-    cursor, pending = state.get("cursor") or start_cursor(), state.get("span")
     if reason := step.limit():
-        return step.stopped(reason, pending["index"] if pending else cursor["index"])
-    if pending is not None:
-        step.require_progress(pending)
-        return {"span": pending}
+        return step.stopped(reason)
+    if state.get("span") is not None:
+        step.require_progress(chosen(state))
+        return {"span": state["span"]}
+    cursor = state.get("cursor") or start_cursor()
     span, following = await step.next_chunk(cursor) or (None, cursor)
-    return {"span": span, "cursor": following}
+    return {"span": None if span is None else span.stored, "cursor": following}
 
 
 async def update_memory(state: LineState, step: StepContext) -> Change:
@@ -39,10 +340,8 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
 
 async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role; the reply's text is the new memory."""
-    span, memory = chosen(state), state.get("memory") or ""
-    reply = await step.ask(role, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
-    step.has_read(span)
-    return reply
+    memory = state.get("memory") or ""
+    return await step.read(role, chosen(state), memory=memory, previous=memory)
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
@@ -56,24 +355,23 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
     Args:
         memory: the memory.
         step: the step that asks.
-        parents: the steps that wrote the memory; the trunk's newest if left out.
+        parents: the calls that wrote the memory; the trunk's newest if left out.
     """
     return answered(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
 
 
 def answered(reply: Reply, memory: str, step: StepContext) -> Change:
-    """The change that ends the run with an answer; `memory` is what it is based on."""
+    """Return the change that ends the run with an answer; `memory` is what it is based on."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.invalid is not None:
         reason = StopReason.INVALID_ANSWER
     elif reply.text and step.state.get("enough") and not step.context.is_at_end(step.state):
         reason = StopReason.ENOUGH
-    step.finished(reason, reply.value)
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
 
 
-def chosen(state: LineState) -> ChunkSpan:
-    """The chunk that `read_chunk` chose.
+def chosen(state: Mapping[str, Any]) -> Span:
+    """Return the chunk that `read_chunk` chose, or that a branch was sent to read.
 
     Raises:
         StrategyError: there is none.
@@ -84,11 +382,11 @@ def chosen(state: LineState) -> ChunkSpan:
             "a step that reads a chunk ran without a chunk",
             hint="A strategy may lead from read_chunk to such a step only while a span is set.",
         )
-    return span
+    return Span(**span)
 
 
 def unless_enough(read_on: str, then: str = "answer") -> Route:
-    """The route after a step that may find that there is enough to answer from."""
+    """Return the route after a step that may find that there is enough to answer from."""
 
     def unless_enough(state: ReaderState) -> str:
         return then if state.get("enough") else read_on
@@ -101,7 +399,7 @@ def after_read_chunk(
     then: Callable[[Any], str] = lambda state: "answer",
     before: Callable[[Any], str | None] = lambda state: None,
 ) -> Route:
-    """The route after `read_chunk`: to the node that reads the chunk, or at a limit to the end.
+    """Return the route after `read_chunk`: to the node that reads the chunk, or at a limit to the end.
 
     Args:
         read_on: the node that reads the chosen chunk.

@@ -28,10 +28,13 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Overwrite as Reset
 from langgraph.types import Send
 
+from memagent_graph.calls import Call
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import StrategyError
-from memagent_graph.reading.nodes import Change, Route, RouteNode, Step, StepContext, StepNode
-from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, StepRecord, new_run_id
+from memagent_graph.reading.execution import Execution
+from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
+from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
+from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.roles import Role, check_roles
 from memagent_graph.run_log import StrategyId
 
@@ -51,9 +54,11 @@ class Strategy(ABC):
     """The class of its state, a TypedDict that extends `ReaderState` (or `LineState`)."""
     loop: ClassVar[tuple[str, str] | None] = None
     """Two nodes that alternate, chunk by chunk; the first may leave the loop. Such a loop runs
-    without supersteps if nothing observes the read; see `memagent_graph.reading.fused`."""
+    without supersteps if nothing observes the read; see `memagent_graph.reading.nodes`."""
     looks_back: ClassVar[bool] = False
     """Whether its steps use `StepContext.past`, which is only kept then."""
+    reads_all: ClassVar[bool] = True
+    """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     shows: ClassVar[str] = "all of it, from beginning to end"
     """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
     chooses: ClassVar[str] = "read_chunk"
@@ -87,21 +92,21 @@ class Strategy(ABC):
         return OPEN
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """The memory that an answer would be based on now, and the steps that wrote it; None means the newest step."""
+        """Return the memory that an answer would be based on now, and the calls that wrote it; None: the newest one."""
         del context
         return state.get("memory") or "", None
 
     def is_at_end(self, state: Mapping[str, Any]) -> bool:
-        """Whether all of the document was read; False if its length is not known."""
+        """Return whether all of the document was read; False if its length is not known."""
         cursor: Cursor = state.get("cursor") or start_cursor()
         return bool(cursor["byte"] == state["document"]["size"])
 
-    def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
-        """The change of state when a person replaces the memory that a step wrote.
+    def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
+        """Return the change of state when a person replaces the memory that a call wrote.
 
         Args:
-            state: the state after the step.
-            record: the step.
+            state: the state after the call.
+            call: the call.
             text: the new memory.
 
         Raises:
@@ -117,8 +122,8 @@ class StrategyGraph:
         check_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
             raise StrategyError(f"{type(strategy).__name__} has no name", hint='Give its class a `name`, as "my_way".')
-        self.builder: StateGraph[Any, ReaderContext, ReaderInput, ReaderOutput] = StateGraph(
-            strategy.state, context_schema=ReaderContext, input_schema=ReaderInput, output_schema=ReaderOutput
+        self.builder: StateGraph[Any, Execution, ReaderInput, ReaderOutput] = StateGraph(
+            strategy.state, context_schema=Execution, input_schema=ReaderInput, output_schema=ReaderOutput
         )
         if missing := ReaderState.__annotations__.keys() - self.builder.channels.keys():
             raise StrategyError(
@@ -152,8 +157,8 @@ class StrategyGraph:
             direct = choose
 
             def choose(state: Any) -> str | Sequence[str | Send]:
-                found = direct(state)
-                return self._end(start, found) if isinstance(found, str) else found
+                target = direct(state)
+                return self._end(start, target) if isinstance(target, str) else target
 
         self.routes[start] = choose
         self.builder.add_conditional_edges(
@@ -176,19 +181,41 @@ class StrategyGraph:
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: reset every channel."""
         run_id = state.get("run_id") or new_run_id()
-        if recording := step.context.meter.recording:
-            recording.begin(run_id, state["question"], state["document"], step.context.prompts, step.trace, afresh=True)
+        if recording := step.execution.running.recording:
+            trace = step.accounts.trace
+            recording.begin(run_id, state["question"], state["document"], step.context.prompts, trace, afresh=True)
         blank = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _GIVEN}
         return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
 
+    def run_as_loop(self, loop: tuple[str, str]) -> None:
+        """Let the second of two nodes run both in turn if nothing observes the read."""
+        first, second = loop
+        choosing, working = (self.builder.nodes[node].runnable for node in loop)
+        if not isinstance(choosing, StepNode) or not isinstance(working, StepNode):
+            raise TypeError(f"{first} and {second} are not both steps")
+        channels = working.channels
+        self.builder.nodes[second].runnable = LoopNode(
+            second,
+            working.step,
+            channels,
+            first=choosing,
+            route=self.routes[first],
+            leave=self.routes.get(second),
+            reducers={
+                key: channel.operator
+                for key, channel in channels.items()
+                if isinstance(channel, BinaryOperatorAggregate)
+            },
+        )
+
     def fingerprint(self, strategy: Strategy) -> str:
-        """A hash of the strategy's identity: name, options, roles, state and edges."""
+        """Return a hash of the strategy's identity: name, options, roles, state and edges."""
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(
-            f"{start}>{'|'.join(sorted((each.ends or {}).values()))}"
+            f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
             for start, named in self.builder.branches.items()
-            for each in named.values()
+            for branch in named.values()
         )
         channels = sorted(self.builder.channels)
         parts = [
@@ -205,7 +232,7 @@ class StrategyGraph:
 
 
 def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
-    """A strategy's graph, and its identity.
+    """Return a strategy's graph, and its identity.
 
     Raises:
         StrategyError: it has no name or roles, its state lacks what every strategy has, or its graph is not valid.
@@ -227,10 +254,10 @@ def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
 
 
 def _options(strategy: Strategy) -> dict[str, Any]:
-    """The options that make strategies unequal; for an inner strategy, its name and options."""
+    """Return the options that make strategies unequal; for an inner strategy, its name and options."""
     if not is_dataclass(strategy):
         return {}
-    options = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.compare}
+    options = {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
     return {
         name: (value.name, sorted(_options(value).items())) if isinstance(value, Strategy) else value
         for name, value in options.items()
@@ -238,7 +265,7 @@ def _options(strategy: Strategy) -> dict[str, Any]:
 
 
 def _empty(channel: Any) -> Any:
-    """The value that makes a channel empty again."""
+    """Return the value that makes a channel empty again."""
     if isinstance(channel, BinaryOperatorAggregate):
         fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get
         return Reset(fresh())

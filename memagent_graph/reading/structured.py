@@ -27,7 +27,7 @@ _LOGGED: Final = "response_format"
 
 
 def structured(context: ReaderContext, source: ResponseFormatSource | None) -> ReaderContext:
-    """The context of a read whose answer has this form; with None, the context as it is.
+    """Return the context of a read whose answer has this form; with None, the context as it is.
 
     Args:
         context: a graph's.
@@ -53,7 +53,7 @@ def structured(context: ReaderContext, source: ResponseFormatSource | None) -> R
 def format_for_resume(
     state: Mapping[str, Any], given: ResponseFormatSource | None, logged: Mapping[str, Any], run_id: str
 ) -> ResponseFormat | None:
-    """The form that a run's answer must have.
+    """Return the form that a run's answer must have.
 
     Args:
         state: the run's newest state.
@@ -104,7 +104,7 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
 
 
 def _asks_for_json(template: PromptTemplate) -> PromptTemplate:
-    """A template that ends with a form of answers, with the schema instead of it; any other as it is."""
+    """Return a template that ends with a form of answers, with the schema instead of it; any other as it is."""
     for form in map(answer_form, AnswerFormat):
         if template.text.endswith(form):
             text = template.text.removesuffix(form) + shipped("schema_form")
@@ -128,7 +128,7 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
 
 
 def _outline(form: ResponseFormat, context: ReaderContext) -> str:
-    """The fields in words, or only their names, whichever takes at most half of the question's budget."""
+    """Return the fields in words, or only their names, whichever takes at most half of the question's budget."""
     count, most = context.tokenizer.count, context.budget.question_tokens // 2
     wordings = (form.fields_in_words(), form.fields_in_words(short=True))
     return next((each for each in wordings if count(context.prompts.neutralise(each)) <= most), "")

@@ -37,7 +37,7 @@ A chat that shows an agent's messages would otherwise show hundreds of memories.
 
 
 def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
-    """The ids of the LangChain run and of the OpenTelemetry span around a step, if there is tracing."""
+    """Return the ids of the LangChain run and of the OpenTelemetry span around a step, if there is tracing."""
     ids: dict[str, str] = {}
     callbacks = (config or {}).get("callbacks")
     if getattr(callbacks, "handlers", None) and (parent := getattr(callbacks, "parent_run_id", None)):
@@ -51,7 +51,7 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
 
 
 def observed(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
-    """The context for a step that runs under `config`: its policy reports to the handlers, if there are any.
+    """Return the context for a step that runs under `config`: its policy reports to the handlers, if there are any.
 
     Without handlers, which is the common and the fast case, it is the same context.
     """
@@ -124,6 +124,7 @@ class ObservedPolicy:
             response_metadata={
                 "model_name": completion.model or self.name,
                 "finish_reason": completion.finish_reason.value,
+                **completion.origin,
             },
         )
         return LLMResult(generations=[[ChatGeneration(message=message)]])
@@ -135,7 +136,7 @@ class ObservedPolicy:
 
 
 def _shown(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
-    """The prompt for handlers."""
+    """Return the prompt for handlers."""
     messages: list[Any] = [part for part in prompt if not isinstance(part, int)]
     if len(messages) < len(prompt):
         return [HumanMessage(f"({len(prompt):,} token ids)")]

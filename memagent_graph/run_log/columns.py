@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_graph.trace import Span, Writes
 
 Record = TypeVar("Record")
 

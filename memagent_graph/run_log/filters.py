@@ -24,6 +24,8 @@ class RunFilter:
     """A value of `StopReason`, or "unfinished"."""
     reward: str | None = None
     """The name of one of its rewards."""
+    is_own: bool | None = None
+    """Whether it was read here; False for runs that were imported."""
     since: float | None = None
     """Begun at or after this time (seconds since 1970)."""
     until: float | None = None
@@ -32,7 +34,7 @@ class RunFilter:
     """At most this many, the newest."""
 
     def sql(self) -> tuple[str, list[Any]]:
-        """The end of the query, from WHERE on, and its parameters."""
+        """Return the end of the query, from WHERE on, and its parameters."""
         terms = {
             "instr(run_id, ?) = 1": self.run_id_begins,
             "instr(lower(question), lower(?)) > 0": self.question,
@@ -41,6 +43,7 @@ class RunFilter:
             "WHERE c.run_id = runs.run_id AND instr(lower(c.policy), lower(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,
             "EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
+            "(run_id NOT IN (SELECT run_id FROM imported)) = ?": self.is_own,
             "began >= ?": self.since,
             "began < ?": self.until,
         }

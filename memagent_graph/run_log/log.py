@@ -100,6 +100,7 @@ class RunLog:
             rows.withdraw_rewards(connection, run_id, run.began)
             rows.insert_run(connection, run, "replace" if afresh else "continue")
             if afresh:
+                connection.execute("DELETE FROM imported WHERE run_id = ?", (run_id,))
                 connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
             if prompts is not None:
                 rows.insert_template(connection, prompts.fingerprint, prompts.wording)
@@ -216,7 +217,7 @@ class RunLog:
         templates: Mapping[str, Mapping[str, str]] | None = None,
         replacing: bool = False,
     ) -> None:
-        """Add a whole run from another log in one transaction. The redaction hook is not called.
+        """Add a whole run from another log in one transaction, marked as imported. The redaction hook is not called.
 
         Args:
             run: the run.
@@ -234,6 +235,7 @@ class RunLog:
             if replacing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
             rows.insert_run(connection, run)
+            connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
             row_of = {one.id: rows.NewConversation(one, supersede=False)(connection) for one in conversations}
@@ -270,7 +272,7 @@ class RunLog:
         return count
 
     def wait(self, future: Future[Any]) -> Any:
-        """The future's result; blocks. Use `asyncio.wrap_future` in an event loop.
+        """Return the future's result; blocks. Use `asyncio.wrap_future` in an event loop.
 
         Raises:
             RunLogError: the entry could not be written.
@@ -313,14 +315,14 @@ class RunLog:
         )
 
     def runs(self, chosen: RunFilter | None = None) -> Iterator[RunRecord]:
-        """The runs, newest first."""
+        """Yield the runs, newest first."""
         condition, values = (chosen or RunFilter()).sql()
         with self._connection() as connection:
             for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
                 yield record_of(RunRecord, row)
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
-        """A run's conversations in order of position and attempt.
+        """Yield a run's conversations in order of position and attempt.
 
         Args:
             run_id: the run.
@@ -334,7 +336,7 @@ class RunLog:
                 yield record_of(Conversation, row)
 
     def trace(self, run_id: str) -> Trace:
-        """A run's conversations as a graph: what each step read, its parents, and the memory after it.
+        """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
 
         Raises:
             RunNotFoundError: there is no such run in the log.
@@ -355,7 +357,7 @@ class RunLog:
             return [record_of(Reward, row) for row in rewards]
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
-        """The newest value of each of a run's own rewards, by name."""
+        """Return the newest value of each of a run's own rewards, by name."""
         return dict(self.totals([run_id])[run_id].rewards)
 
     def totals(self, run_ids: Iterable[str], *, superseded: bool = False) -> dict[str, RunTotals]:
@@ -386,7 +388,7 @@ class RunLog:
         return totals
 
     def templates(self, run_id: str) -> dict[str, dict[str, str]]:
-        """The wording of the prompts that a run's conversations were written with, by fingerprint."""
+        """Return the wording of the prompts that a run's conversations were written with, by fingerprint."""
         query = (
             "SELECT hash, content FROM templates "
             "WHERE hash IN (SELECT template FROM conversations WHERE run_id = ?) ORDER BY hash"
@@ -409,7 +411,7 @@ class RunLog:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection of the call's own, for reading."""
+        """Yield a connection of the call's own, for reading."""
         with self._translated(), closing(connect(self.path)) as connection:
             yield connection
 
@@ -422,12 +424,12 @@ class RunLog:
 
 
 def _storable(text: str | None) -> str | None:
-    """A text that SQLite can store: lone surrogates become question marks. Completions are blobs and keep theirs."""
+    """Return a text that SQLite can store: lone surrogates become "?". Completions are blobs: they keep theirs."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def log_error(path: Path, error: BaseException) -> RunLogError:
-    """A database error as an error of this package."""
+    """Return a database error as an error of this package."""
     words = str(error)
     if isinstance(error, _NOT_STORABLE):
         return RunLogError(

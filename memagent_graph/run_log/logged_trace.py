@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
-from memagent_graph.trace import Trace, TraceStep, Writes
+from memagent_graph.trace import Trace
 
 
 def trace_of(
@@ -25,7 +27,7 @@ def trace_of(
     for conversation in sorted(counted, key=lambda conversation: conversation.seq or 0):
         attempts.setdefault(conversation.step, []).append(conversation)
     edits_of = _by_step(edits)
-    steps: list[TraceStep] = []
+    steps: list[Call] = []
     texts: dict[str, str | None] = {}
     for step_id, tries in attempts.items():
         last = tries[-1]
@@ -49,9 +51,9 @@ def as_read_event(event: LoggedEvent) -> ReadEvent:
     return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
 
 
-def _step(tries: Sequence[Conversation]) -> TraceStep:
+def _step(tries: Sequence[Conversation]) -> Call:
     last = tries[-1]
-    return TraceStep(
+    return Call(
         id=last.step,
         node=last.node,
         branch=last.branch,
@@ -61,11 +63,13 @@ def _step(tries: Sequence[Conversation]) -> TraceStep:
         text=last.text if last.writes is Writes.ANSWER else last.written,
         reads=last.reads,
         parents=last.parents,
-        prompt_tokens=sum(attempt.prompt_tokens for attempt in tries),
-        completion_tokens=sum(attempt.completion_tokens for attempt in tries),
+        completion=Completion("", FinishReason(last.finish_reason), last.policy, **last.origin),
+        usage=TokenUsage(
+            sum(attempt.prompt_tokens for attempt in tries),
+            sum(attempt.completion_tokens for attempt in tries),
+            sum(attempt.cached_tokens for attempt in tries),
+        ),
         seconds=sum(attempt.seconds for attempt in tries),
-        model=last.policy,
-        finish_reason=last.finish_reason,
         events=tuple(
             replace(as_read_event(event), chunk_index=None) if last.writes is Writes.ANSWER else as_read_event(event)
             for attempt in tries
@@ -74,7 +78,7 @@ def _step(tries: Sequence[Conversation]) -> TraceStep:
     )
 
 
-def _before(step: TraceStep, texts: dict[str, str | None]) -> str:
+def _before(step: Call, texts: dict[str, str | None]) -> str:
     """Return the memory that a step started from: its parents' memories, joined."""
     return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
 

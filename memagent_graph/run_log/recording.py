@@ -119,7 +119,7 @@ class _StepIds:
 
 
 def new_step() -> str:
-    """The id of one execution of one step."""
+    """Return the id of one execution of one step."""
     return _ids.next()
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef
-from memagent_graph.policy import strip_reasoning
-from memagent_graph.trace import Span, Writes
+from memagent_graph.policy import Origin, strip_reasoning
 
 LongText: TypeAlias = str | None
 """A text that files hold compressed, lone surrogates included; None if it was redacted, or there is none."""
@@ -72,7 +72,7 @@ class Redaction(Protocol):
     """
 
     def __call__(self, kind: TextKind, text: str) -> str | None:
-        """The text to keep."""
+        """Return the text to keep."""
         ...
 
 
@@ -113,7 +113,7 @@ class LoggedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Origin):
     """One prompt and what the policy wrote, exactly.
 
     `prompt_token_ids`, `token_ids` and `logprobs` are None if the policy did not return them, or a redaction hook
@@ -140,8 +140,6 @@ class Conversation:
     began: float
     seconds: float
     policy: str
-    policy_version: str
-    """Empty where the policy has none."""
     tokenizer: str
     """The tokenizer's fingerprint."""
     template: str

@@ -38,6 +38,7 @@ _SCHEMA: Final = (
         run_id=_OF_RUN,
         conversation="INTEGER REFERENCES conversations (id) ON DELETE CASCADE",
     ),
+    "CREATE TABLE imported (run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE) STRICT",
     "CREATE TABLE templates (hash TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT",
     "CREATE INDEX conversations_of_run ON conversations (run_id, seq)",
     "CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, branch, role, slot, attempt) "

@@ -125,7 +125,7 @@ class Writer:
                 connection.close()
 
     def _next_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
-        """The entries that wait (at least one, except at the end), and whether this is the end."""
+        """Return the entries that wait (at least one, except at the end), and whether this is the end."""
         batch: list[_Entry] = []
         entry = entries.get()
         if entry is not None and entry.lingers and self._haste.wait(_LINGER_SECONDS):

@@ -30,9 +30,10 @@ from importlib import import_module
 from typing import Any, Final
 
 from memagent_graph.entry_points import STRATEGIES, added, failure_of
-from memagent_graph.errors import StrategyError
+from memagent_graph.errors import ProfileError, StrategyError
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own
+from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
 from memagent_graph.strategies.strategy_options import split_options, typed_options
@@ -54,7 +55,7 @@ _STOP_RULES: Final = {"converged": "Converged"}
 
 
 def strategy_names() -> tuple[str, ...]:
-    """The names that `load_strategy` takes."""
+    """Return the names that `load_strategy` takes."""
     return tuple(dict.fromkeys((*_SHIPPED, *added(STRATEGIES))))
 
 
@@ -63,12 +64,37 @@ def is_strategy(text: str) -> bool:
     return ":" in text or "+" in text or text in strategy_names()
 
 
-def load_strategy(given: Strategy | type[Strategy] | str | None) -> Strategy:
-    """The strategy for a name, a class or an object.
+def reading_strategy(chosen: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
+    """Return the strategy that was chosen, or the one that the policy's profile names, or the paper's.
+
+    A profile is a file that may be somebody else's. It names no code, and no strategy that shows the policy only a part
+    of the document: that is always the caller's own choice.
+
+    Raises:
+        ProfileError: the profile names such a strategy, or none that exists.
+        StrategyError: as for `load_strategy`.
+    """
+    if chosen is not None or profile is None or not profile.strategy:
+        return load_strategy(chosen)
+    try:
+        strategy = load_strategy(profile.strategy, own_code=False)
+    except StrategyError as error:
+        raise ProfileError(f"the policy's memagent.json: {error.message}", hint=error.hint) from error
+    if not strategy.reads_all:
+        raise ProfileError(
+            f"the policy's memagent.json names the strategy {profile.strategy}, which does not read the whole document",
+            hint=f"Choose it yourself (--strategy {profile.strategy}), or take it out of memagent.json.",
+        )
+    return strategy
+
+
+def load_strategy(given: Strategy | type[Strategy] | str | None, *, own_code: bool = True) -> Strategy:
+    """Return the strategy for a name, a class or an object.
 
     Args:
         given: a name, "file.py:Name" or "module:Name", each with optional options and stop rule; a strategy, or its
             class; None is the paper's.
+        own_code: whether the name may be that of a user's own code. Not if it comes from a file.
 
     Raises:
         StrategyError: there is none with that name, it cannot be loaded, is not a strategy, or has the name of another;
@@ -77,11 +103,11 @@ def load_strategy(given: Strategy | type[Strategy] | str | None) -> Strategy:
     if given is None:
         return Overwrite()
     if isinstance(given, str):
-        return _with_stop_rule(given)
+        return _with_stop_rule(given, own_code=own_code)
     return _checked(given, repr(given), {})
 
 
-def _with_stop_rule(text: str) -> Strategy:
+def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
     before, plus, after = text.rpartition("+")
     rule, options = split_options(after)
     if rule not in _STOP_RULES or not plus:
@@ -89,21 +115,26 @@ def _with_stop_rule(text: str) -> Strategy:
             raise StrategyError(
                 f"there is no rule {rule!r} for stopping early", hint=f"There is: {', '.join(_STOP_RULES)}."
             )
-        return _named(text)
+        return _named(text, own_code=own_code)
     if "+" in before and split_options(before.rpartition("+")[2])[0] in _STOP_RULES:
         raise StrategyError(f"{text} has two rules for stopping early", hint="Give one, in --strategy or in --stop.")
     kind = _class_of(_STOP_RULES, rule)
-    made: Strategy = kind(strategy=_named(before), **typed_options(kind, rule, options))
+    made: Strategy = kind(strategy=_named(before, own_code=own_code), **typed_options(kind, rule, options))
     return made
 
 
-def _named(text: str) -> Strategy:
+def _named(text: str, *, own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
         return _checked(_class_of(_SHIPPED, name), name, options)
     if name.partition(":")[0] in strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
+        )
+    if ":" in name and not own_code:
+        raise StrategyError(
+            f"{text} is code, which runs only where you name it yourself, not because a file does",
+            hint=f"If you trust it, choose it: --strategy {text}.",
         )
     if ":" in name:
         return _checked(load_own(name, what="a strategy", error=StrategyError), name, options)
@@ -126,7 +157,7 @@ def _class_of(names: Mapping[str, str], name: str) -> Any:
 
 
 def _checked(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
-    """The given strategy, or an instance of the given class with these options."""
+    """Return the given strategy, or an instance of the given class with these options."""
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, Strategy):
         raise StrategyError(

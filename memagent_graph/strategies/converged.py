@@ -12,17 +12,16 @@ from typing import Any, ClassVar, Final, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
+from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.ask import Reply
-from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import ReaderContext, StepRecord
-from memagent_graph.reading.steps import unless_enough
+from memagent_graph.reading.state import ReaderContext
+from memagent_graph.reading.steps import Change, StepContext, unless_enough
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role
-from memagent_graph.trace import Writes
 
 _ABSTAINS: Final = re.compile(
     r"\b(unknown|unclear|none|n/?a|not (stated|mentioned|given|known|specified|provided|available|in (the )?memory)"
@@ -87,8 +86,8 @@ class Converged(Strategy):
                 raise StrategyError(f"converged:{option}={getattr(self, option)} cannot be used", hint=f"Use {needed}.")
         inner = self.strategy
         make: Any = TypedDict
-        channels = (get_type_hints(each, include_extras=True) for each in (inner.state, ConvergedState))
-        state = make("ConvergedState", {name: kind for each in channels for name, kind in each.items()})
+        hints = (get_type_hints(kind, include_extras=True) for kind in (inner.state, ConvergedState))
+        state = make("ConvergedState", {name: kind for channels in hints for name, kind in channels.items()})
         for attribute, value in {
             "name": f"{inner.name}+converged",
             "roles": (*inner.roles, PROBE),
@@ -96,6 +95,7 @@ class Converged(Strategy):
             "chooses": inner.chooses,
             "concludes": inner.concludes,
             "looks_back": inner.looks_back,
+            "reads_all": inner.reads_all,
         }.items():
             object.__setattr__(self, attribute, value)
 
@@ -126,9 +126,9 @@ class Converged(Strategy):
         """As in the strategy."""
         return self.strategy.is_at_end(state)
 
-    def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
+    def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
         """As in the strategy; drafts from before the edit are dropped."""
-        return {**self.strategy.edited(state, record, text), "drafts": [], "enough": False}
+        return {**self.strategy.edited(state, call, text), "drafts": [], "enough": False}
 
     async def _probe(self, state: Any, step: StepContext) -> Change:
         chunks = state.get("chunks_read", 0)
@@ -139,7 +139,7 @@ class Converged(Strategy):
             return {"probed_at": chunks, "drafts": []}
         reply = await step.ask(PROBE, memory=memory, parents=parents, slot=chunks)
         if reply.logprobs is None:
-            if _should_have_logprobs(reply, step.records[-1]):
+            if _should_have_logprobs(reply):
                 raise StrategyError(
                     f"{step.context.policy.name} returns no log-probs, and --stop converged needs them",
                     hint="Read without --stop converged, or use a server that returns logprobs (vLLM, llama.cpp).",
@@ -157,14 +157,17 @@ class Converged(Strategy):
         return sum(changes) / len(changes) <= self.change
 
 
-def _should_have_logprobs(reply: Reply, record: StepRecord) -> bool:
-    """Whether a draft without log-probs means that the policy has none: not if it is empty, refused or garbled."""
-    dropped = any(event["kind"] == EventKind.LOGPROBS_DROPPED.value for event in record["events"])
-    return bool(reply.raw) and not dropped and record["finish_reason"] != FinishReason.REFUSED.value
+def _should_have_logprobs(reply: Reply) -> bool:
+    """Return whether a draft without log-probs means that the policy has none: not if it is empty or refused.
+
+    Log-probs may also have been dropped, because they did not belong to the tokens.
+    """
+    were_dropped = any(event.kind is EventKind.LOGPROBS_DROPPED for event in reply.call.events)
+    return bool(reply.raw) and not were_dropped and reply.call.completion.finish_reason is not FinishReason.REFUSED
 
 
 def _overlap(one: str, other: str) -> float:
-    """The F1 of two texts' words, without order and letter case; 1 for two empty texts."""
+    """Return the F1 of two texts' words, without order and letter case; 1 for two empty texts."""
     first, second = Counter(one.casefold().split()), Counter(other.casefold().split())
     total = first.total() + second.total()
     return 2 * (first & second).total() / total if total else 1.0

@@ -17,21 +17,20 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final, NotRequired, TypeVar
+from typing import Any, ClassVar, Final, NotRequired, TypeVar
 
 from langgraph.graph import END
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
+from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.prompts import AnswerFormat
-from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, span_of
-from memagent_graph.reading.steps import answered
+from memagent_graph.reading.state import ReaderContext, ReaderState
+from memagent_graph.reading.steps import Change, StepContext, answered
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for, shipped
-from memagent_graph.trace import Writes
 
 _STEP_TOKENS: Final = 1024
 """Tokens per chunk if a document is only counted."""
@@ -43,7 +42,7 @@ T = TypeVar("T")
 
 
 def _question_words(answer_format: AnswerFormat) -> str:
-    """The question on a text, and, as in the shipped prompt for the answer, its form."""
+    """Return the question on a text, and, as in the shipped prompt for the answer, its form."""
     return f"{shipped('question')}\n\n{answer_form(answer_format)}"
 
 
@@ -66,17 +65,17 @@ class DoesNotFitError(BudgetError):
 class ExcerptState(ReaderState):
     """The state that these strategies add."""
 
-    excerpts: NotRequired[list[list[ChunkSpan]]]
-    """The excerpts to show, one after the other, until there is an answer."""
+    excerpts: NotRequired[list[list[dict[str, Any]]]]
+    """The excerpts to show, one after the other, until there is an answer; each as `Span.stored`."""
     shown: NotRequired[int]
     """How many of them were shown."""
 
 
-class Call:
-    """One call of a step: the text it shows, and its share of the window. Blocks while it reads text."""
+class ExcerptWindow:
+    """The context window of one call: the text that it shows, and what fits. Blocks while it reads text."""
 
     def __init__(self, step: StepContext) -> None:
-        self.context, self.document, self.question = step.context, step.state["document"], step.state["question"]
+        self.context, self.document, self.question = step.context, step.state["document"], step.question
         self.asks_once = self.context.prompts.has(QUESTION.name)
         self.role = QUESTION if self.asks_once else UPDATE
         self.window = self.context.window or self.context.budget.context_window
@@ -87,30 +86,30 @@ class Call:
         """How many tokens of text fit."""
 
     def needs(self, text: str) -> int:
-        """How many tokens of the window a question on a text takes: prompt and reply."""
+        """Return how many tokens of the window a question on a text takes: prompt and reply."""
         messages = self.context.prompts.messages(self.role.name, self.question, chunk=text, schema=self.context.schema)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
         return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
 
-    def text(self, spans: Sequence[ChunkSpan]) -> str:
-        """The text of spans in order; those that follow each other are one part."""
+    def text(self, spans: Sequence[Span]) -> str:
+        """Return the text of spans in order; those that follow each other are one part."""
         runs: list[tuple[int, int]] = []
         for span in spans:
-            if runs and runs[-1][1] == span["start_byte"]:
-                runs[-1] = runs[-1][0], span["end_byte"]
+            if runs and runs[-1][1] == span.start_byte:
+                runs[-1] = runs[-1][0], span.end_byte
             else:
-                runs.append((span["start_byte"], span["end_byte"]))
+                runs.append((span.start_byte, span.end_byte))
         texts = [self.context.store.read(self.document, *run) for run in runs]
-        return self.separator.join(each.strip() for each in texts) if len(texts) > 1 else "".join(texts)
+        return self.separator.join(text.strip() for text in texts) if len(texts) > 1 else "".join(texts)
 
     def role_for(self, text: str) -> Role:
-        """The role, with a shorter reply if the text leaves less of the window."""
+        """Return the role, with a shorter reply if the text leaves less of the window."""
         left = self.window - self.needs(text) + self.reply_tokens
         bound = min(self.reply_tokens, left)
         return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
-    def most_that_fits(self, choose: Callable[[int], list[ChunkSpan]]) -> list[ChunkSpan]:
-        """The choice of `choose` for the largest number of tokens with which the call fits in the window.
+    def most_that_fits(self, choose: Callable[[int], list[Span]]) -> list[Span]:
+        """Return the choice of `choose` for the largest number of tokens with which the call fits in the window.
 
         Raises:
             BudgetError: no text fits in the window.
@@ -119,7 +118,7 @@ class Call:
         return longest_fitting(choose, lambda spans: self.needs(self.text(spans)) - empty, self.room)
 
     def chunker(self, tokens: int) -> Chunker:
-        """Cuts the document into chunks of that many tokens, ignoring sentences."""
+        """Return what cuts the document into chunks of that many tokens, ignoring sentences."""
         return Chunker(self.context.store, self.document, self.context.tokenizer, tokens)
 
 
@@ -128,6 +127,7 @@ class Excerpt(Strategy):
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
     state: ClassVar[type] = ExcerptState
+    reads_all: ClassVar[bool] = False
     tries: int = 1
     """How many excerpts are shown at most."""
 
@@ -140,8 +140,8 @@ class Excerpt(Strategy):
         graph.add_conditional_edges("show_excerpt", unless_answered, ["show_excerpt", END])
 
     @abstractmethod
-    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
-        """The excerpts to show, at least one, the best first, each with its spans in order; the document's tokens.
+    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
+        """Return the excerpts to show, one or more, the best first, with spans in order; and the document's tokens.
 
         Raises:
             BudgetError: it does not fit in the window.
@@ -149,22 +149,21 @@ class Excerpt(Strategy):
 
     async def _choose_excerpts(self, state: ExcerptState, step: StepContext) -> Change:
         try:
-            excerpts, tokens = await self.choose(Call(step))
+            excerpts, tokens = await self.choose(ExcerptWindow(step))
         except DoesNotFitError:
-            if recording := step.context.meter.recording:  # the run ends here: resuming would change nothing
-                recording.end(state["run_id"], DOES_NOT_FIT, None)
+            step.ends_with_error(DOES_NOT_FIT)
             raise
         step.count_document(tokens)
-        return {"excerpts": excerpts, "shown": 0}
+        return {"excerpts": [[span.stored for span in spans] for spans in excerpts], "shown": 0}
 
     async def _show_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
-        call, shown = Call(step), state.get("shown") or 0
+        window, shown = ExcerptWindow(step), state.get("shown") or 0
         excerpts = state.get("excerpts") or []
-        spans, is_last = excerpts[shown], shown + 1 == len(excerpts)
-        text = call.text(spans)
+        spans, is_last = [Span(**span) for span in excerpts[shown]], shown + 1 == len(excerpts)
+        text = window.text(spans)
         memory = ""
-        reply = await step.ask(call.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1 - shown)
-        if not call.asks_once:
+        reply = await step.ask(window.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1 - shown)
+        if not window.asks_once:
             memory = reply.text
             reply = await step.ask(ANSWER, memory=memory, slot=shown)
         if not is_last and gives_no_answer(reply.value) and step.limit() is None:
@@ -173,12 +172,12 @@ class Excerpt(Strategy):
 
 
 def unless_answered(state: ReaderState) -> str:
-    """The route after an excerpt: to the next one, or to the end."""
+    """Return the route after an excerpt: to the next one, or to the end."""
     return END if state.get("stop_reason") else "show_excerpt"
 
 
 def words_around(context: ReaderContext) -> int:
-    """A call's tokens besides text, question and reply: those of its template and the chat template, and at the joints.
+    """Return a call's tokens besides text, question and reply: of its template, the chat template, and the joints.
 
     Documents that have to fit in a window with these must be shorter by this number.
     """
@@ -208,17 +207,17 @@ class DocumentEnds:
                 late.popleft()
         self._late = late
 
-    def whole(self) -> ChunkSpan:
-        """All of it."""
+    def whole(self) -> Span:
+        """Return all of it."""
         return self._to_end(start_cursor(), self.tokens)
 
-    def head(self, tokens: int) -> ChunkSpan | None:
-        """Its first tokens, up to 3 fewer if the last one would end inside a character."""
+    def head(self, tokens: int) -> Span | None:
+        """Return its first tokens, up to 3 fewer if the last one would end inside a character."""
         chunk = next(iter(self._chunker(tokens).chunks()), None) if tokens else None
-        return None if chunk is None else span_of(chunk)
+        return None if chunk is None else Span.of(chunk)
 
-    def tail(self, tokens: int) -> ChunkSpan | None:
-        """Its last tokens, up to 3 more if the first one would begin inside a character."""
+    def tail(self, tokens: int) -> Span | None:
+        """Return its last tokens, up to 3 more if the first one would begin inside a character."""
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
@@ -227,22 +226,15 @@ class DocumentEnds:
             chunk = next(iter(self._chunker(skipped).chunks(cursor)))
             if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens
                 before, cursor = before + chunk.tokens, chunk.next
-        return {**self._to_end(cursor, self.tokens - before), "index": 1}
+        return replace(self._to_end(cursor, self.tokens - before), index=1)
 
-    def _to_end(self, cursor: Cursor, tokens: int) -> ChunkSpan:
-        return ChunkSpan(
-            index=0,
-            start_char=cursor["char"],
-            end_char=self._end["char"],
-            start_byte=cursor["byte"],
-            end_byte=self._end["byte"],
-            tokens=tokens,
-            shortened=False,
-        )
+    def _to_end(self, cursor: Cursor, tokens: int) -> Span:
+        end = self._end
+        return Span(0, cursor["char"], end["char"], cursor["byte"], end["byte"], tokens)
 
 
 def longest_fitting(make: Callable[[int], T], taken: Callable[[T], int], room: int) -> T:
-    """The result of `make` for the largest number of tokens with which `taken` is within the limit.
+    """Return the result of `make` for the largest number of tokens with which `taken` is within the limit.
 
     A text may take more tokens than in its document, if parts are joined or something in it is escaped.
 

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memagent_graph.reading.state import ChunkSpan
-from memagent_graph.strategies.excerpts import SEAM_TOKENS, Call, DocumentEnds, DoesNotFitError, Excerpt
+from memagent_graph.calls import Span
+from memagent_graph.strategies.excerpts import SEAM_TOKENS, DocumentEnds, DoesNotFitError, Excerpt, ExcerptWindow
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,23 @@ class FullContext(Excerpt):
     so that a document as long as the window fits, as in RULER."""
 
     name: ClassVar[str] = "full_context"
+    reads_all: ClassVar[bool] = True
 
-    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
-        """The whole document.
+    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
+        """Return the whole document.
 
         Raises:
             DoesNotFitError: it does not fit; nothing was asked.
         """
-        return await asyncio.to_thread(_choose, call, self.least_answer_tokens)
+        return await asyncio.to_thread(_choose, window, self.least_answer_tokens)
 
 
-def _choose(call: Call, least: int) -> tuple[list[list[ChunkSpan]], int]:
-    ends = DocumentEnds(call.chunker, 0)
-    may_give = max(0, call.reply_tokens - least) if least else 0
-    needed = call.window - call.room + ends.tokens
-    if ends.tokens <= call.room + may_give + SEAM_TOKENS:
-        needed = call.needs(call.text([ends.whole()]))
-    if needed - may_give > call.window:
-        raise DoesNotFitError(needed - may_give, call.window, ends.tokens)
+def _choose(window: ExcerptWindow, least: int) -> tuple[list[list[Span]], int]:
+    ends = DocumentEnds(window.chunker, 0)
+    may_give = max(0, window.reply_tokens - least) if least else 0
+    needed = window.window - window.room + ends.tokens
+    if ends.tokens <= window.room + may_give + SEAM_TOKENS:
+        needed = window.needs(window.text([ends.whole()]))
+    if needed - may_give > window.window:
+        raise DoesNotFitError(needed - may_give, window.window, ends.tokens)
     return [[ends.whole()]], ends.tokens

@@ -8,9 +8,8 @@ from typing import ClassVar, NotRequired
 
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import read_with_memory, unless_enough
+from memagent_graph.reading.steps import Change, StepContext, read_with_memory, unless_enough
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
 from memagent_graph.strategies.overwrite import wire_line
@@ -43,10 +42,10 @@ def decision(text: str, prompts: Prompts) -> Parsed | Trouble:
 
 def decision_without_stop(text: str, prompts: Prompts) -> Parsed | Trouble:
     """Parse a decision if stopping is not allowed."""
-    found = decision(text, prompts)
-    if isinstance(found, Parsed) and found.value is Decision.STOP:
+    parsed = decision(text, prompts)
+    if isinstance(parsed, Parsed) and parsed.value is Decision.STOP:
         return Trouble(EventKind.MALFORMED, "the first line is 'STOP', which is not allowed here")
-    return found
+    return parsed
 
 
 GATED_UPDATE = Role("gated_update", template=shipped("gated_update"), parse=decision_without_stop)

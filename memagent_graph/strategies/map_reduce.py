@@ -8,7 +8,7 @@ from typing import ClassVar
 from langgraph.graph import END
 
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.steps import Change, StepContext, chosen
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, shipped
 
@@ -42,6 +42,4 @@ class MapReduce(side.SideBySide):
 
 
 async def _map_chunk(state: side.Branch, step: StepContext) -> Change:
-    reply = await step.ask(MAP, chunk=step.text(state["span"]), reads=[state["span"]])
-    step.has_read(state["span"])
-    return side.found(reply, step)
+    return side.with_finding(await step.read(MAP, chosen(state)), step)

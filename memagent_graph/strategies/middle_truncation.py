@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memagent_graph.reading.state import ChunkSpan
-from memagent_graph.strategies.excerpts import Call, DocumentEnds, Excerpt
+from memagent_graph.calls import Span
+from memagent_graph.strategies.excerpts import DocumentEnds, Excerpt, ExcerptWindow
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class MiddleTruncation(Excerpt):
     name: ClassVar[str] = "middle_truncation"
     shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
 
-    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
         """Its beginning and end, or all of it if it fits."""
-        return await asyncio.to_thread(_choose, call)
+        return await asyncio.to_thread(_choose, window)
 
 
-def _choose(call: Call) -> tuple[list[list[ChunkSpan]], int]:
-    ends = DocumentEnds(call.chunker, call.room)
+def _choose(window: ExcerptWindow) -> tuple[list[list[Span]], int]:
+    ends = DocumentEnds(window.chunker, window.room)
 
-    def cut(tokens: int) -> list[ChunkSpan]:
+    def cut(tokens: int) -> list[Span]:
         if tokens >= ends.tokens:
             return [ends.whole()]
         return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
 
-    return [call.most_that_fits(cut)], ends.tokens
+    return [window.most_that_fits(cut)], ends.tokens

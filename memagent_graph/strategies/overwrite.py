@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from langgraph.graph import END
 
-from memagent_graph.reading.nodes import Route, Step
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import after_read_chunk, answer, read_chunk, update_memory
+from memagent_graph.reading.steps import Route, Step, after_read_chunk, answer, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 

@@ -9,7 +9,7 @@ from langgraph.graph import END
 
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.steps import Change, StepContext, chosen
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, shipped
 
@@ -72,7 +72,7 @@ class Parallel(side.SideBySide):
         """Begin the next pass, unless this one was the last one or found nothing."""
         number = state.get("number") or 1
         findings = side.in_order(state.get("findings", {}))
-        steps = [each["step"] for each in findings.values()]
+        steps = [finding["step"] for finding in findings.values()]
         if number >= self.passes or steps == (state.get("known_from") or []) or bool(state.get("enough")):
             return {"spans": None}
         known = side.joined(findings.values(), step.context)
@@ -80,14 +80,13 @@ class Parallel(side.SideBySide):
 
 
 async def _extract(state: ParallelBranch, step: StepContext) -> Change:
-    span, known = state["span"], state["known"]
-    reply = await step.ask(EXTRACT, memory=known, chunk=step.text(span), reads=[span], parents=state["known_from"])
-    step.has_read(span)
-    return side.found(reply, step, known=known)
+    known = state["known"]
+    reply = await step.read(EXTRACT, chosen(state), memory=known, parents=state["known_from"])
+    return side.with_finding(reply, step, known=known)
 
 
 def _known(state: ParallelState) -> dict[str, Any]:
-    """The memory of the previous passes, for the branches of this one."""
+    """Return the memory of the previous passes, for the branches of this one."""
     return {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
 
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, NotRequired
 from langgraph.graph import END
 from typing_extensions import TypedDict
 
+from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import ChunkSpan, LineState, StepRecord
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
+from memagent_graph.reading.state import LineState
+from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer, chosen, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
 from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
-from memagent_graph.trace import Span, Writes
+from memagent_graph.tokenizers.fitting import shown_tokens
 
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
@@ -51,7 +51,7 @@ RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), temp
 class Recalled(TypedDict):
     """The result of a look-up: places of passages, earlier memories, and the steps that wrote them."""
 
-    spans: list[ChunkSpan]
+    spans: list[dict[str, Any]]
     memories: list[str]
     steps: list[str]
 
@@ -102,23 +102,22 @@ class Recall(Strategy):
         )
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
 
-    def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
-        """The memory is replaced, and a requested look-up is dropped."""
-        return {**super().edited(state, record, text), "query": None}
+    def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
+        """Replace the memory, and drop a requested look-up."""
+        return {**super().edited(state, call, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:
-        span, memory, recalled = chosen(state), state.get("memory") or "", state.get("recalled")
-        reply = await step.ask(
+        memory, recalled = state.get("memory") or "", state.get("recalled")
+        reply = await step.read(
             RECALL_UPDATE,
+            chosen(state),
+            others=_spans(recalled),
             memory=memory,
-            chunk=step.text(span),
             recalled=_shown(recalled, step),
             previous=memory,
-            reads=[span, *(recalled["spans"] if recalled else ())],
             parents=_parents(recalled, state),
             note=_note(recalled),
         )
-        step.has_read(span)
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
@@ -126,15 +125,15 @@ class Recall(Strategy):
         lookups = (state.get("lookups") or 0) + 1
         if lookups > self.lookups:
             return {"recalled": Recalled(spans=[], memories=[], steps=[]), "query": None}
-        asked = [each for each in await step.past() if not each.branch]
-        memories = {each.text: each.id for each in asked if each.writes is Writes.MEMORY and each.text}
+        calls = [call for call in await step.past() if not call.branch]
+        memories = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         memories.pop(state.get("memory") or "", None)
-        chunks = {each.reads[0].index: each.reads[0] for each in asked if each.reads}
-        written, places = list(memories), list[ChunkSpan]()
-        found, room = Recalled(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
+        chunks = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
+        earlier, places = list(memories), list[Span]()
+        recalled, room = Recalled(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
 
         def texts() -> Iterator[str]:
-            yield from written
+            yield from earlier
             for span in chunks.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
@@ -143,19 +142,19 @@ class Recall(Strategy):
 
         ranking = await ranked(self.retriever, texts(), state.get("query") or "")
         for number in ranking[:_MOST]:
-            place = places[number - len(written)] if number >= len(written) else None
-            text = _text_of(place, step) if place else written[number]
-            tokens = step.context.tokenizer.count(step.context.prompts.neutralise(text)) + 2
+            place = places[number - len(earlier)] if number >= len(earlier) else None
+            text = _text_of(place, step) if place else earlier[number]
+            tokens = shown_tokens(step.context, text) + 2
             if tokens > room:
                 continue
             room -= tokens
             if place:
-                found["spans"].append({**place, "tokens": tokens})
+                recalled["spans"].append({**place.stored, "tokens": tokens})
             else:
-                found["memories"].append(text)
-                found["steps"].append(memories[text])
-        found["spans"].sort(key=lambda span: span["start_byte"])
-        return {"recalled": found, "query": None, "lookups": lookups}
+                recalled["memories"].append(text)
+                recalled["steps"].append(memories[text])
+        recalled["spans"].sort(key=lambda span: span["start_byte"])
+        return {"recalled": recalled, "query": None, "lookups": lookups}
 
 
 async def _add_last(state: RecallState, step: StepContext) -> Change:
@@ -166,7 +165,7 @@ async def _add_last(state: RecallState, step: StepContext) -> Change:
         memory=memory,
         recalled=_shown(recalled, step),
         previous=memory,
-        reads=recalled["spans"] if recalled else (),
+        reads=_spans(recalled),
         parents=_parents(recalled, state),
         note=_note(recalled),
         slot=-1,
@@ -185,7 +184,11 @@ def _after_look_up(state: RecallState) -> str:
 def _shown(recalled: Recalled | None, step: StepContext) -> str:
     if not recalled:
         return _NOTHING
-    return "\n".join([*recalled["memories"], *(_text_of(span, step) for span in recalled["spans"])]) or _NOTHING
+    return "\n".join([*recalled["memories"], *(_text_of(span, step) for span in _spans(recalled))]) or _NOTHING
+
+
+def _spans(recalled: Recalled | None) -> list[Span]:
+    return [Span(**span) for span in recalled["spans"]] if recalled else []
 
 
 def _parents(recalled: Recalled | None, state: RecallState) -> Sequence[str]:
@@ -199,19 +202,12 @@ def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
     return EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
 
 
-def _text_of(span: ChunkSpan, step: StepContext) -> str:
-    return step.context.store.read(step.state["document"], span["start_byte"], span["end_byte"])
+def _text_of(span: Span, step: StepContext) -> str:
+    return step.context.store.read(step.state["document"], span.start_byte, span.end_byte)
 
 
-def _part(span: Span, text: str, start: int, end: int) -> ChunkSpan:
-    """The place of a passage of a chunk; it has the chunk's number, and its tokens are counted when it is chosen."""
+def _part(span: Span, text: str, start: int, end: int) -> Span:
+    """Return the place of a passage of a chunk, with the chunk's number; its tokens are counted when it is chosen."""
     start_byte = span.start_byte + len(text[:start].encode())
-    return ChunkSpan(
-        index=span.index,
-        start_char=span.start_char + start,
-        end_char=span.start_char + end,
-        start_byte=start_byte,
-        end_byte=start_byte + len(text[start:end].encode()),
-        tokens=0,
-        shortened=False,
-    )
+    chars = span.start_char + start, span.start_char + end
+    return Span(span.index, *chars, start_byte, start_byte + len(text[start:end].encode()), tokens=0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import read_with_memory
+from memagent_graph.reading.steps import Change, StepContext, read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, shipped
 from memagent_graph.strategies.overwrite import wire_line

@@ -8,20 +8,19 @@ from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 
+from memagent_graph.calls import Writes
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState, ReaderContext
-from memagent_graph.reading.steps import after_read_chunk, answer_from, chosen, read_chunk
+from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer_from, chosen, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Parsed, Role, Trouble, shipped
-from memagent_graph.trace import Writes
 
 
-def next_question(asked: Sequence[str]) -> Callable[[str, Prompts], Parsed | Trouble]:
-    """A parser of ANSWER, or of ASK above a question; a question in `asked` is refused."""
-    known = {_plain(each) for each in asked}
+def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed | Trouble]:
+    """Return a parser of ANSWER, or of ASK above a question; one of `questions` is refused."""
+    known = {_plain(question) for question in questions}
 
     def parse(text: str, prompts: Prompts) -> Parsed | Trouble:
         del prompts
@@ -105,7 +104,7 @@ class Reread(Strategy):
         graph.add_edge("answer", END)
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """What was kept of the previous reads, while the document is read again."""
+        """Return what was kept of the previous reads, while the document is read again."""
         kept = state.get("kept") if state.get("branch") else state.get("memory")
         return kept or "", [tip] if (tip := state.get("tips", {}).get("")) else None
 
@@ -135,21 +134,12 @@ async def _next_chunk(state: RereadState, step: StepContext) -> Change:
 
 
 async def _update_memory(state: RereadState, step: StepContext) -> Change:
-    span, memory, line = chosen(state), state.get("memory") or "", state.get("branch")
+    memory, line = state.get("memory") or "", state.get("branch")
     question, parents = None, None
     if line:
         tip = state.get("tips", {}).get(line)
         question, parents = (state.get("asked") or [""])[-1], [*([tip] if tip else ()), state.get("asked_in") or ""]
-    reply = await step.ask(
-        UPDATE,
-        question=question,
-        memory=memory,
-        chunk=step.text(span),
-        previous=memory,
-        reads=[span],
-        parents=parents,
-    )
-    step.has_read(span)
+    reply = await step.read(UPDATE, chosen(state), question=question, memory=memory, previous=memory, parents=parents)
     return {"memory": reply.text}
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, Final
 
 from langchain_core.embeddings import Embeddings
 
+from memagent_graph.calls import Span
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.reading.ask import first_tokens
-from memagent_graph.reading.state import ChunkSpan, span_of
 from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, ranked
-from memagent_graph.strategies.excerpts import Call, Excerpt
+from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
+from memagent_graph.tokenizers.fitting import first_tokens
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
@@ -62,48 +62,48 @@ class Retrieval(Excerpt):
         """The ranker of the chunks."""
         return WordRetriever() if self.embeddings is None else VectorRetriever(self.embeddings)
 
-    async def choose(self, call: Call) -> tuple[list[list[ChunkSpan]], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
         """As many of the best chunks as fit; if the best one does not fit, its beginning. Then the same with others.
 
         Later excerpts have chunks that match the question only.
         """
-        context, spans = call.context, list[ChunkSpan]()
-        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, call.room // _FEWEST_CHUNKS))
+        context, spans = window.context, list[Span]()
+        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _FEWEST_CHUNKS))
         chunker = Chunker(
-            context.store, call.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
+            context.store, window.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
         )
 
         def texts() -> Iterator[str]:
             for chunk in chunker.chunks():
-                spans.append(span_of(chunk))
+                spans.append(Span.of(chunk))
                 yield chunk.text
 
-        ranking = await ranked(self.retriever, texts(), call.question)
+        ranking = await ranked(self.retriever, texts(), window.question)
         matching = set(ranking)
         ranking += [number for number in range(len(spans)) if number not in matching]
         left = [spans[number] for number in ranking]
-        excerpts = await asyncio.to_thread(self._excerpts, left, len(matching), call)
-        return excerpts, sum(span["tokens"] for span in spans)
+        excerpts = await asyncio.to_thread(self._excerpts, left, len(matching), window)
+        return excerpts, sum(span.tokens for span in spans)
 
-    def _excerpts(self, left: list[ChunkSpan], matching: int, call: Call) -> list[list[ChunkSpan]]:
+    def _excerpts(self, left: list[Span], matching: int, window: ExcerptWindow) -> list[list[Span]]:
         """Excerpts of chunks, the best first, of which that many match."""
-        excerpts: list[list[ChunkSpan]] = []
+        excerpts: list[list[Span]] = []
         while len(excerpts) < self.tries and (not excerpts or matching > 0):
             best = left[: self.chunks or None]
-            excerpts.append(call.most_that_fits(partial(_best_within, best=best, call=call)))
-            starts = {span["start_byte"] for span in excerpts[-1]}
-            left = [span for span in left if span["start_byte"] not in starts]
+            excerpts.append(window.most_that_fits(partial(_best_within, best=best, window=window)))
+            starts = {span.start_byte for span in excerpts[-1]}
+            left = [span for span in left if span.start_byte not in starts]
             matching -= len(starts)
         return excerpts
 
 
-def _best_within(tokens: int, best: Sequence[ChunkSpan], call: Call) -> list[ChunkSpan]:
-    """The best chunks with that many tokens in total, in the document's order."""
-    totals = accumulate(span["tokens"] for span in best)
+def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
+    """Return the best chunks with that many tokens in total, in the document's order."""
+    totals = accumulate(span.tokens for span in best)
     shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if shown:
-        return sorted(shown, key=lambda span: span["start_byte"])
-    text = first_tokens(call.context, call.text(best[:1]), tokens)
-    start = best[0]
-    end_char, end_byte = start["start_char"] + len(text), start["start_byte"] + len(text.encode())
-    return [{**start, "end_char": end_char, "end_byte": end_byte, "tokens": tokens}]
+        return sorted(shown, key=lambda span: span.start_byte)
+    text = first_tokens(window.context, window.text(best[:1]), tokens)
+    first = best[0]
+    end_char, end_byte = first.start_char + len(text), first.start_byte + len(text.encode())
+    return [replace(first, end_char=end_char, end_byte=end_byte, tokens=tokens)]

@@ -12,8 +12,8 @@ from langgraph.types import Send
 from memagent_graph.documents.chunking import Cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.nodes import Change, StepContext, branch
 from memagent_graph.reading.state import put
+from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
@@ -62,7 +62,7 @@ class Segments(side.SideBySide):
         return "cut_segments"
 
     def is_at_end(self, state: Mapping[str, Any]) -> bool:
-        """Whether all segments were read to their end."""
+        """Return whether all segments were read to their end."""
         return not _open_segments(state)
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
@@ -71,7 +71,7 @@ class Segments(side.SideBySide):
 
 async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
     if reason := step.limit():
-        return step.stopped(reason, state.get("chunks_read", 0))
+        return step.stopped(reason)
     still_open = list(_open_segments(state))
     return {"wave": still_open[: step.chunks_left(len(still_open))]}
 
@@ -88,24 +88,22 @@ def _each_segment(state: SegmentsState) -> str | Sequence[Send]:
 
 
 def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
-    """By segment, where it continues; without those that were read to their end."""
+    """Return by segment where it continues; without those that were read to their end."""
     cursors = state.get("cursors", {})
-    places = {str(each["cursor"]["index"]): each for each in state.get("segments") or ()}
+    segments = {str(segment["cursor"]["index"]): segment for segment in state.get("segments") or ()}
     return {
         name: cursor
-        for name, segment in places.items()
+        for name, segment in segments.items()
         if (cursor := cursors.get(name, segment["cursor"]))["index"] < segment["end"]
     }
 
 
 async def _read_segment(state: Any, step: StepContext) -> Change:
-    found = await step.next_chunk(state["cursor"])
-    if found is None:
+    choice = await step.next_chunk(state["cursor"])
+    if choice is None:
         raise StrategyError(
             "a segment is longer than the rest of the document", hint="Check whether the stored document was changed."
         )
-    span, cursor = found
-    memory: str = state["memory"]
-    reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
-    step.has_read(span)
-    return {**side.found(reply, step), "cursors": {step.branch: cursor}}
+    span, cursor = choice
+    reply = await step.read(UPDATE, span, memory=state["memory"], previous=state["memory"])
+    return {**side.with_finding(reply, step), "cursors": {step.branch: cursor}}

@@ -16,7 +16,7 @@ _FORMS: Final = {bool: "yes or no", int: "a whole number", float: "a number", st
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
-    """A name, and the options after it as text.
+    """Return a name, and the options after it as text.
 
     Raises:
         StrategyError: an option is given twice.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 
+from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.evidence import (
@@ -20,7 +21,7 @@ from memagent_graph.provenance.evidence import (
 from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Trace, TraceStep, Writes
+from memagent_graph.trace import MemoryUpdate, Trace
 
 _MOST_NAMED = 8
 
@@ -264,16 +265,16 @@ def _order(trace: Trace) -> list[int]:
     return order
 
 
-def _asked(trace: Trace) -> list[list[TraceStep]]:
+def _asked(trace: Trace) -> list[list[Call]]:
     """The steps of each update."""
-    asked: list[list[TraceStep]] = [[] for _ in trace.updates]
+    asked: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
             asked[trace.place(step.id)].append(step)
     return asked
 
 
-def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[str]) -> str:
+def _name(update: MemoryUpdate, asked: Sequence[Call], branches: Sequence[str]) -> str:
     """The name of an update.
 
     Args:

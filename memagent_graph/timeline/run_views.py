@@ -6,11 +6,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Span, Trace
+from memagent_graph.trace import MemoryUpdate, Trace
 
 Value = TypeVar("Value")
 Default = TypeVar("Default")

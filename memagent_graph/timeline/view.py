@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, SourceMark
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence, Provenance, excerpt_evidence, provenance_of
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log import Reward
-from memagent_graph.trace import MemoryUpdate, Span, Trace
+from memagent_graph.trace import MemoryUpdate, Trace
 
 
 @dataclass(frozen=True)

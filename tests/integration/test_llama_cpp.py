@@ -13,7 +13,8 @@ import pytest
 from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.cli.examination import Health, examine
 from memagent_graph.policies.adding import add_policy
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.reader import MemAgent
+from memagent_graph.settings import ReadSettings
 
 PYTHON = os.environ.get("MEMAGENT_LLAMA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MEMAGENT_LLAMA_PYTHON names no interpreter with xllamacpp")
@@ -54,9 +55,9 @@ async def test_its_greedy_answers_are_those_of_this_process(server, home) -> Non
 
 
 async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:
-    settings = ReaderSettings(base_url=server, tokenizer=str(home), context_window=2048, chunk_tokens=512,
+    settings = ReadSettings(base_url=server, tokenizer=str(home), context_window=2048, chunk_tokens=512,
                               memory_tokens=128, question_tokens=128, answer_tokens=128)  # fmt: skip
-    with settings.make_reader(store=tmp_path, run_log=False) as reader:
+    with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
         findings = [finding async for finding in examine(reader)]
     assert Health.BAD not in {finding.health for finding in findings}, findings
     assert findings[-1].subject == "tokenizer"

@@ -25,7 +25,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.training_output import find_checkpoints
 from memagent_training.rl import RLJob, run
-from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.rl_job import MeasureSettings
 from memagent_training.rl.watching import Phase
 from memagent_training.serving.policy_sync import How
@@ -55,7 +55,7 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
         iterations: how many there should be.
         gap: the most that the server's log-probs may differ from the trainer's on average, in nats.
     """
-    journal = Journal(out / "journal.jsonl")
+    journal = LoopJournal(out / "journal.jsonl")
     assert [each.iteration for each in journal.records if each.is_enough] == list(range(iterations))
     assert [each.number for each in journal.records] == list(range(len(journal.records)))
     trained = Counter(run_id for each in journal.records if each.is_enough for run_id in each.group_of)
@@ -75,7 +75,7 @@ def test_it_runs_through(server, tmp_path) -> None:
     assert (found.steps, found.policy) == (3, tmp_path / "rl")
     assert_whole(found.policy)
 
-    journal = Journal(found.policy / "journal.jsonl")
+    journal = LoopJournal(found.policy / "journal.jsonl")
     assert {each.iteration: each.version for each in journal.records} == {0: 0, 1: 1, 2: 2}
     for run_id, versions in versions_of(found.policy).items():
         assert versions == {f"iteration-{run_id.split('-')[1]}"}
@@ -171,11 +171,11 @@ def test_a_loop_that_is_killed_while_it_reads_and_while_it_trains_goes_on(server
     log = RunLog(out / "runs.sqlite")
     before = {each.run_id: log.rewards(each.run_id) for each in log.runs()}
     assert sum(map(bool, before.values())) >= 8
-    assert not Journal(out / "journal.jsonl").records
+    assert not LoopJournal(out / "journal.jsonl").records
 
     second = process("step", 2)
     assert second.returncode == -signal.SIGKILL, second.stderr[-3000:]
-    assert [each.iteration for each in Journal(out / "journal.jsonl").records if each.is_enough] == [0, 1]
+    assert [each.iteration for each in LoopJournal(out / "journal.jsonl").records if each.is_enough] == [0, 1]
     assert {each.name for each in out.glob("checkpoint-*")} == {"checkpoint-1"}
     whole = [run_id for run_id, rewards in before.items() if rewards]
     assert {run_id: log.rewards(run_id) for run_id in whole} == {run_id: before[run_id] for run_id in whole}
@@ -191,9 +191,10 @@ def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
     job: RLJob = small_job(tmp_path / "rl", base_url=server.base_url, steps_behind=1)
     assert run(job).steps == 3
     assert_whole(job.out, gap=0.5)  # what a step of training makes
-    versions = {each.iteration: each.version for each in Journal(job.out / "journal.jsonl").records if each.is_enough}
+    records = LoopJournal(job.out / "journal.jsonl").records
+    versions = {record.iteration: record.version for record in records if record.is_enough}
     assert versions == {0: 0, 1: 0, 2: 1}
-    for each in Journal(job.out / "journal.jsonl").records:
+    for each in records:
         for run_id in each.group_of:
             assert versions_of(job.out)[run_id] == {f"iteration-{each.version}"}
 

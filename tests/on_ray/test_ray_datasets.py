@@ -16,7 +16,7 @@ from memagent_corpus.on_ray import ActorPlan, ActorPool, connected, read_corpus,
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
 DOCUMENTS = 12
 POOL = ActorPool(1, 2, documents_in_flight=4)
@@ -31,7 +31,7 @@ def data(cluster: RayWorld) -> Iterator[Any]:
 
 
 def plan(server: CountingServer, **options: Any) -> ActorPlan:
-    settings = ReaderSettings(
+    settings = ReadSettings(
         model="fake", base_url=server.base_url, tokenizer="embedded", context_window=1000, question_tokens=50,
         memory_tokens=60, chunk_tokens=100, answer_tokens=60,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_dataset_of_documents_becomes_the_core_s_rows_and_a_table_with_each_of
         assert {(row["document"], row["answer"]) for row in written} == {
             (f"n{each}", key_of(each, name)) for each in range(DOCUMENTS) for name in NAMES
         }
-        other = ActorPlan(settings=ReaderSettings(**{**vars(plan(server).settings), "temperature": 0.5}))
+        other = ActorPlan(settings=ReadSettings(**{**vars(plan(server).settings), "temperature": 0.5}))
         with pytest.raises(CorpusError, match=r"temperature: 0.0 in the table, 0.5 now"):
             write_table(twice, other, tmp_path / "out")
 

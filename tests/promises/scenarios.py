@@ -166,8 +166,8 @@ def trained_policy(place: Place) -> Any:
     with FakeServer(window=4096, vllm=True) as fake:
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with MemAgent(
-            policy, profile="embedded", budget_changes={"chunk_tokens": 120}, run_log=place.log,
-            prompt_changes={"answer_format": "plain"}, store=place.folder / "documents", boundary="sentence",
+            policy, profile="embedded", chunk_tokens=120, run_log=place.log,
+            answer_format="plain", store=place.folder / "documents", boundary="sentence",
         ) as reader:  # fmt: skip
             result = reader.read("A sentence of words stands here. " * 40, QUESTION, run_id="profile")
     return {"result": outcome(result), "requests": exact(fake.requests), "log": place.logged()}

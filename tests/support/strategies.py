@@ -109,8 +109,8 @@ class Segments(Strategy):
     def continues_after(self) -> str:
         return "cut"
 
-    def edited(self, state, record, text):
-        return {"lines": {record["branch"]: {**state["lines"][record["branch"]], "memory": text}}}
+    def edited(self, state, call, text):
+        return {"lines": {call.branch: {**state["lines"][call.branch], "memory": text}}}
 
     async def _cut(self, state, step):
         return {"segments": await cut_segments(step, self.count)}
@@ -125,7 +125,7 @@ class Segments(Strategy):
 
     async def _next_chunks(self, state, step):
         if reason := step.limit():
-            return step.stopped(reason, state["chunks_read"])
+            return step.stopped(reason)
         open_ = list(self._open(state))
         return {"wave": open_[: step.chunks_left(len(open_))]}
 

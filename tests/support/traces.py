@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
+from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import ReadEvent
-from memagent_graph.trace import Span, Trace, TraceStep, Writes
+from memagent_graph.policy import Completion, FinishReason, TokenUsage
+from memagent_graph.trace import Trace
 
 
 def step(
@@ -20,9 +22,9 @@ def step(
     events: tuple[ReadEvent, ...] = (),
     tokens: tuple[int, int] = (100, 20),
     seconds: float = 0.5,
-) -> TraceStep:
+) -> Call:
     """One step; its slot is the chunk that it read."""
-    return TraceStep(
+    return Call(
         id=id,
         node=role,
         branch=branch,
@@ -32,10 +34,9 @@ def step(
         text=text,
         reads=(reads,) if reads else (),
         parents=parents,
-        prompt_tokens=tokens[0],
-        completion_tokens=tokens[1],
+        completion=Completion("", FinishReason.STOP, "some-model"),
+        usage=TokenUsage(*tokens),
         seconds=seconds,
-        model="some-model",
         events=events,
     )
 
@@ -55,7 +56,7 @@ def line(
     chunks: Sequence[str],
     *,
     events: Mapping[int, ReadEvent] | None = None,
-    answer: TraceStep | None = None,
+    answer: Call | None = None,
     tokens: tuple[int, int] = (100, 20),
     seconds: Sequence[float] = (),
     document_bytes: int | None = None,
@@ -86,7 +87,7 @@ def line(
     return Trace((*steps, answer) if answer else tuple(steps), document_bytes)
 
 
-def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (), seconds: float = 1.0) -> TraceStep:
+def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (), seconds: float = 1.0) -> Call:
     """The step that answered."""
     return step(
         "answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, tokens=(50, 5), seconds=seconds

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.trace import Span, Writes
 from memagent_training.data.rollouts import Rollout, RolloutGroup
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}

@@ -14,11 +14,11 @@ import numpy
 import pytest
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import Origin, added_folder, policies_folder, write_origin
+from memagent_graph.policies.added import PolicyOrigin, added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
 from memagent_graph.policies.base_weights import Base, WheelPart, sha256_of
-from memagent_graph.policies.profile import require_profile, save_profile
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.policy_registry import make_policy
+from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
 
 WIDTH, INNER, HEADS, LAYERS = 32, 64, 2, 2
@@ -289,28 +289,25 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
 def pretend_added(name: str) -> None:
     folder = policies_folder() / name
     folder.mkdir(parents=True)
-    write_origin(Origin("x", "y", None), folder)
+    write_origin(PolicyOrigin("x", "y", None), folder)
 
 
 def test_named_then_server_then_added_then_embedded(monkeypatch) -> None:
-    assert (ReaderSettings().decided().model, ReaderSettings().decided().chosen) == ("embedded", "embedded")
-    assert "understands nothing else" in ReaderSettings().decided().policy_told
+    assert (ReadSettings().resolve().model, ReadSettings().resolve().chosen_by) == ("embedded", "embedded")
+    assert "understands nothing else" in ReadSettings().resolve().policy_reason
     pretend_added("smollm2-untrained")
-    assert ReaderSettings().decided().model == "embedded", "it is for comparisons"
+    assert ReadSettings().resolve().model == "embedded", "it is for comparisons"
     pretend_added("smollm2")
-    found = ReaderSettings().decided()
-    assert (found.model, found.chosen, found.policy_name) == ("smollm2", "added", "local")
-    assert ReaderSettings.from_log(found.for_log(), "r") == found
-    save_profile(replace(require_profile("embedded"), strategy="retrieval"), policies_folder() / "smollm2")
-    for settings in (ReaderSettings(), ReaderSettings(model="smollm2"), ReaderSettings(policy="smollm2")):
-        assert settings.decided().strategy == "retrieval"
+    found = ReadSettings().resolve()
+    assert (found.model, found.chosen_by, found.policy_name) == ("smollm2", "added", "local")
+    assert ReadSettings.from_log(found.for_log(), "r") == found.replace(chosen_by=None)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    assert ReaderSettings().decided().chosen == "environment"
-    named = ReaderSettings(model="smollm2").decided()
-    assert (named.policy_name, named.base_url, named.chosen) == ("local", None, None)
-    assert ReaderSettings(model="embedded").decided().policy_name == "embedded"
+    assert ReadSettings().resolve().chosen_by == "environment"
+    named = ReadSettings(model="smollm2").resolve()
+    assert (named.policy_name, named.base_url, named.chosen_by) == ("local", None, None)
+    assert ReadSettings(model="embedded").resolve().policy_name == "embedded"
 
 
 def test_a_known_policy_that_was_not_added_is_told_how_to_get() -> None:
     with pytest.raises(PolicyError, match="memagent policy add smollm2"):
-        ReaderSettings(model="smollm2").make_policy()
+        make_policy(ReadSettings(model="smollm2"))

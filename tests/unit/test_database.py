@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memagent_graph.errors import RunError
-from memagent_graph.run_log.schema import connect, migrate
+from memagent_graph.run_log.schema import connect
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.database import use_write_ahead_log
 
@@ -83,12 +83,11 @@ def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
     errors: list[sqlite3.Error] = []
 
     def begin(path: Path, barrier: threading.Barrier) -> None:
-        with closing(connect(path)) as connection:
-            barrier.wait()
-            try:
-                migrate(connection, path)
-            except sqlite3.Error as error:
-                errors.append(error)
+        barrier.wait()
+        try:
+            connect(path).close()
+        except sqlite3.Error as error:
+            errors.append(error)
 
     for number in range(30):
         barrier = threading.Barrier(4)

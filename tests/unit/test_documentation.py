@@ -47,7 +47,7 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 def test_the_first_page_is_short_and_leads_to_all_others() -> None:
     first = (ROOT / "README.md").read_text("utf-8")
-    assert len(first.splitlines()) <= 150
+    assert len(first.splitlines()) <= 120
     pages = {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"}
     assert not {name for name in pages if f"](docs/{name}" not in first}
 

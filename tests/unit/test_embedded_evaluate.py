@@ -22,8 +22,8 @@ from recipes.embedded.documents import (
     questions_alone,
     questions_with_foreign_facts,
 )
-from recipes.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, default_prose
-from recipes.embedded.training_examples import EMPTY, Branch, Row
+from recipes.embedded.evaluate import LONGEST_REPLY, Asked, Reader, ReadOutcome, default_prose
+from recipes.embedded.training_examples import EMPTY, Row, RowBranch
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 
@@ -39,7 +39,7 @@ def questions(reader: Reader) -> list[Question]:
     return questions_with_foreign_facts(reader.tokenizer, default_prose(), Setting(6, foreign=True), facts, 2)
 
 
-def told(outcomes: list[Outcome]) -> list[tuple[str, int | None]]:
+def told(outcomes: list[ReadOutcome]) -> list[tuple[str, int | None]]:
     return [(outcome.answer, outcome.lost_at) for outcome in outcomes]
 
 
@@ -110,7 +110,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
     for prompt, reply in zip(prompts, replies, strict=True):
         ids: list[int] = []
         while not ids or (ids[-1] != reader.end and len(ids) < LONGEST_REPLY):
-            (logits,) = reader.logits(Row(trunk, [Branch.of(prompt + ids, [reader.end], True, "read", 1.0)]))
+            (logits,) = reader.logits(Row(trunk, [RowBranch.of(prompt + ids, [reader.end], True, "read", 1.0)]))
             ids += reader.choose(logits, 0.0)
         assert reader.form.encoding.decode([token for token in ids if token != reader.end]).strip() == reply
 
@@ -118,7 +118,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
 def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) -> None:
     form = reader.form
     branches = [
-        Branch.of(form.question("", memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
+        RowBranch.of(form.question("", memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
         for memory in (EMPTY, "48213")
     ]
     batch = collate([Row(form.trunk("The launch code is 48213."), branches)])
@@ -143,6 +143,6 @@ def test_facts_are_planted_where_no_sentence_ends(reader: Reader, chunks: int) -
 )
 def test_a_value_with_further_digits_is_lost(memory: str, stands: bool) -> None:
     question = Question("What?", "48213", ("a", "b"), 0, whole=True)
-    state = Outcome(question, 0.0, memory="48213")
+    state = ReadOutcome(question, 0.0, memory="48213")
     state.overwrite(1, memory, 0.0)
     assert (state.lost_at is None) is (stands or not memory), "an empty reply leaves the memory as it is"

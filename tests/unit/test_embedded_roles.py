@@ -13,16 +13,16 @@ pytest.importorskip("tokenizers")
 
 from memagent_evaluation.tasks.invented_names import Names
 from memagent_evaluation.tasks.multi_hop import draw_chain
+from memagent_graph.calls import Writes
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, require_profile
-from memagent_graph.reading.ask import word_from_nowhere
 from memagent_graph.roles import Parsed, Role, prompts_for, require_room
 from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.trace import Writes
-from recipes.embedded.role_examples import Problem, RoleRowBuilder, Turn
+from memagent_graph.tokenizers.fitting import invented_word
+from recipes.embedded.role_examples import Problem, RoleRowBuilder, RoleTurn
 from recipes.embedded.role_templates import ROLE_TEMPLATES, write_role_folder
 from recipes.embedded.tokenizer import load_encoding
-from recipes.embedded.training_examples import Branch, PromptFormat, Prose
+from recipes.embedded.training_examples import PromptFormat, Prose, RowBranch
 
 PROSE = "The lexer reads a file line by line. It stops at the first error, and reports where that was. " * 400
 STRATEGIES = ("gated", "gated:stop=yes", "parallel", "map_reduce", "reread", "refine", "segments")
@@ -81,7 +81,7 @@ def test_every_reply_that_is_taught_is_within_the_grammar_of_its_role(
         text, role = reply.removesuffix("<|end|>").strip(), roles[name]
         assert isinstance(role.parse(text, profile.prompts), Parsed), (name, text)
         if role.writes is Writes.MEMORY:  # or a reader of this policy would refuse it
-            assert word_from_nowhere(text, [prompt]) is None, (prompt, text)
+            assert invented_word(text, [prompt]) is None, (prompt, text)
         tally[name] += 1
     assert tally.keys() == {"update", "answer", *ROLE_TEMPLATES}
 
@@ -125,7 +125,7 @@ def test_the_second_hop_counts_only_once_the_first_is_known() -> None:
 def test_the_scripted_reader_says_the_same_step_in_each_role(
     before: tuple[str, ...], after: tuple[str, ...], gated: str, or_stop: str, extract: str
 ) -> None:
-    turn = Turn("Who?", before, after, hops=2)
+    turn = RoleTurn("Who?", before, after, hops=2)
     roles = ("gated_update", "gated_update_or_stop", "extract")
     assert tuple(map(turn.reply, roles)) == (gated, or_stop, extract)
 
@@ -141,6 +141,6 @@ def test_a_noisy_gate_rewrites_what_it_should_keep_and_nothing_else(builder: Rol
 
 def test_the_answer_is_the_last_entry(builder: RoleRowBuilder) -> None:
     memory = ("Oddo Ludrey", "Bramthorpe")
-    branch: Branch = builder._answer(random.Random(1), "In which town does the owner of the punt live?", memory)
+    branch: RowBranch = builder._answer(random.Random(1), "In which town does the owner of the punt live?", memory)
     reply = builder.form.encoding.decode([token for _, token, _ in branch.learned])
     assert reply == " \\boxed{ Bramthorpe}<|end|>"

@@ -261,7 +261,7 @@ reader = MemAgent(
     store=folder / "documents",
     checkpoints=folder / "checkpoints.sqlite",
     run_log=RunLog(folder / "runs.sqlite"),
-    concurrency=4,
+    branches=4,
 )
 with reader:
     print("reading", flush=True)

@@ -37,7 +37,7 @@ def reading(tmp_path, happen, at: int = 3) -> MemAgent:
         store=tmp_path / "store",
         run_log=tmp_path / "runs.sqlite",
         checkpoints=tmp_path / "checkpoints.sqlite",
-        budget_changes={"chunk_tokens": 200},
+        chunk_tokens=200,
     )
 
 

@@ -15,8 +15,9 @@ from memagent_graph.policies import OpenAICompatiblePolicy
 from memagent_graph.policies.hub import is_hub_id
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.policy_registry import make_policy
 from memagent_graph.reading.assembly import assemble
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_and_profile(cached: str) -> None:
-    policy = ReaderSettings(model=cached).make_policy()
+    policy = make_policy(ReadSettings(model=cached))
     assert isinstance(policy, LocalPolicy)
     assert policy.name == cached
     info = await policy.describe()
@@ -56,40 +57,40 @@ async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_an
 
 def test_a_model_that_is_not_in_the_cache_is_an_error_with_a_remedy(cached: str) -> None:
     with pytest.raises(PolicyError, match="some/other cannot be downloaded from the hub") as refusal:
-        ReaderSettings(model="some/other").make_policy()
+        make_policy(ReadSettings(model="some/other"))
     assert "hf download" in (refusal.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["./rl-polcy", "../x/y", "/no/such/folder", "~/no-such-folder", "a/b/c"])
 def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
     with pytest.raises(PolicyError, match="there is no folder") as refusal:
-        ReaderSettings(model=name).make_policy()
+        make_policy(ReadSettings(model=name))
     assert "hub id" in (refusal.value.hint or "")
 
 
 def test_a_bare_name_needs_a_server_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PolicyError, match="rl-polcy is not a folder here, and no server is named") as refusal:
-        ReaderSettings(model="rl-polcy").make_policy()
+        make_policy(ReadSettings(model="rl-polcy"))
     assert "--base-url" in (refusal.value.hint or "")
-    assert isinstance(ReaderSettings(model="some-model").make_policy(api_key="key"), OpenAICompatiblePolicy)
+    assert isinstance(make_policy(ReadSettings(model="some-model", api_key="key")), OpenAICompatiblePolicy)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
-    assert isinstance(ReaderSettings(model="some-model").make_policy(), OpenAICompatiblePolicy)
+    assert isinstance(make_policy(ReadSettings(model="some-model")), OpenAICompatiblePolicy)
 
 
 def test_with_a_server_every_name_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = ReaderSettings(model="some/model", base_url="http://127.0.0.1:9/v1").make_policy()
+    served = make_policy(ReadSettings(model="some/model", base_url="http://127.0.0.1:9/v1"))
     assert isinstance(served, OpenAICompatiblePolicy)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    assert isinstance(ReaderSettings(model="some/model").make_policy(), OpenAICompatiblePolicy)
+    assert isinstance(make_policy(ReadSettings(model="some/model")), OpenAICompatiblePolicy)
 
 
 def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
     missing = MissingExtraError("hub", "the tokenizer of some/model")
     agent = MemAgent(ScriptedPolicy([]), run_log=False)
     with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
-        assemble(agent._choices, ModelInfo(missing=missing))
+        assemble(agent._parts, ModelInfo(missing=missing))
     with pytest.raises(TokenizerError, match="not known which tokenizer"):
-        assemble(agent._choices, ModelInfo())
+        assemble(agent._parts, ModelInfo())
 
 
 def test_hub_ids_are_told_from_paths() -> None:

@@ -23,7 +23,7 @@ def reader(tmp_path, reply=lambda prompt: "memory" if "<section>" in prompt else
         store=tmp_path / "store",
         run_log=False,
         checkpoints=tmp_path / "checkpoints.sqlite",
-        budget_changes={"chunk_tokens": 200},
+        chunk_tokens=200,
     )
 
 

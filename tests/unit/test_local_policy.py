@@ -20,7 +20,7 @@ from memagent_graph.policies.int8 import Int8Linear
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
 from memagent_graph.policy import Message, Policy
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
 GREEDY = SamplingParams(max_tokens=12, logprobs=True)
 
@@ -57,11 +57,11 @@ async def test_it_is_a_policy_that_describes_itself(policy) -> None:
 
 async def test_what_it_writes_from_nowhere_is_not_kept_unless_it_is_asked_for(tmp_path) -> None:
     for given, expected in ((None, UpdateRule.KEEP_PREVIOUS), ("accept", UpdateRule.ACCEPT)):
-        settings = ReaderSettings(on_invented=given)
-        with settings.make_reader(store=tmp_path, run_log=False) as reader:
+        settings = ReadSettings(on_invented=given)
+        with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
             assert (await reader.aprepare()).rules.invented is expected
         with_profile = replace(settings, model="any", profile="embedded", base_url="http://127.0.0.1:9/v1")
-        with with_profile.make_reader(store=tmp_path, run_log=False) as reader:
+        with MemAgent(settings=with_profile, store=tmp_path, run_log=False) as reader:
             assert (await reader.aprepare()).rules.invented is expected
     whole = require_profile("embedded")
     spelt_out = {"tokenizer": "embedded", "budget": whole.budget, "prompts": whole.prompts}

@@ -22,10 +22,9 @@ from langgraph_sdk import get_client
 from support.fake_server import FakeServer
 from support.scripts import document_with, part
 
-from langchain_memagent.platform import settings_from_environment
 from memagent_graph import load_tokenizer
 from memagent_graph.errors import MemAgentError
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "integrations" / "langgraph.json"
 ROOT = CONFIGURATION.parents[1]
@@ -43,7 +42,7 @@ BUDGETS = {
 
 class TestSettings:
     def test_without_variables_are_the_defaults(self) -> None:
-        assert settings_from_environment({"HOME": "/home/ada", "MEMAGENT_HOME": "/data"}) == ReaderSettings()
+        assert ReadSettings.from_environment({"HOME": "/home/ada", "MEMAGENT_HOME": "/data"}) == ReadSettings()
 
     def test_have_a_variable_for_every_field(self) -> None:
         given = {
@@ -55,7 +54,7 @@ class TestSettings:
             "MEMAGENT_BOUNDARY": "sentence",
             "MEMAGENT_SEED": "",
         }
-        assert settings_from_environment(given) == ReaderSettings(
+        assert ReadSettings.from_environment(given) == ReadSettings(
             model="qwen",
             chunk_tokens=5000,
             temperature=0.7,
@@ -76,7 +75,7 @@ class TestSettings:
     )
     def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, said) -> None:
         with pytest.raises(MemAgentError, match=f"{variable} is .*{said}"):
-            settings_from_environment({variable: text})
+            ReadSettings.from_environment({variable: text})
 
 
 def free_port() -> int:
@@ -242,7 +241,7 @@ def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None
     assert described["env"] == ".env"
     named = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))
     assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "MEMAGENT_HOME"} < named
-    assert settings_from_environment(dict.fromkeys(named, "")) == ReaderSettings()
+    assert ReadSettings.from_environment(dict.fromkeys(named, "")) == ReadSettings()
 
 
 def test_langgraphs_own_tool_builds_the_image_with_them(tmp_path: Path) -> None:
@@ -254,5 +253,5 @@ def test_langgraphs_own_tool_builds_the_image_with_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (installs,) = [line for line in written.read_text().splitlines() if "torch" in line]
     assert "transformers" in installs
-    assert "tokenizers" in installs
+    assert "huggingface-hub" in installs
     assert not re.search(r"[<>]", installs), "the image's shell would take these for redirections"

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from support.fake_server import FakeServer
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy, UpdateRules, load_tokenizer
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.errors import ProfileError, TokenizerError
 from memagent_graph.events import UpdateRule
+from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile, save_profile
 from memagent_graph.prompts import load_prompts
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.strategies import load_strategy
 
 LEFT_OUT = ("model.safetensors", "CARD.md")
 
@@ -43,16 +44,47 @@ async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy
         assert context.tokenizer.fingerprint == load_tokenizer("embedded").fingerprint
 
 
-def test_it_may_name_the_strategy_that_suits_the_policy(tmp_path: Path) -> None:
-    folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "own", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    assert ReaderSettings(model=str(folder)).decided().strategy is None
-    save_profile(replace(require_profile(folder), strategy="retrieval:chunks=3"), folder)
-    decided = ReaderSettings(model=str(folder)).decided()
-    assert decided.strategy == "retrieval:chunks=3"
-    assert "It reads with retrieval:chunks=3; --strategy names another way" in decided.policy_told
-    assert ReaderSettings.from_log(decided.for_log(), "r") == decided
-    assert ReaderSettings(model=str(folder), strategy="overwrite").decided().strategy == "overwrite"
-    assert ReaderSettings(base_url="http://127.0.0.1:9/v1", profile=str(folder)).decided().strategy == decided.strategy
+def profile_with(strategy: str, folder: Path) -> Path:
+    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+    save_profile(replace(require_profile(folder), strategy=strategy), folder)
+    return folder
+
+
+async def test_it_may_name_the_strategy_that_suits_the_policy(policy, tmp_path: Path) -> None:
+    options = {"profile": profile_with("gated:stop=yes", tmp_path / "own"), "store": tmp_path, "run_log": False}
+    assert MemAgent(policy, **options).strategy == load_strategy("gated:stop=yes")
+    assert MemAgent(policy, strategy="overwrite", **options).strategy == Overwrite()
+    assert MemAgent(policy, profile="embedded", store=tmp_path, run_log=False).strategy == Overwrite()
+
+
+async def test_a_policy_that_reports_its_profile_reads_with_its_strategy(tmp_path: Path) -> None:
+    class Reporting(ScriptedPolicy):
+        async def describe(self) -> ModelInfo:
+            return ModelInfo(profile=require_profile(profile_with("refine", tmp_path / "own")))
+
+    reader = MemAgent(Reporting(["x"]), tokenizer="embedded", store=tmp_path, run_log=False)
+    context = (await reader.agraph()).reader_context
+    assert reader.strategy.name == context.strategy.name == "refine"
+
+
+@pytest.mark.parametrize("strategy", ["retrieval:chunks=3", "middle_truncation", "retrieval+converged"])
+async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path, strategy) -> None:
+    folder = profile_with(strategy, tmp_path / "own")
+    with pytest.raises(ProfileError, match="does not read the whole document") as caught:
+        MemAgent(policy, profile=folder, store=tmp_path, run_log=False)
+    assert f"--strategy {strategy}" in str(caught.value.hint)
+    assert not MemAgent(policy, profile=folder, strategy=strategy, store=tmp_path, run_log=False).strategy.reads_all
+
+
+@pytest.mark.parametrize("end", ["", ":x=1", "+converged"])
+async def test_it_names_no_code(policy, tmp_path: Path, monkeypatch, end) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Nice: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("evil:Nice", f"{tmp_path}/evil.py:Nice"):
+        folder = profile_with(f"{name}{end}", tmp_path / "own")
+        with pytest.raises(ProfileError, match="runs only where you name it yourself"):
+            MemAgent(policy, profile=folder, store=tmp_path, run_log=False)
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, 
 from memagent_graph.errors import PromptError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.prompts import changed_prompts, last_boxed
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.reader import MemAgent
+from memagent_graph.settings import ReadSettings
 
 
 def test_the_two_layouts_order_their_parts_differently() -> None:
@@ -153,8 +154,8 @@ def test_single_parts_of_a_policys_own_wording_may_be_other_ones(tmp_path) -> No
 
 
 async def test_a_reader_changes_the_wording_that_its_policy_was_trained_with(tmp_path) -> None:
-    settings = ReaderSettings(model="embedded", empty_memory="(nothing)")
-    async with settings.make_reader(store=tmp_path, run_log=False) as reader:
+    settings = ReadSettings(model="embedded", empty_memory="(nothing)")
+    async with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
         prompts = (await reader.aprepare()).prompts
     own = load_profile("embedded").prompts
     assert (prompts.update, prompts.answer, prompts.empty_memory) == (own.update, own.answer, "(nothing)")

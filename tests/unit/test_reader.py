@@ -374,7 +374,7 @@ def test_a_run_is_not_resumed_with_another_document_or_other_settings(make_reade
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunMismatchError, match="another document"):
         reader.resume("r", document=TEXT + "!")
-    changed = make_reader(checkpoints=checkpoints, budget_changes={"chunk_tokens": 90})
+    changed = make_reader(checkpoints=checkpoints, chunk_tokens=90)
     with pytest.raises(RunMismatchError, match="chunk size"):
         changed.resume("r")
     assert reader.resume("r", document=TEXT).answer == "4711"
@@ -443,7 +443,7 @@ def test_a_failure_of_any_kind_leaves_the_other_reads_of_a_batch_alone(make_read
 
 
 def test_a_question_in_a_script_of_many_tokens_is_counted(make_reader) -> None:
-    reader = make_reader(budget_changes={"question_tokens": 100})
+    reader = make_reader(question_tokens=100)
     with pytest.raises(BudgetError, match=r"the question has \d+ tokens and its budget is 100"):
         reader.read(TEXT, "\N{ALCHEMICAL SYMBOL FOR GOLD}" * 60)
 

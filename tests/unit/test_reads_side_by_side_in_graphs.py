@@ -75,7 +75,7 @@ async def test_a_node_has_the_evidence_of_all_branches_also_of_those_read_before
 @pytest.mark.parametrize("sync", [True, False])
 async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_failure(make_reader, sync) -> None:
     policy = Breaking()
-    reader = make_reader(policy, strategy=MapReduce(width=8), run_log=False, concurrency=3)
+    reader = make_reader(policy, strategy=MapReduce(width=8), run_log=False, branches=3)
     tool = ReadLongDocument(agent=reader, on_failure="raise")
     agent = create_agent(asking({"questions": [QUESTION], "text": TEXT}), [tool], checkpointer=InMemorySaver())
     told, again = [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from collections.abc import Callable
 from datetime import date
 from typing import Any
@@ -196,6 +197,9 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
         found = ResponseFormat.of(schema).checked("3")
         assert isinstance(found, DoesNotFit)
         assert "too many steps" in found.reason
+        begin = time.process_time()
+        assert isinstance(ResponseFormat.of(schema).checked("[3] and " * 64), DoesNotFit)
+        assert time.process_time() - begin < 5, "the steps are a reply's, not each candidate's"
     slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
     assert isinstance(slow.checked(f'"{"a" * 60}!"'), DoesNotFit)
     assert isinstance(slow.checked('"aaa"'), Fits)

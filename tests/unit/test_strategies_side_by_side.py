@@ -15,8 +15,8 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.nodes import StepContext
 from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, joined, unless_none
+from memagent_graph.reading.steps import StepContext
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -65,7 +65,7 @@ def merged(policy) -> list[str]:
 @pytest.mark.parametrize("bound", [1, 3])
 async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> None:
     policy = Counting()
-    assert (await reader(policy, concurrency=bound).aread(LONG, QUESTION)).answer == "4711"
+    assert (await reader(policy, branches=bound).aread(LONG, QUESTION)).answer == "4711"
     assert policy.most == bound
     assert len(mapped(policy)) > 30
 
@@ -76,7 +76,7 @@ async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_o
 
     policy = Counting(script, delay=0.002)
     with pytest.raises(MemAgentError, match="broken"):
-        await reader(policy, MapReduce(width=8), concurrency=2).aread(LONG, QUESTION)
+        await reader(policy, MapReduce(width=8), branches=2).aread(LONG, QUESTION)
     await asyncio.sleep(0.05)
     assert 2 <= len(policy.prompts) <= 3
     assert policy.at_once == 0
@@ -250,7 +250,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     monkeypatch.setattr("memagent_graph.reading.side_by_side._MOST_PLACES", 5)
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
-    step = StepContext({"document": document, "question": QUESTION}, await agent.aprepare(), "cut", None)
+    step = StepContext.outside_a_run({"document": document, "question": QUESTION}, await agent.aprepare())
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
     while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)

@@ -39,7 +39,7 @@ from memagent_graph.errors import (
     RunMismatchError,
 )
 from memagent_graph.run_log.exchange import export_runs, import_runs
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."})
 QUESTION = "What is the key of harbor?"
@@ -249,7 +249,7 @@ class TestResuming:
 
         reader = structured_reader(GOOD, checkpoints=tmp_path / "c.sqlite", run_log=False)
         broken = structured_reader(checkpoints=tmp_path / "c.sqlite", store=reader.store, run_log=False)
-        broken._choices.policy.script = script
+        broken.policy.script = script
         with pytest.raises(PolicyUnreachableError):
             await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         saver = await reader.acheckpointer()
@@ -274,7 +274,7 @@ class TestResuming:
     def test_a_run_that_was_made_in_python_is_still_told_from_one_of_the_command_line(self, stopped) -> None:
         reader, run_id = stopped(GOOD)
         with pytest.raises(Exception, match="does not say how this run's reader was made"):
-            ReaderSettings.from_log(reader.run_log.get(run_id).settings, run_id)
+            ReadSettings.from_log(reader.run_log.get(run_id).settings, run_id)
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_read(structured_reader) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from support.traces import answered, fan_out, line, spans
 from support.traces import step as asked
 
+from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
@@ -29,7 +30,7 @@ from memagent_graph.timeline import (
     render_page,
     render_timeline,
 )
-from memagent_graph.trace import Trace, Writes
+from memagent_graph.trace import Trace
 
 CHUNKS = [
     "Marta Okonjo sold the granary in 1716. ",

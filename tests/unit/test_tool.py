@@ -785,7 +785,7 @@ class TestAskingTheSameAgain:
         policy, own, saver = ScriptedPolicy(perfect_reader), InMemorySaver(), InMemorySaver()
         config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
         for tokens, limits in ((100, Limits(max_chunks=5)), (80, None)):
-            reader = make_reader(policy, run_log=False, checkpoints=own, budget_changes={"chunk_tokens": tokens})
+            reader = make_reader(policy, run_log=False, checkpoints=own, chunk_tokens=tokens)
             tool = ReadLongDocument(agent=reader, limits=limits)
             agent = create_agent(asking({"questions": [HARBOR], "text": TEXT}), [tool], checkpointer=saver)
             *_, message = told(agent.invoke({"messages": [("user", "?")]}, config))

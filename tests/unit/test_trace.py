@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from pyarrow import parquet
+from support.fake_server import FakeServer
 from support.traces import answered, fan_out, line, spans, step
 
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter, RunLog
+from memagent_graph.calls import Span, Writes
 from memagent_graph.events import EventKind
+from memagent_graph.run_log.exchange.exporting import export_runs
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
-from memagent_graph.trace import Span, Trace, Writes
+from memagent_graph.trace import Trace
 
 FIRST, SECOND = spans(["one ", "two "])
 
@@ -85,3 +91,25 @@ def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -
     ]
     assert [event.kind for event in trace.updates[2].events] == [EventKind.MEMORY_EDITED]
     assert trace.final_memory == "by hand"
+
+
+def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tmp_path) -> None:
+    seen = []
+
+    class Recorder(BaseCallbackHandler):
+        def on_llm_end(self, response, **_) -> None:
+            seen.append(response.generations[0][0].message.response_metadata["request_id"])
+
+    with FakeServer() as fake:
+        policy = OpenAICompatiblePolicy("fake", base_url=fake.base_url)
+        log = RunLog(tmp_path / "runs.sqlite")
+        with MemAgent(policy, tokenizer="embedded", store=tmp_path / "store", run_log=log) as reader:
+            result = reader.read("Anna built the harbor.", "Who?", run_id="r")
+            given = {"question": "Who?", "document": "Anna built the harbor."}
+            reader.graph().invoke(given, {"callbacks": [Recorder()]})
+    assert [call.completion.request_id for call in result.trace.steps] == ["x", "x"]
+    assert [call.completion.request_id for call in log.trace("r").steps] == ["x", "x"]
+    assert [row.request_id for row in log.conversations("r")] == ["x", "x"]
+    assert seen == ["x", "x"]
+    export_runs(log, tmp_path / "runs.parquet", chosen=RunFilter(run_ids=("r",)))
+    assert parquet.read_table(tmp_path / "runs.parquet").column("request_id").to_pylist() == ["x", "x"]

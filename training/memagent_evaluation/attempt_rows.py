@@ -15,11 +15,12 @@ from memagent_evaluation.sample_documents import Prepared
 from memagent_evaluation.samples import Needle, Sample
 from memagent_evaluation.scorers import contains, rouge_l, score
 from memagent_evaluation.systems import Attempt
+from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import RunError
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.run_log import RunLog
-from memagent_graph.trace import Span, Trace
+from memagent_graph.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

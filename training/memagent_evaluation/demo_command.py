@@ -13,8 +13,9 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
-from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec, StrategyName
+from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
+from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import counted
 
 if TYPE_CHECKING:
@@ -42,14 +43,14 @@ class Demo:
     tokens: Annotated[int, typer.Option(min=5_000, help="Smallest length of the document, in tokens.")] = 40_000
     questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to hide and ask for.")] = 4
     seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
-    policy: PolicyName = None
-    model: Model = None
+    policy: str | None = None
+    model: str | None = None
     base_url: Annotated[
         str | None, typer.Option(help="A server's API; without it, the model runs in this process.")
     ] = None
-    profile: ProfileSpec = None
-    strategy: StrategyName = None
-    on_invented: OnInvented = None
+    profile: str | None = None
+    strategy: str | None = None
+    on_invented: UpdateRule | None = None
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -61,22 +62,23 @@ class Demo:
         from memagent_evaluation.demo_document import compose  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.documents.store import Document  # noqa: PLC0415
-        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+        from memagent_graph.reader import MemAgent  # noqa: PLC0415
+        from memagent_graph.settings import ReadSettings  # noqa: PLC0415
 
         console = Console(as_json=self.as_json)
-        settings = ReaderSettings(
+        settings = ReadSettings(
             policy=self.policy,
             model=self.model,
             base_url=self.base_url,
             profile=self.profile or ("embedded" if self.base_url else None),
             strategy=self.strategy,
             on_invented=self.on_invented,
-        ).decided()
-        console.policy(settings.policy_told)
+        ).resolve()
+        console.policy(settings.policy_reason)
 
         async def run(folder: Path) -> None:
             with console.working("loading the policy"):
-                loaded = settings.make_reader(store=folder, run_log=False)
+                loaded = MemAgent(settings=settings, store=folder, run_log=False)
             async with loaded as reader:
                 context = await reader.aprepare()
                 document = compose(
@@ -182,7 +184,7 @@ def _print(
 
 
 def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
-    """The trunk's memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
+    """Return the memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
     read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
     spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
     cells = ["·"] * width

@@ -41,7 +41,7 @@ class DemoDocument:
 def compose(
     tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, seed: int = 7, in_english: bool = False
 ) -> DemoDocument:
-    """A document of at least `tokens` tokens with `questions` planted facts and four foreign ones for each.
+    """Return a document of at least `tokens` tokens with `questions` planted facts and four foreign ones for each.
 
     One of the four resembles the fact that is asked for. Facts come from the held-out split and are between paragraphs.
     They are numbers, or with `in_english`: people, places, dates, colours, reasons.
@@ -85,7 +85,7 @@ def _numbers(generator: random.Random, questions: int) -> tuple[list[tuple[str, 
 
 
 def _in_english(generator: random.Random, questions: int) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """The same of facts of many kinds, no two questions in a row of one."""
+    """Return the same of facts of many kinds, no two questions in a row of one."""
     facts = EnglishFacts(generator, held_out=True)
     asked: list[EnglishFact] = []
     while len(asked) < questions:

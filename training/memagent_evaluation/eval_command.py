@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
@@ -14,7 +14,6 @@ from memagent_evaluation.eval_report_command import print_results
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
-    ApiKey,
     AsJSON,
     Haystack,
     MaxSeconds,
@@ -24,23 +23,22 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Small,
-    Temperature,
-    TopP,
 )
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.policies.server_url import without_password
+from memagent_graph.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from memagent_evaluation.request import EvaluationRequest
     from memagent_graph.prices import Prices
-    from memagent_graph.settings import ReaderSettings
+    from memagent_graph.settings import ReadSettings
 
 _FOLDER: Final = Path("memagent-eval")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval(ReaderOptions):
+class Eval(ReaderOptions, SamplingSettings):
     """Measure a policy on long documents, compared with other ways to read them: accuracy, cost, failures."""
 
     examples: ClassVar = (
@@ -83,7 +81,6 @@ class Eval(ReaderOptions):
         str,
         typer.Option(help="What is measured: systems, strategies, file.py:Name; others are compared with the first."),
     ] = "memagent"
-    api_key: ApiKey = None
     answer_tokens: Annotated[
         int | None,
         typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
@@ -96,8 +93,6 @@ class Eval(ReaderOptions):
     ] = 1
     data: Annotated[Path | None, typer.Option(help="Data files of the tasks that need some: a file or folder.")] = None
     seed: Annotated[int, typer.Option(help="Seed of the tasks, and of sampling where it is not greedy.")] = 0
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
     logprobs: Annotated[
         bool,
         typer.Option(
@@ -207,22 +202,14 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
     systems = tuple(dict.fromkeys(filter(None, (name.strip() for name in request.systems.split(",")))))
     if not systems:
         raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
-    judge_key = request.judge_api_key or (None if request.judge_base_url else request.api_key)
     return EvaluationRequest(
         tasks=with_suites(tasks),
         systems=systems,
         lengths=None if request.lengths is None else parse_lengths(request.lengths),
         count=request.count,
-        reader=replace(
-            request.settings(),
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed,
-            logprobs=request.logprobs,
-        ),
+        reader=request.settings(),
         out=request.out,
         command=_typed(request.context),
-        api_key=request.api_key,
         seed=request.seed,
         small=request.small,
         haystack=request.haystack,
@@ -230,7 +217,6 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
         questions_per_document=request.questions_per_document,
         repeats=request.repeats,
         judge=_judge(request),
-        judge_key=judge_key,
         limits=EvaluationLimits(request.max_questions, request.max_tokens_total, request.max_seconds),
         log=request.log,
         resume=request.resume,
@@ -241,18 +227,19 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
     )
 
 
-def _judge(request: Eval) -> ReaderSettings | None:
-    from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+def _judge(request: Eval) -> ReadSettings | None:
+    from memagent_graph.settings import ReadSettings  # noqa: PLC0415
 
     if request.judge_model is None and request.judge_base_url is None:
         return None
-    return ReaderSettings(
+    return ReadSettings(
         model=request.judge_model,
         base_url=request.judge_base_url or request.base_url,
+        api_key=request.judge_api_key or (None if request.judge_base_url else request.api_key),
         concurrency=request.concurrency,
         timeout=request.timeout,
         retries=request.retries,
-    ).decided()
+    ).resolve()
 
 
 def _print_plan(

@@ -11,6 +11,7 @@ from typing import Final
 
 from memagent_evaluation.samples import Needle, Sample
 from memagent_evaluation.scorers import contains
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policy import strip_reasoning
@@ -18,7 +19,7 @@ from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import RunView
 from memagent_graph.timeline.run_views import view_of_run
-from memagent_graph.trace import MemoryUpdate, Trace, Writes
+from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
 _FEWEST_REFORMATTED: Final = 4

@@ -14,7 +14,7 @@ from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.events import EventKind, UpdateRule
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, UpdateRules
 
 DEFAULT_LENGTHS: Final = {

@@ -28,9 +28,10 @@ from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import EvaluationError
 from memagent_graph.policies.scripted import is_scripted
+from memagent_graph.policy_registry import make_policy
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.paths import default_store
 from memagent_graph.strategies.excerpts import words_around
@@ -47,12 +48,11 @@ class EvaluationRequest:
     """The same for all tasks; None means the tasks' own."""
     count: int
     """Questions of each task at each length."""
-    reader: ReaderSettings
+    reader: ReadSettings
     out: Path
     """The folder."""
     command: str
     """The command line, for the report."""
-    api_key: str | None = None
     seed: int = 0
     small: bool = False
     haystack: Path | None = None
@@ -60,9 +60,8 @@ class EvaluationRequest:
     questions_per_document: int = 1
     repeats: int = 1
     """How often each system is asked each question."""
-    judge: ReaderSettings | None = None
+    judge: ReadSettings | None = None
     """The policy that grades answers, if any; only the policy's settings are used."""
-    judge_key: str | None = None
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
     log: Path | None = None
     """The run log; one in the folder if None."""
@@ -101,14 +100,14 @@ async def carry_out(request: EvaluationRequest) -> EvaluationEnd:
             went down, and the evaluation can be resumed.
     """
     # The log is opened after all checks: a refused request leaves no files.
-    async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
+    async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
         checked = await _check(request, reader)
         with open_results(request.out, checked.settings, resume=request.resume) as journal:
             journal.plan(checked.plan)
             try:
                 ended = await _measure(request, journal, checked, reader)
                 if request.judge is not None:
-                    await _judge(request.judge, request.judge_key, journal)
+                    await _judge(request.judge, journal)
                 return ended
             finally:
                 if journal.rows:
@@ -124,7 +123,7 @@ async def planned(request: EvaluationRequest) -> list[PlannedCost]:
             `carry_out` before its first question.
     """
     # A store makes its folder only when a document is added.
-    async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
+    async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
         checked = await _check(request, reader)
         strategies = {name: request.system(name, reader).strategy for name in request.systems}
         return planned_costs(checked.plan, checked.tasks, strategies, await reader.aprepare())
@@ -164,8 +163,8 @@ async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
     return _Checked(plan, tasks, task_settings, settings_that_count(context, task_settings))
 
 
-async def _judge(settings: ReaderSettings, api_key: str | None, journal: ResultJournal) -> None:
-    policy = settings.make_policy(api_key)
+async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:
+    policy = make_policy(settings)
     try:
         await judge_rows(journal, Grader(policy), concurrency=settings.concurrency)
     finally:

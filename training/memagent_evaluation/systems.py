@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_graph.documents import DocumentRef
@@ -158,24 +158,22 @@ class ReaderSystem:
     async def _reader_for(self, asking: _Asking) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
         if asking not in self._readers:
-            strategy, settings = self.strategy, dict[str, object](answer_tokens=asking.answer_tokens)
-            if self.name != READER:  # so that `memagent resume` makes the same reader
-                settings["strategy"] = self.name
-            if isinstance(strategy, FullContext) and asking.least_answer_tokens:
-                strategy = replace(strategy, least_answer_tokens=asking.least_answer_tokens)
-                settings["strategy"] = f"{settings['strategy']}:least_answer_tokens={asking.least_answer_tokens}"
-            sampling = (await self._reader.aprepare()).sampling if asking.repeat else None
-            if sampling is not None and sampling.seed is not None:
-                sampling = replace(sampling, seed=sampling.seed + asking.repeat * _SEEDS_APART)
-                settings["seed"] = sampling.seed
-            self._readers[asking] = self._reader.copy(
-                strategy=strategy,
-                sampling=sampling,
-                budget_changes={"answer_tokens": asking.answer_tokens},
-                checkpoints=checkpointer,
-                settings=settings,
-            )
+            choices: dict[str, Any] = {"answer_tokens": asking.answer_tokens}
+            if self.name != READER:
+                choices["strategy"] = self._strategy_for(asking)
+            seed = (await self._reader.aprepare()).sampling.seed
+            if asking.repeat and seed is not None:
+                choices["seed"] = seed + asking.repeat * _SEEDS_APART
+            self._readers[asking] = self._reader.copy(checkpoints=checkpointer, **choices)
         return self._readers[asking]
+
+    def _strategy_for(self, asking: _Asking) -> Strategy | str:
+        """Return the way of reading, by its name if it has one, so that `memagent resume` makes the same reader."""
+        if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
+            return self.strategy
+        if isinstance(self.strategy, FullContext) and asking.least_answer_tokens:
+            return f"{self.name}:least_answer_tokens={asking.least_answer_tokens}"
+        return self.name
 
     async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
         """Return the result of an earlier attempt, continued; None if there was none."""

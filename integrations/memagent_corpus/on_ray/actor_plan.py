@@ -18,8 +18,9 @@ from memagent_corpus import CorpusReader
 from memagent_corpus.on_ray.ray_cluster import ray_module
 from memagent_corpus.source_access import SourceAccess, scheme_of
 from memagent_graph.errors import CheckpointError, CorpusError, RunHeldError
+from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import is_server
 from memagent_graph.storage.leases import lease
 
@@ -35,13 +36,12 @@ class ActorPlan:
     The plan contains the API key and the database URL, and all users of the cluster can read it.
     """
 
-    settings: ReaderSettings = field(default_factory=ReaderSettings)
+    settings: ReadSettings = field(default_factory=ReadSettings)
     questions: tuple[str, ...] = ()
     """Questions about every document. A document's own questions come first."""
     access: SourceAccess = field(default_factory=SourceAccess)
     """Opens documents. If its root is a folder, it must be shared by all machines."""
     response_format: ResponseFormat | None = None
-    api_key: str | None = field(default=None, repr=False)
     checkpoints: str | None = field(default=None, repr=False)
     """A PostgreSQL URL, or a SQLite file in a shared folder. Each machine then has its own SQLite file. If it is None,
     interrupted documents are read again from the beginning."""
@@ -150,8 +150,8 @@ class ActorReader:
         self._stack = ExitStack()
         self._folder = _temporary_folder(self._stack)
         name = f"{platform.node()}-{self._folder.name}"
-        agent = plan.settings.make_reader(
-            api_key=plan.api_key,
+        agent = MemAgent(
+            settings=plan.settings,
             store=Path(plan.texts) if plan.texts else self._folder / "documents",
             checkpoints=plan.local_checkpoints(),
             run_log=Path(plan.logs) / f"{name}.sqlite" if plan.logs else False,

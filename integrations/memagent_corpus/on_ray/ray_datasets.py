@@ -17,6 +17,7 @@ from memagent_corpus.on_ray.ray_cluster import ray_module
 from memagent_corpus.table_inputs import InputColumns, document_of
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError
+from memagent_graph.reader import MemAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ def row_settings(plan: ActorPlan) -> Mapping[str, Any]:
     import tempfile  # noqa: PLC0415
 
     async def settings(store: Path) -> Mapping[str, Any]:
-        agent = plan.settings.make_reader(api_key=plan.api_key, store=store, run_log=False)
+        agent = MemAgent(settings=plan.settings, store=store, run_log=False)
         reader = CorpusReader(agent, plan.questions, plan.access, response_format=plan.response_format)
         try:
             return await reader.settings()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunNotFoundError
 from memagent_graph.reader import AnswerSoFar
-from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.run_views import view_of_run
@@ -24,7 +24,7 @@ from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
-from memagent_serve.reads import ReadRequest, ServedRead
+from memagent_serve.reads import ServedRead, ServedRequest
 from memagent_serve.request_texts import Source, document_of, stored_pieces
 from memagent_serve.uploads import UploadedFile, stored
 
@@ -42,7 +42,7 @@ class LiveReads:
     def __init__(self, serving: ServerResources) -> None:
         self._serving = serving
         self._reader, self._manager, self._ledger = serving.reader, serving.manager, serving.ledger
-        self._asks: OrderedDict[str, ReadRequest] = OrderedDict()
+        self._asks: OrderedDict[str, ServedRequest] = OrderedDict()
         self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class LiveReads:
     # Documents and questions
 
     async def document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """The text of an uploaded file.
+        """Return the text of an uploaded file.
 
         Raises:
             DocumentError: its text cannot be read.
@@ -65,7 +65,7 @@ class LiveReads:
         return self._documents[place]
 
     async def take(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """The text of a file that was just uploaded; a file without text is not kept."""
+        """Return the text of a file that was just uploaded; a file without text is not kept."""
         try:
             return await self.document(owner, file)
         except MemAgentError:
@@ -91,7 +91,7 @@ class LiveReads:
         document = references[0] if len(references) == 1 else await self._joined(references)
         reads = []
         for question in questions:
-            wanted = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
+            wanted = ServedRequest(owner=owner, document=document, question=question, sampling=context.sampling)
             read, _ = await self._manager.start(wanted, read_again=read_again)
             self._remember(read)
             reads.append(read)
@@ -105,7 +105,7 @@ class LiveReads:
     # Queries
 
     async def entry(self, owner: Owner, run_id: str) -> Entry:
-        """A read of a key.
+        """Return a read of a key.
 
         Raises:
             ApiError: 404; there is none with that id, or it belongs to another key.
@@ -172,8 +172,8 @@ class LiveReads:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
             self._remember(await self._manager.resume(await self._ask_of(owner, entry), entry))
 
-    async def _ask_of(self, owner: Owner, entry: Entry) -> ReadRequest:
-        """The request of a read: the original one, or, after a restart of the server, from the run's log."""
+    async def _ask_of(self, owner: Owner, entry: Entry) -> ServedRequest:
+        """Return the request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
             return read.ask
         if entry.run_id in self._asks:
@@ -183,7 +183,7 @@ class LiveReads:
         except RunNotFoundError as error:
             raise not_found("the read had not begun when the server stopped; ask again") from error
         sampling = (await self._reader.aprepare()).sampling
-        return ReadRequest(owner=owner, document=record.document, question=entry.question, sampling=sampling)
+        return ServedRequest(owner=owner, document=record.document, question=entry.question, sampling=sampling)
 
     # Changes by a person
 

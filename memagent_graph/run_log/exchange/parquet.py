@@ -39,12 +39,12 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from memagent_graph.calls import Span
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.run_log.columns import Column, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.trace import Span
 
 _OF_CONVERSATION: Final = {
     "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
@@ -174,7 +174,7 @@ class _Numbers:
         self._missing.append(numbers is None)
 
     def arrow(self, pa: Any) -> Any:
-        """The column as an Arrow array, on the same memory."""
+        """Return the column as an Arrow array, on the same memory."""
         kind = pa.uint32() if self._values.typecode == "I" else pa.float32()
         values = pa.Array.from_buffers(kind, len(self._values), [None, pa.py_buffer(self._values)])
         ends = pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)])
@@ -289,11 +289,13 @@ def _is_utf8(text: str) -> bool:
 
 
 def _schema(pa: Any) -> Any:
+    alias = {"int": "int64", "bool": "bool"}
+    place = [(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)]
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
-        "spans": pa.list_(pa.struct([(field.name, pa.int64()) for field in fields(Span)])),
+        "spans": pa.list_(pa.struct(place)),
         "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
     }
     return pa.schema(
@@ -302,7 +304,7 @@ def _schema(pa: Any) -> Any:
 
 
 def pyarrow(needed_for: str) -> Any:
-    """The package with its part for Parquet.
+    """Return the package with its part for Parquet.
 
     Raises:
         MissingExtraError: it is not installed.

@@ -22,8 +22,9 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import OPTION_GROUPS
 from memagent_graph.entry_points import COMMANDS, POLICIES
 from memagent_graph.errors import PolicyError
+from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.paths import default_run_log
 
 ROOT = Path(__file__).parents[3]
@@ -181,9 +182,9 @@ def test_every_option_in_a_group_is_an_option_of_some_command() -> None:
 
 
 def test_the_first_line_says_what_a_tiny_policy_can_do() -> None:
-    for settings in (ReaderSettings(), ReaderSettings(model="embedded"), ReaderSettings(policy="embedded")):
-        assert "understands nothing else" in settings.decided().policy_told
-    assert "understands" not in ReaderSettings(model="m", base_url="http://server/v1").decided().policy_told
+    for settings in (ReadSettings(), ReadSettings(model="embedded"), ReadSettings(policy="embedded")):
+        assert "understands nothing else" in settings.resolve().policy_reason
+    assert "understands" not in ReadSettings(model="m", base_url="http://server/v1").resolve().policy_reason
 
 
 def test_a_missing_file_is_explained_in_the_command_line_s_own_words(tmp_path) -> None:
@@ -229,16 +230,16 @@ class ReaderAskedForError(PolicyError):
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[ReaderSettings]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ReadSettings]:
     """The settings that readers were to be made from."""
-    found: list[ReaderSettings] = []
+    made: list[ReadSettings] = []
 
-    def make_reader(self: ReaderSettings, **options: Any) -> Any:
-        found.append(self)
+    def make_reader(self: MemAgent, *, settings: ReadSettings, **options: Any) -> None:
+        made.append(settings)
         raise ReaderAskedForError("made")
 
-    monkeypatch.setattr(ReaderSettings, "make_reader", make_reader)
-    return found
+    monkeypatch.setattr(MemAgent, "__init__", make_reader)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -268,17 +269,17 @@ def test_what_only_a_read_is_told_arrives_too(made, tmp_path) -> None:
     }  # fmt: skip
     typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     memagent("read", tmp_path / "book.txt", "-q", "x", *typed, "--logprobs", "--replace-undecodable", code=4)
-    decided = {"model": "embedded", "chosen": "embedded"}
-    assert made == [ReaderSettings(**options, **decided, logprobs=True, replace_undecodable=True)]
+    choice = {"model": "embedded", "chosen_by": "embedded"}
+    assert made == [ReadSettings(**options, **choice, logprobs=True, replace_undecodable=True)]
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], ReaderSettings(policy="mine", strategy="own.py:Gate", seed=5)),
-        (["--strategy", "refine"], ReaderSettings(policy="mine", strategy="refine", seed=5)),
-        (["--model", "embedded"], ReaderSettings(model="embedded", strategy="own.py:Gate", seed=5)),
-        (["--policy", "other"], ReaderSettings(policy="other", strategy="own.py:Gate", seed=5)),
+        ([], ReadSettings(policy="mine", strategy="gated", seed=5)),
+        (["--strategy", "refine"], ReadSettings(policy="mine", strategy="refine", seed=5)),
+        (["--model", "embedded"], ReadSettings(model="embedded", strategy="gated", seed=5)),
+        (["--policy", "other"], ReadSettings(policy="other", strategy="gated", seed=5)),
     ],
 )
 def test_a_run_is_resumed_with_the_policy_and_strategy_in_its_log_unless_others_are_named(
@@ -286,7 +287,7 @@ def test_a_run_is_resumed_with_the_policy_and_strategy_in_its_log_unless_others_
 ) -> None:
     log = RunLog(default_run_log())
     document = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
-    settings = ReaderSettings(policy="mine", strategy="own.py:Gate", seed=5)
+    settings = ReadSettings(policy="mine", strategy="gated", seed=5)
     log.wait(log.begin("r", "?", document, settings.for_log()))
     log.close()
     memagent("resume", "r", *options, code=ExitCode.POLICY)

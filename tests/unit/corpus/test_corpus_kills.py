@@ -29,7 +29,7 @@ IN_FLIGHT = 8
 def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    documents, kills = size(60, 2000), size(3, 30)
+    documents, kills = size(40, 2000), size(2, 30)
     made = write_corpus(tmp_path / "in", documents, most_words=size(600, 8000))
     out, moments = tmp_path / "out", random.Random(7)
     options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "40", "--quiet")
@@ -40,7 +40,7 @@ def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
                 while sum(server.read.values()) == done_before:
                     assert process.poll() is None, "the process ended by itself"
                     time.sleep(0.005)
-                time.sleep(moments.uniform(0.0, size(700, 30_000) / 1000))
+                time.sleep(moments.uniform(0.0, size(400, 30_000) / 1000))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
             done_before = sum(server.read.values())

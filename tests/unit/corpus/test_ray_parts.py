@@ -20,7 +20,7 @@ from memagent_corpus.on_ray.ray_datasets import ActorPool, AnsweredRows
 from memagent_corpus.on_ray.ray_engine import DocumentActor
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
-from memagent_graph.settings import ReaderSettings
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import is_server, open_saver
 from memagent_graph.storage.leases import lease
 
@@ -59,7 +59,7 @@ def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -
 
 
 def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:
-    plan = ActorPlan(settings=ReaderSettings(requests_per_minute=60, concurrency=8), api_key="a-secret")
+    plan = ActorPlan(settings=ReadSettings(requests_per_minute=60, concurrency=8, api_key="a-secret"))
     share = plan.with_divided_limits(4).settings
     assert (share.requests_per_minute, share.tokens_per_minute, share.concurrency) == (15, None, 8)
     assert "a-secret" not in repr(plan)
@@ -95,7 +95,7 @@ async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_ki
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with CountingServer() as server:
-        settings = ReaderSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
+        settings = ReadSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
         reader = ActorReader(ActorPlan(settings=settings, questions=("What is the key of harbor?",)))
         (row,) = await reader.reader.read_one(CorpusDocument(name="a", text=text_of(1, 60)))
         assert row.answer == "1010"
@@ -192,7 +192,7 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
     monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 0.05)
     with CountingServer() as server:
-        settings = ReaderSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
+        settings = ReadSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
         states = tmp_path / "c.sqlite"
         plan = ActorPlan(settings=settings, questions=("What is the key of harbor?",), checkpoints=str(states))
         plan.write_markers()

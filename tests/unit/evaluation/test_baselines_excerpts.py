@@ -35,10 +35,10 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
         ends = DocumentEnds(lambda tokens: Chunker(store, document, TOKENIZER, tokens), max(head, tail))
 
         def shown(span) -> str:
-            return store.read(document, span["start_byte"], span["end_byte"]) if span else ""
+            return store.read(document, span.start_byte, span.end_byte) if span else ""
 
         for span in filter(None, (ends.whole(), ends.head(head), ends.tail(tail))):
-            assert shown(span) == text[span["start_char"] : span["end_char"]]
+            assert shown(span) == text[span.start_char : span.end_char]
         assert ends.tokens == len(ids)
         assert shown(ends.whole()) == text
         first, last = shown(ends.head(head)), shown(ends.tail(tail))

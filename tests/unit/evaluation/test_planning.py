@@ -107,7 +107,7 @@ async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(mak
 
 
 async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_these_are(make_reader) -> None:
-    context = await make_reader(budget_changes={"question_tokens": 60}).aprepare()
+    context = await make_reader(question_tokens=60).aprepare()
     tasks = {"niah_single_1": load_task("niah_single_1", TaskSettings(load_tokenizer("embedded")))}
     tasks["niah_single_1"].sample(171, 127)
     with pytest.raises(EvaluationError, match="171 tokens is too small"):
@@ -116,7 +116,7 @@ async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_
 
 
 async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
-    context = await make_reader(budget_changes={"question_tokens": 40}).aprepare()
+    context = await make_reader(question_tokens=40).aprepare()
 
     def records(long: int) -> list[QARecord]:
         return [

@@ -7,7 +7,8 @@ from support.traces import answered, fan_out, line, spans, step
 
 from memagent_evaluation.attempt_rows import EarlyStop, stop_of, tokens_read
 from memagent_evaluation.samples import Needle
-from memagent_graph.trace import Span, Trace, Writes
+from memagent_graph.calls import Span, Writes
+from memagent_graph.trace import Trace
 
 CHUNKS = ("aaaa ", "bkey ", "cccc ", "dddd ")
 CHARACTERS = 20

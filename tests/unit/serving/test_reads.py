@@ -26,7 +26,7 @@ from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Keys, Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import Bounds, ReadManager, ReadRequest
+from memagent_serve.reads import Bounds, ReadManager, ServedRequest
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=1200)
 QUESTION = "What is the key of harbor?"
@@ -361,7 +361,7 @@ async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled
     manager = ReadManager(reader, SlowLedger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
     document = reader.store.add(Document.from_text(LONG))
     read, _ = await manager.start(
-        ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
+        ServedRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
     )
     await asyncio.sleep(0.2)
     first = asyncio.create_task(manager.cancel(read))
@@ -378,7 +378,7 @@ async def test_without_checkpoints_a_request_that_is_repeated_is_read_again(make
     reader = make_reader()
     manager = ReadManager(reader, Ledger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
     document = reader.store.add(Document.from_text(LONG))
-    ask = ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
+    ask = ServedRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
     answers = []
     for _ in range(2):
         read, kind = await manager.start(ask)

@@ -52,7 +52,7 @@ def reader(folder: Path, reply: Reply, answer_format: str = "boxed") -> MemAgent
     return MemAgent(
         ScriptedPolicy(script),
         tokenizer="embedded",
-        prompt_changes={"answer_format": answer_format},
+        answer_format=answer_format,
         budget=Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=256, answer_tokens=64),
         run_log=folder / "runs.sqlite",
         store=folder / "documents",

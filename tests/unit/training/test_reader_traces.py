@@ -26,7 +26,7 @@ from recipes.language.supervised import (
     Example,
     weighted_loss,
 )
-from recipes.language.turns import NOT_STATED, Turn
+from recipes.language.turns import NOT_STATED, LessonTurn
 
 PROSE = (
     "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "
@@ -52,16 +52,16 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> TraceMaker:
 
 
 @pytest.fixture(scope="module")
-def turns(maker: TraceMaker) -> list[Turn]:
+def turns(maker: TraceMaker) -> list[LessonTurn]:
     return [turn for seed in range(60) for turn in maker.turns(random.Random(seed), 600, 12, 6)]
 
 
-def test_every_role_that_ships_words_is_trained(turns: list[Turn]) -> None:
+def test_every_role_that_ships_words_is_trained(turns: list[LessonTurn]) -> None:
     shipped = {path.stem for path in (Path(SHIPPED) / "templates").glob("*.txt")}
     assert {turn.role for turn in turns} == shipped
 
 
-def test_every_reply_has_the_form_that_its_role_asks_for(turns: list[Turn]) -> None:
+def test_every_reply_has_the_form_that_its_role_asks_for(turns: list[LessonTurn]) -> None:
     prompts = require_profile(SHIPPED).prompts
     for turn in turns:
         if parse := PARSERS.get(turn.role):
@@ -70,7 +70,7 @@ def test_every_reply_has_the_form_that_its_role_asks_for(turns: list[Turn]) -> N
             assert last_boxed(turn.reply)
 
 
-def test_what_is_written_stands_in_the_prompt(turns: list[Turn]) -> None:
+def test_what_is_written_stands_in_the_prompt(turns: list[LessonTurn]) -> None:
     prompts = require_profile(SHIPPED).prompts
     for turn in turns:
         if turn.role in {"update", "extract", "integrate", "merge"} and turn.reply != "none":
@@ -79,7 +79,7 @@ def test_what_is_written_stands_in_the_prompt(turns: list[Turn]) -> None:
                 assert word.strip(".") in seen, (word, turn)
 
 
-def test_a_gate_keeps_exactly_where_an_update_would_copy(turns: list[Turn]) -> None:
+def test_a_gate_keeps_exactly_where_an_update_would_copy(turns: list[LessonTurn]) -> None:
     for turn in turns:
         if turn.role == "gated_update" and turn.reply != "KEEP":
             assert turn.reply.removeprefix("REWRITE\n") != turn.fields["memory"]
@@ -98,7 +98,7 @@ def test_a_section_that_answers_is_never_said_to_have_nothing_while_nothing_is_k
     assert answered
 
 
-def test_an_empty_memory_is_answered_with_not_stated(turns: list[Turn]) -> None:
+def test_an_empty_memory_is_answered_with_not_stated(turns: list[LessonTurn]) -> None:
     empty = [turn for turn in turns if turn.role == "answer" and turn.fields["memory"] in {"", "none"}]
     assert empty
     assert all(turn.reply == f"\\boxed{{{NOT_STATED}}}" for turn in empty)
@@ -110,7 +110,7 @@ def test_equal_seeds_give_equal_turns(tmp_path: Path) -> None:
     assert maker.turns(random.Random(1), 500, 5, 2) == maker.turns(random.Random(1), 500, 5, 2)
 
 
-def test_a_turn_writes_where_memory_comes_out_changed(turns: list[Turn]) -> None:
+def test_a_turn_writes_where_memory_comes_out_changed(turns: list[LessonTurn]) -> None:
     updates = [turn for turn in turns if turn.role == "update"]
     assert {turn.writes for turn in updates} == {True, False}
     for turn in updates:

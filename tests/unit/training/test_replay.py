@@ -18,11 +18,11 @@ from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
+from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
-from memagent_graph.trace import Span
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 from memagent_training.data.rollouts import RolloutGroup

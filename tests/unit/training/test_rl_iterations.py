@@ -24,7 +24,7 @@ from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConve
 from memagent_training.job.collect import Collected, CollectedGroup
 from memagent_training.rl import collecting, loop
 from memagent_training.rl.collapse import CollapsedError
-from memagent_training.rl.loop_journal import Journal, LengthReward, Measurement
+from memagent_training.rl.loop_journal import LengthReward, LoopJournal, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import prepare
@@ -53,7 +53,7 @@ def source(tmp_path: Path) -> Iterator[loop._Source]:
     for number in range(4):
         serving.policy_folder(number).mkdir(exist_ok=True)
         (serving.policy_folder(number) / "weights").write_text(str(number))
-    yield loop._Source(prepared, serving, Journal(tmp_path / "journal.jsonl"), Recorder())
+    yield loop._Source(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), Recorder())
     serving.run_log.close()
 
 
@@ -106,13 +106,13 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
 ) -> None:
     """Killed in between, the loop measures once more; the other way round it would never keep that policy."""
     there: list[bool] = []
-    original = Journal.measured
+    original = LoopJournal.measured
 
-    def measured(journal: Journal, *found: Measurement) -> None:
+    def measured(journal: LoopJournal, *found: Measurement) -> None:
         there.append((tmp_path / "best").is_dir())
         original(journal, *found)
 
-    monkeypatch.setattr(Journal, "measured", measured)
+    monkeypatch.setattr(LoopJournal, "measured", measured)
     measured_as(monkeypatch, 0.5)
     await source._measure(0)
     assert there == [True]

@@ -21,7 +21,7 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.job.training_output import write_record
 from memagent_training.rl import RLJob
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.rl_job import MeasureSettings, prepare
 from memagent_training.training_errors import TrainingError
 
@@ -165,7 +165,7 @@ def begun(out: Path, **changes: Any) -> RLJob:
     job = small_job(out, iterations=3, **changes)
     prepared = prepare(job)
     write_record(out, prepared.record)
-    Journal(out / "journal.jsonl").collected(record())
+    LoopJournal(out / "journal.jsonl").collected(record())
     return job
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.rl_loops import measurement, record
 
 from memagent_evaluation.statistics import Estimate
-from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, LoopJournal, Measurement
 from memagent_training.training_errors import TrainingError
 
 COUNT = st.integers(0, 10**12)
@@ -46,7 +46,7 @@ MEASUREMENT = st.builds(
 def test_what_is_written_is_read_back(entries: list[CollectionRecord | Measurement], tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.unlink(missing_ok=True)
-    journal = Journal(path)
+    journal = LoopJournal(path)
     records: list[CollectionRecord] = []
     for entry in entries:
         if isinstance(entry, CollectionRecord):
@@ -54,32 +54,32 @@ def test_what_is_written_is_read_back(entries: list[CollectionRecord | Measureme
             journal.collected(records[-1])
         else:
             journal.measured(entry)
-    for each in (journal, Journal(path)):
+    for each in (journal, LoopJournal(path)):
         assert each.records == records
         assert each.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
 
 
 def test_there_is_no_file_until_something_is_written(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    assert Journal(path).records == []
+    assert LoopJournal(path).records == []
     assert not path.exists()
 
 
 @pytest.mark.parametrize("last", [record(1), measurement(1)], ids=["collected", "measured"])
 def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(last: CollectionRecord | Measurement, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
+    journal = LoopJournal(path)
     journal.collected(record(0))
     kept = path.read_bytes()
 
-    def write(to: Journal) -> None:
+    def write(to: LoopJournal) -> None:
         to.collected(last) if isinstance(last, CollectionRecord) else to.measured(last)
 
     write(journal)
     whole = path.read_bytes()
     for end in range(len(kept), len(whole)):
         path.write_bytes(whole[:end])
-        torn = Journal(path)
+        torn = LoopJournal(path)
         assert (torn.records, torn.measurements) == ([record(0)], []), end
         assert path.read_bytes() == kept
         write(torn)  # it can be continued
@@ -88,12 +88,12 @@ def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(last: CollectionRecord
 
 def test_the_first_line_can_be_torn(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    Journal(path).collected(record(0))
+    LoopJournal(path).collected(record(0))
     path.write_bytes(path.read_bytes()[:20])
-    journal = Journal(path)
+    journal = LoopJournal(path)
     assert journal.records == []
     journal.collected(record(0))
-    assert Journal(path).records == [record(0)]
+    assert LoopJournal(path).records == [record(0)]
 
 
 @pytest.mark.parametrize(
@@ -118,22 +118,22 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes,
     path = tmp_path / "journal.jsonl"
     path.write_bytes(content)
     with pytest.raises(TrainingError, match=r"not a journal of a loop.*another folder"):
-        Journal(path)
+        LoopJournal(path)
     assert path.read_bytes() == content
 
 
 def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for number in range(3):
-        Journal(path).collected(record(number))
+        LoopJournal(path).collected(record(number))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])
     with pytest.raises(TrainingError, match="collection 2 follows 0"):
-        Journal(path)
+        LoopJournal(path)
 
 
 def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = LoopJournal(tmp_path / "journal.jsonl")
     for each in (record(0), record(1, iteration=1, is_enough=False), record(2, iteration=1)):
         journal.collected(each)
     assert journal.of_iteration(0) == record(0)
@@ -142,7 +142,7 @@ def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Pat
 
 
 def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = LoopJournal(tmp_path / "journal.jsonl")
     found = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
     for each in found:
         journal.measured(each)

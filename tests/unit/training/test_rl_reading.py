@@ -23,7 +23,7 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.saved_policy import _complete
 from memagent_training.job.training_output import write_record
-from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.rl.rl_job import prepare
@@ -138,7 +138,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
 def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None:
     job = small_job(tmp_path / "rl", reading=ReadingSettings(chunk_tokens=128))
     write_record(job.out, prepare(job).record)
-    Journal(job.out / "journal.jsonl").collected(record())
+    LoopJournal(job.out / "journal.jsonl").collected(record())
     prepare(replace(job, resume=True))
     with pytest.raises(TrainingError, match=r"read_with|chunk_tokens"):
         prepare(replace(job, resume=True, reading=ReadingSettings(chunk_tokens=64)))

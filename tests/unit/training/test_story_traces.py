@@ -15,7 +15,7 @@ from recipes.language import supervised
 from recipes.language.reader_traces import TraceMaker
 from recipes.language.story_traces import turns_on_story
 from recipes.language.supervised import SHIPPED, ExampleMaker
-from recipes.language.turns import Turn
+from recipes.language.turns import LessonTurn
 
 PROSE = "The daemon reads its settings when it starts. Nothing else is written to the disk by any of its workers. "
 KINDS = {"walk": WALKS, "find": FINDS, "part": PARTS}
@@ -28,7 +28,7 @@ EVENTS = {
 
 
 @pytest.fixture(scope="module")
-def turns(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+def turns(tmp_path_factory: pytest.TempPathFactory) -> list[LessonTurn]:
     path = tmp_path_factory.mktemp("corpus") / "train.txt"
     path.write_text(PROSE * 60, encoding="utf-8")
     prose = Prose(path)
@@ -66,7 +66,7 @@ def updated(memory: str, section: str, question: str) -> dict[str, str]:
     return known
 
 
-def test_each_update_follows_from_its_memory_and_section_alone(turns: list[Turn]) -> None:
+def test_each_update_follows_from_its_memory_and_section_alone(turns: list[LessonTurn]) -> None:
     updates = [turn for turn in turns if turn.role == "update"]
     assert len(updates) > 200
     for turn in updates:
@@ -74,7 +74,7 @@ def test_each_update_follows_from_its_memory_and_section_alone(turns: list[Turn]
         assert turn.writes == (notes(turn.reply) != notes(turn.fields["memory"]))
 
 
-def test_each_answer_follows_from_its_memory(turns: list[Turn]) -> None:
+def test_each_answer_follows_from_its_memory(turns: list[LessonTurn]) -> None:
     answers = [turn for turn in turns if turn.role == "answer"]
     assert len(answers) > 100
     for turn in answers:
@@ -88,7 +88,7 @@ def test_each_answer_follows_from_its_memory(turns: list[Turn]) -> None:
         assert last_boxed(turn.reply) == known.get(value, value)
 
 
-def test_memory_has_only_words_of_the_text(turns: list[Turn]) -> None:
+def test_memory_has_only_words_of_the_text(turns: list[LessonTurn]) -> None:
     for turn in turns:
         if turn.role == "update":
             assert set(re.findall(r"\w+", turn.reply)) <= set(re.findall(r"\w+", " ".join(turn.fields.values()))) | {
@@ -96,7 +96,7 @@ def test_memory_has_only_words_of_the_text(turns: list[Turn]) -> None:
             }
 
 
-def test_stories_of_all_kinds_and_sections_without_events_are_there(turns: list[Turn]) -> None:
+def test_stories_of_all_kinds_and_sections_without_events_are_there(turns: list[LessonTurn]) -> None:
     updates = [turn for turn in turns if turn.role == "update"]
     assert {"before it came" in turn.question for turn in updates} == {True, False}
     assert any(not turn.writes for turn in updates)

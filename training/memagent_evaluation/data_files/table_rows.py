@@ -177,7 +177,7 @@ class ParquetRows:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """The file, opened each time, because an open one is not for several threads."""
+        """Yield the file, opened each time, because an open one is not for several threads."""
         parquet = extra_module("pyarrow.parquet", f"reading {self.path.name}")
         try:
             with parquet.ParquetFile(self.path) as file:

@@ -84,7 +84,7 @@ class OverlongPenalty:
             raise TrainingError(f"The overlong penalty has {given}", hint="Give 0 < cache_length <= max_length.")
 
     def of(self, rollout: Rollout) -> float:
-        """The penalty of a rollout, by the longest completion of any of its conversations, whether learned or not."""
+        """Return a rollout's penalty, by the longest completion of any of its conversations, whether learned or not."""
         longest = max(len(conversation.completion_ids_T) for conversation in rollout.conversations_K)
         excess = longest - (self.max_length - self.cache_length)
         return -min(max(excess / self.cache_length, 0.0), 1.0)
@@ -214,7 +214,7 @@ def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReas
 
 
 def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> AdvantageBatch:
-    """The rows of one optimizer step over these groups, with advantages and loss weights.
+    """Return the rows of one optimizer step over these groups, with advantages and loss weights.
 
     Args:
         groups: all groups of the step, over all ranks: the weights' denominators are counted only here.
@@ -275,7 +275,7 @@ def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -
 
 
 def _weighed(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
-    """The rows with the weights of the chosen mean, from each row's number of learned tokens."""
+    """Return the rows with the weights of the chosen mean, from each row's number of learned tokens."""
     rollout_tokens: Counter[tuple[int, int]] = Counter()
     for row, tokens in learned:
         rollout_tokens[_rollout_of(row)] += tokens

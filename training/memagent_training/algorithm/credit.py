@@ -82,7 +82,7 @@ class CreditTerm:
         return not self.roles or any(fnmatchcase(role, each) for each in self.roles)
 
     def compared(self, group: RolloutGroup) -> list[list[Credited]]:
-        """The group's rewards, in the sets in which they are compared.
+        """Return the group's rewards, in the sets in which they are compared.
 
         Raises:
             TrainingError: a run does not have a reward for each conversation, but these are compared.
@@ -136,7 +136,7 @@ class CreditTerm:
                 )
 
     def _of_run(self, rollout: Rollout) -> float | None:
-        """The reward of the run, or of a role's conversations in it; None if it has none of that role."""
+        """Return the reward of the run, or of a role's conversations in it; None if it has none of that role."""
         earned = rollout.earned(self.reward)
         if not isinstance(earned, tuple):
             return earned

@@ -54,7 +54,7 @@ class TokenLoss:
         return log_r_BT.exp()
 
     def importance(self, old_BT: Tensor, logged_BT: Tensor) -> Tensor:
-        """The weight of the clipped loss if the sampler's probabilities were not p_old."""
+        """Return the weight of the clipped loss if the sampler's probabilities were not p_old."""
         return (old_BT - logged_BT).exp().clamp(max=self.importance_cap)
 
     def kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices of a stack (K, rows, columns), roughly."""
+    """Return the nearest (semi-)orthogonal matrices of a stack (K, rows, columns), roughly."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16() if bfloat16_is_fast(matrices.device) else matrices.float()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

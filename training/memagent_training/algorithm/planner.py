@@ -185,7 +185,7 @@ class _Step:
                 previous = current
 
     def tokens(self, batch: Sequence[int], inert: int = 0) -> int:
-        """The cost of a micro-batch; rows of a prefix tree must be neighbours."""
+        """Return the cost of a micro-batch; rows of a prefix tree must be neighbours."""
         if self.layout is Layout.PADDED:
             longest = [max((of[place] for place in batch), default=1) for of in (self.prompts, self.completions)]
             return (len(batch) + inert) * sum(longest)
@@ -193,7 +193,7 @@ class _Step:
         return real + _inert_tokens(self.layout, inert)
 
     def critical_tokens(self, position: Sequence[_Batch]) -> int:
-        """What the slowest rank forwards at one position, with its batches filled up to the same number of rows."""
+        """Return what the slowest rank forwards at one position, with batches filled up to the same number of rows."""
         rows = max(map(len, position))
         return max(self.tokens(batch, rows - len(batch)) for batch in position)
 
@@ -207,7 +207,7 @@ def _ids(row: TrainingRow) -> array[int]:
 
 
 def _sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
-    """The canonical order: that of a trie, or the longest first, and then by run, so that the given order does not
+    """Return the canonical order: a trie's, or the longest first, and then by run, so that the given order does not
     matter.
     """
     prompt, completion = len(row.conversation.prompt_ids_P), len(row.conversation.completion_ids_T)

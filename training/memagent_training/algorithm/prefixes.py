@@ -9,7 +9,7 @@ _BLOCK = 512
 
 
 def shared_prefix(left: array[int], right: array[int]) -> int:
-    """The length of the common prefix of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     shorter = min(len(left), len(right))
     for start in range(0, shorter, _BLOCK):
         end = min(start + _BLOCK, shorter)

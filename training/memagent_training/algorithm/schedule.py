@@ -108,7 +108,7 @@ class Schedule:
         return digest.hexdigest()[:32]
 
     def step(self, number: int) -> ScheduledStep:
-        """The step of that number, counted from 0 over all passes."""
+        """Return the step of that number, counted from 0 over all passes."""
         if self._newest is None or self._newest[0] != number:
             which_pass, place = divmod(number, self.steps_per_pass)
             self._newest = (number, self._scheduled(self.pass_order(which_pass)[place]))
@@ -119,7 +119,7 @@ class Schedule:
         return self._scheduled(self.kept)
 
     def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
-        """The groups of each step of a pass, counted from 0."""
+        """Return the groups of each step of a pass, counted from 0."""
         return optimizer_steps(
             self.kept,
             groups_per_step=self.groups_per_step,

@@ -18,9 +18,10 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.cli.options import AsJSON, Haystack, PolicyName, Quiet, ReadingOptions, Small
+from memagent_graph.cli.options import AsJSON, Haystack, Quiet, Small
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import PolicyError
+from memagent_graph.settings import PolicySettings, WordingSettings
 from memagent_training.commands.training_process import (
     PRESETS,
     LoRARank,
@@ -55,7 +56,7 @@ _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface
 
 
 @dataclass(frozen=True, kw_only=True)
-class RL(ReadingOptions):
+class RL(WordingSettings):
     """Improve a policy on questions that it reads itself: collect, train, serve the new weights, and again.
 
     On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph rl ..., with a file from
@@ -68,7 +69,7 @@ class RL(ReadingOptions):
     )
     task: Annotated[list[str], typer.Option(help="An evaluation task to take questions from. Repeatable.")]
     lengths: Annotated[str, typer.Option(help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.")]
-    policy: PolicyName = None
+    policy: str | None = None
     model: Annotated[
         str | None,
         typer.Option(help='The policy to start from: a folder, a hub id, or "embedded".', show_default="embedded"),
@@ -160,7 +161,7 @@ class RL(ReadingOptions):
 
 
 def _job(request: RL) -> RLJob:
-    """The loop with the given options.
+    """Return the loop with the given options.
 
     Raises:
         TrainingError, EvaluationError, PolicyError: a value cannot be parsed, or a policy cannot be loaded.
@@ -199,13 +200,13 @@ def _job(request: RL) -> RLJob:
 
 
 def _model(request: RL) -> str:
-    """The folder or hub id of the weights to start from; for a named policy, those that it runs on."""
+    """Return the folder or hub id of the weights to start from; for a named policy, those that it runs on."""
     if request.policy is None:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-    from memagent_graph.policies.named import PolicyRequest, make_policy  # noqa: PLC0415
+    from memagent_graph.policy_registry import make_policy  # noqa: PLC0415
 
-    policy = make_policy(request.policy, PolicyRequest(model=request.model))
+    policy = make_policy(PolicySettings(policy=request.policy, model=request.model))
     if not isinstance(policy, LocalPolicy):
         raise TrainingError(
             f"the policy {request.policy!r} has no weights in this process to start from",
@@ -227,7 +228,7 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
-    """The server's options, split as in a shell."""
+    """Return the server's options, split as in a shell."""
     try:
         return tuple(word for each in options for word in shlex.split(each))
     except ValueError as error:

@@ -117,14 +117,14 @@ def failures_told(
 
 
 def as_options(text: str, option_names: OptionNames) -> str:
-    """A message or hint with the command line's names."""
+    """Return a message or hint with the command line's names."""
     for pattern, option in option_names:
         text = pattern.sub(option, text)
     return text
 
 
 def _with_run(error: MemAgentError) -> MemAgentError:
-    """The error with the run in its message: the console shows a run by itself only where it can be resumed."""
+    """Return the error with the run in its message: the console shows a run by itself only where it can be resumed."""
     if error.run_id is not None and error.run_id not in error.message:
         error.message = f"{error.message} (run {error.run_id})"
     return error

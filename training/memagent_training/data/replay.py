@@ -19,10 +19,10 @@ from itertools import compress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
-from memagent_graph.trace import Writes
 from memagent_training.data.replay_report import Refusal, ReplayReport, named
 from memagent_training.data.reward_functions import (
     LARGEST_REWARD,
@@ -60,7 +60,7 @@ class Replay:
     report: ReplayReport
 
     def require_groups(self) -> list[RolloutGroup]:
-        """The groups; there must be at least one.
+        """Return the groups; there must be at least one.
 
         Raises:
             ReplayError: every run was refused; the message names all reasons, causes first.
@@ -101,7 +101,7 @@ def load_groups(
     tokenizer: str | None = None,
     template: str | None = None,
 ) -> Replay:
-    """The groups in a run log, or in an export of one.
+    """Return the groups in a run log, or in an export of one.
 
     Args:
         source: the log or its path, or the path of an export.
@@ -191,7 +191,7 @@ class _Ledger:
     """The policy version of a group's first run."""
 
     def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
-        """A group has runs of one policy version: what another policy earned is not what this one would have."""
+        """Return the group of the run's policy version: what another version earned is not what this one would."""
         if group is None:
             return None
         version = run.conversations_K[0].policy_version
@@ -212,7 +212,7 @@ class _Ledger:
             self.broken.add(group)
 
     def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
-        """The refused runs, the oldest of each reason first."""
+        """Return the refused runs, the oldest of each reason first."""
         ids = [run_id for run_id in self.group_of if run_id in self.refused]
         found = {reason: tuple(run_id for run_id in ids if self.refused[run_id] is reason) for reason in Refusal}
         return {reason: run_ids for reason, run_ids in found.items() if run_ids}
@@ -320,7 +320,7 @@ def _tokens(conversation: Conversation) -> int:
 
 
 def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
-    """The only fingerprint of the runs; None if there are no runs."""
+    """Return the only fingerprint of the runs; None if there are no runs."""
     run_ids: dict[str, list[str]] = {}
     for run in runs:
         for fingerprint in {getattr(conversation, what) for conversation in run.sampled}:

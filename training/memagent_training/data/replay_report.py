@@ -60,7 +60,7 @@ class Refusal(StrEnum):
     """The remedy."""
 
     def __new__(cls, value: str, remedy: str) -> Self:
-        """A reason with its remedy."""
+        """Return a reason with its remedy."""
         reason = str.__new__(cls, value)
         reason._value_, reason.remedy = value, remedy
         return reason
@@ -108,7 +108,7 @@ class ReplayReport:
     so importance weights from them are approximate."""
 
     def summary(self) -> list[str]:
-        """The report as lines of text."""
+        """Return the report as lines of text."""
         lines = [
             f"{self.source}: {counted(self.rollouts, 'rollout')} in {counted(self.groups, 'group')} "
             f"of {counted(self.runs, 'run')}"
@@ -135,7 +135,7 @@ class ReplayReport:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 

@@ -29,7 +29,7 @@ class RewardFunction(Protocol):
     """Scores a run."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """The run's reward, a finite number; None if it cannot be judged."""
+        """Return the run's reward, a finite number; None if it cannot be judged."""
         ...
 
 
@@ -46,7 +46,7 @@ class SaysWhyUnknown(Protocol):
     """A reward function that can say why it gave None."""
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """The reason, in a few words."""
+        """Return the reason, in a few words."""
         ...
 
 
@@ -65,7 +65,7 @@ class LoggedReward:
     """Only rewards from this source; None accepts any."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """The logged value; None if there is none."""
+        """Return the logged value; None if there is none."""
         return _newest(run, self.name, self.source).get(None)
 
     def why_unknown(self, run: TrainingRun, /) -> str:
@@ -83,31 +83,31 @@ class LoggedStepReward:
     """Only rewards from this source; None accepts any."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """The logged values; None if a conversation that can be trained on has none."""
+        """Return the logged values; None if a conversation that can be trained on has none."""
         newest = _newest(run, self.name, self.source)
         if any(conversation.id not in newest for conversation in run.sampled):
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """A conversation has none in the log."""
+        """Refuse a conversation without one in the log."""
         del run
         return "the log holds no such reward for each conversation"
 
 
 def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int | None, float]:
-    """The newest logged value by conversation; None is the run itself."""
+    """Return the newest logged value by conversation; None is the run itself."""
     rewards = (reward for reward in run.rewards if name in {None, reward.name} and source in {None, reward.source})
     return {reward.conversation: reward.value for reward in rewards}
 
 
 def not_usable(value: float) -> str:
-    """A description of what is wrong with a reward beyond `LARGEST_REWARD`."""
+    """Return a description of what is wrong with a reward beyond `LARGEST_REWARD`."""
     return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
 
 
 def checked(value: float, run: TrainingRun, name: str) -> float:
-    """The value, if it is a finite number that training can hold, in 32 bits.
+    """Return the value, if it is a finite number that training can hold, in 32 bits.
 
     Raises:
         RewardError: it is not.
@@ -122,7 +122,7 @@ def checked(value: float, run: TrainingRun, name: str) -> float:
 
 
 def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tuple[float, ...]:
-    """The values, if there is a finite number for each of the run's conversations.
+    """Return the values, if there is a finite number for each of the run's conversations.
 
     Raises:
         RewardError: there is no such number for each.
@@ -137,6 +137,6 @@ def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tup
 
 
 def name_of(function: object) -> str:
-    """The name of a function, or of its class."""
+    """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

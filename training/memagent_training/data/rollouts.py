@@ -86,7 +86,7 @@ class Rollout:
                 raise ValueError(f"run {self.run_id} has {given}")
 
     def earned(self, name: str) -> Earned | None:
-        """The reward of that name; None if there is none."""
+        """Return the reward of that name; None if there is none."""
         if name == OUTCOME:
             return self.reward
         return self.step_rewards_K if name == STEP else self.term_rewards.get(name)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from memagent_evaluation.samples import Metric
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore, store_of
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
-from memagent_graph.trace import Trace, Writes
+from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -109,7 +110,7 @@ class TrainingRun:
         return found
 
     def without_discarded(self) -> TrainingRun:
-        """The same run without discarded attempts."""
+        """Return the same run without discarded attempts."""
         return replace(
             self,
             conversations_K=tuple(
@@ -133,7 +134,7 @@ class TrainingRun:
 
 
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
-    """The runs of a run log, or of a file that `memagent export` wrote, oldest first.
+    """Yield the runs of a run log, or of a file that `memagent export` wrote, oldest first.
 
     An export is read directly, without a log. One run at a time is in memory.
 

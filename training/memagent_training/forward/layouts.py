@@ -87,7 +87,7 @@ def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | st
 
 
 def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:
-    """The model inputs of a micro-batch.
+    """Return the model inputs of a micro-batch.
 
     Args:
         rows: at least one.

@@ -27,7 +27,7 @@ FILE_NAME = "multi_conv_dapo.safetensors"
 
 
 def key_of(row: TrainingRow) -> RowKey:
-    """The row's conversation."""
+    """Return the row's conversation."""
     return (row.run_id, row.conversation_index)
 
 
@@ -51,7 +51,7 @@ class LogProbGap:
 
 
 def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
-    """The gap over the recomputed rows; None if there are none."""
+    """Return the gap over the recomputed rows; None if there are none."""
     totals: dict[str, tuple[float, int]] = {}
     largest = 0.0
     for row in rows:

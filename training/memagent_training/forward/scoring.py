@@ -165,7 +165,7 @@ def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tenso
 
 
 def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
-    """The mask in a form that the model's attention applies exactly; it is the same for every layer."""
+    """Return the mask in a form that the model's attention applies exactly; it is the same for every layer."""
     if not micro_batch.nodes:
         return micro_batch.padding_mask_SN
     config = core.config.get_text_config()

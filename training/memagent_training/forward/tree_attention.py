@@ -34,7 +34,7 @@ class NodeMask(Tensor):
 
     @staticmethod
     def __new__(cls, nodes: tuple[Node, ...], device: torch.device | str = "cpu") -> NodeMask:
-        """A byte, expanded to that shape."""
+        """Return a byte, expanded to that shape."""
         tokens = nodes[-1].end
         mask = torch.zeros((), dtype=torch.bool, device=device).expand(1, 1, tokens, tokens).as_subclass(cls)
         mask.nodes = nodes
@@ -106,7 +106,7 @@ def attend_by_paths(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """The same on any device without a kernel in torch that returns the sums: all keys of a node's path at once.
+    """Return the same on any device without a kernel in torch that returns the sums: all keys of a node's path at once.
 
     Keys and values are copied for each path.
     """
@@ -215,12 +215,12 @@ def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> 
 
 
 def _with_whole_heads(tensor: Tensor) -> Tensor:
-    """The kernels need a head's numbers to be contiguous."""
+    """Return the kernels need a head's numbers to be contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """A buffer for sums, in the order (batch, tokens, heads, dimension), which models need next."""
+    """Return a buffer for sums, in the order (batch, tokens, heads, dimension), which models need next."""
     batch, heads, tokens, dimension = like.shape
     dtype = torch.promote_types(like.dtype, torch.float32)
     return torch.zeros(batch, tokens, heads, dimension, dtype=dtype).transpose(1, 2)

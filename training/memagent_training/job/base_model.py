@@ -58,7 +58,7 @@ def find_base_model(name: str) -> BaseModel:
 
 
 def _located(name: str) -> tuple[Path, str]:
-    """The model's folder, and the name for transformers."""
+    """Return the model's folder, and the name for transformers."""
     folder = EMBEDDED_FOLDER if name == "embedded" else Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

@@ -110,7 +110,7 @@ class Collected:
 
 
 def gold_of(sample: Sample) -> Gold:
-    """The correct answer of a question, by its task's rules, and its evidence in the document."""
+    """Return the correct answer of a question, by its task's rules, and its evidence in the document."""
     own = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
     return Gold(sample.gold, sample.task.metric, own, tuple(each.text for each in sample.needles) or None)
 
@@ -222,7 +222,7 @@ class _Collection:
         return checked(value, run, self.reward_name)
 
     def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:
-        """A group's rewards from an earlier call; None if it is incomplete."""
+        """Return a group's rewards from an earlier call; None if it is incomplete."""
         totals = self.run_log.totals(run_ids)
         found = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
         rewards = [reward for reward in found if reward is not None]

@@ -253,7 +253,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     def schedule(
         self, groups: Sequence[RolloutGroup], *, seed: int | None = None, steps: int | None = None
     ) -> Schedule:
-        """The optimizer steps over these groups, shuffled by `seed` (the config's own by default).
+        """Return the optimizer steps over these groups, shuffled by `seed` (the config's own by default).
 
         Raises:
             TrainingError: no group teaches anything, a reward is not a number, or groups share an id.

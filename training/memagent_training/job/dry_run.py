@@ -160,7 +160,7 @@ def _cost(plan: StepPlan) -> LayoutCost:
 
 
 def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepPlan]) -> MemoryEstimate | None:
-    """The estimate for the heaviest micro-batch that was planned."""
+    """Return the estimate for the heaviest micro-batch that was planned."""
     config, job = prepared.config, prepared.job
     model = unloaded_model(prepared.base.source, lora_rank=job.lora_rank)
     try:
@@ -200,7 +200,7 @@ def _shards(prepared: PreparedJob) -> int:
 
 
 def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
-    """The plan as tables; `worded` translates remedies into the reader's terms, such as a command's options."""
+    """Return the plan as tables; `worded` translates remedies into the reader's terms, such as a command's options."""
     parts: list[RenderableType] = [_runs_table(found, worded), _schedule_table(found), _tokens_table(found)]
     if found.memory is None:
         parts.append(Text("memory: not estimated for a model of this shape"))

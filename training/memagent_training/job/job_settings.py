@@ -71,7 +71,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
-    """The settings of a preset with changes, and those that depend on the machine.
+    """Return the settings of a preset with changes, and those that depend on the machine.
 
     Without an accelerator, processes that were launched together find each other only if they are set to use CPUs; and
     TRL's default, bfloat16, does not suit every machine.
@@ -94,7 +94,7 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
 
 
 def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
-    """The settings that determine the resulting weights, JSON-ready."""
+    """Return the settings that determine the resulting weights, JSON-ready."""
     return {name: _plain(getattr(config, name)) for name in DECISIVE}
 
 
@@ -110,7 +110,7 @@ class ChangedSetting:
 def changed_settings(
     config: MultiConvDAPOConfig, preset: str | Path, names: Iterable[str]
 ) -> tuple[ChangedSetting, ...]:
-    """The settings among `names` that differ from the preset's."""
+    """Return the settings among `names` that differ from the preset's."""
     original = make_config(preset, {}, Path(str(config.output_dir)))
     pairs = ((name, _plain(getattr(original, name)), _plain(getattr(config, name))) for name in sorted(names))
     return tuple(ChangedSetting(*each) for each in pairs if each[1] != each[2])
@@ -122,7 +122,7 @@ def _plain(value: Any) -> Any:
 
 
 def _members(kind: Any) -> frozenset[Any]:
-    """The plain types that a declared type allows."""
+    """Return the plain types that a declared type allows."""
     origin = typing.get_origin(kind)
     if origin in {typing.Union, types.UnionType}:
         return frozenset().union(*map(_members, typing.get_args(kind)))

@@ -62,7 +62,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, model: Any) -> ModelSizes:
-        """The sizes of a causal language model of transformers, on any device, including "meta"."""
+        """Return the sizes of a causal language model of transformers, on any device, including "meta"."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -117,7 +117,7 @@ class MemoryEstimate:
 
 
 def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
-    """The model without its weights (on the device "meta"), with adapters if configured.
+    """Return the model without its weights (on the device "meta"), with adapters if configured.
 
     Raises:
         TrainingError: transformers does not know this causal language model.
@@ -157,7 +157,7 @@ def estimate_memory(
     with_reference: bool = False,
     shards: int = 1,
 ) -> MemoryEstimate:
-    """The estimate of the module's docstring.
+    """Return the estimate of the module's docstring.
 
     Args:
         sizes: of the model.

@@ -24,12 +24,12 @@ _LINES = "Give settings as 'name: value' lines."
 
 
 def preset_names() -> list[str]:
-    """The presets that come with the package."""
+    """Return the presets that come with the package."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
 def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
-    """The settings of a preset.
+    """Return the settings of a preset.
 
     Args:
         name: of a preset that comes with the package, or a file's path.
@@ -48,7 +48,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
 
 
 def _number(setting: str, value: Any) -> Any:
-    """A number if one is meant: YAML reads 1e-6, without a point, as text."""
+    """Return a number if one is meant: YAML reads 1e-6, without a point, as text."""
     kind = str(MultiConvDAPOConfig.__dataclass_fields__[setting].type)
     if not isinstance(value, str) or "float" not in kind or "str" in kind:
         return value
@@ -59,7 +59,7 @@ def _number(setting: str, value: Any) -> Any:
 
 
 def read_preset(name: str | Path) -> Mapping[str, Any]:
-    """The preset's settings by name, as in its file.
+    """Return the preset's settings by name, as in its file.
 
     Raises:
         TrainingError: there is no such preset, or the file is not a mapping.

@@ -118,7 +118,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self._has_begun = False
 
     def _scheduled_step(self) -> ScheduledStep:
-        """The next optimizer step."""
+        """Return the next optimizer step."""
         return self.schedule.step(self.state.global_step)
 
     # Methods that the Trainer's loop calls
@@ -129,7 +129,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return DataLoader(steps, batch_size=1, collate_fn=_only)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The Trainer's, or Muon's and AdamW's together.
+        """Return the Trainer's, or Muon's and AdamW's together.
 
         Raises:
             TrainingError: Muon is set but matrices are sharded over ranks.
@@ -405,7 +405,7 @@ class _InertRow:
 
 
 def _local(value: Tensor) -> Tensor:
-    """A sharded tensor's part on this rank, or the tensor."""
+    """Return a sharded tensor's part on this rank, or the tensor."""
     local: Tensor = value.to_local() if hasattr(value, "to_local") else value
     return local
 

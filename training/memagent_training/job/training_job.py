@@ -199,7 +199,7 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """The group of each run, from a JSON object or lines "run,group" of a CSV file.
+    """Return the group of each run, from a JSON object or lines "run,group" of a CSV file.
 
     Raises:
         TrainingError: the file is neither of these.
@@ -221,7 +221,7 @@ def read_groups(path: Path) -> dict[str, str]:
 
 
 def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]) -> MultiConvDAPOConfig:
-    """The settings with the temperature that the runs were sampled at: the loss is about that distribution."""
+    """Return the settings with the temperature that the runs were sampled at: the loss is about that distribution."""
     if set(sampled) == {config.temperature}:
         return config
     at = ", ".join(f"{each:g} ({count} conversations)" for each, count in sorted(sampled.items()))

@@ -143,7 +143,7 @@ def _restore_cache(config: Path, of_base: Path) -> None:
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """The optimizer step that a checkpoint's folder is named after; None for another folder."""
+    """Return the optimizer step that a checkpoint's folder is named after; None for another folder."""
     match = _NUMBER.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
 

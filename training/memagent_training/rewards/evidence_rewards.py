@@ -14,12 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
+from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
 from memagent_graph.provenance.evidence import chunks_behind
 from memagent_graph.run_log import Outcome
 from memagent_graph.timeline.run_views import chunk_reader
-from memagent_graph.trace import Span, Writes
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import ExactMatch
@@ -49,12 +49,12 @@ class _OfEvidence:
     """Where to find the gold evidence; the run's own if left out."""
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """The reason."""
+        """Return the reason."""
         found = self._evidence(run)
         return found if isinstance(found, str) else "a text was redacted away"
 
     def _evidence(self, run: TrainingRun) -> tuple[_Places, ...] | str:
-        """The places of each gold text, or why they are not known."""
+        """Return the places of each gold text, or why they are not known."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         if gold is None or not gold.evidence:
             return "no gold evidence is known"
@@ -68,7 +68,7 @@ class _OfEvidence:
             return "its document is not kept"
 
     def _gold_chunks(self, run: TrainingRun) -> tuple[frozenset[int], int] | None:
-        """The chunks that were read and contain evidence, and how many texts begin after the part that was read.
+        """Return the chunks that were read and contain evidence, and how many texts begin after the part that was read.
 
         How the rest would have been cut is not known, so each text there counts as one chunk.
         """
@@ -163,7 +163,7 @@ class ExitInTime(_OfEvidence):
         return 1 - (read - in_time) / (size - in_time) if read > in_time else 1.0
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """The reason."""
+        """Return the reason."""
         evidence = self._evidence(run)
         return evidence if isinstance(evidence, str) else self._without_end(run)
 
@@ -187,7 +187,7 @@ class LongRLVR(_OfEvidence):
         return right + 0.1 * grounded + 0.9 * right * grounded
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """The reason."""
+        """Return the reason."""
         grounded = EvidenceF2(self.gold)
         if grounded(run) is None:
             return grounded.why_unknown(run)
@@ -195,7 +195,7 @@ class LongRLVR(_OfEvidence):
 
 
 def _behind(run: TrainingRun) -> list[frozenset[int]] | None:
-    """The chunks that each memory is based on, by update; None if one was redacted."""
+    """Return the chunks that each memory is based on, by update; None if one was redacted."""
     if run.store is None or any(after is None for _, after in run.memories_around):
         return None
     return chunks_behind(run.trace, chunk_reader(run.store, run.record.document, run.trace))
@@ -207,7 +207,7 @@ def _holds(span: Span, places: _Places | list[tuple[int, int]]) -> bool:
 
 @lru_cache(maxsize=64)
 def _evidence_in(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> tuple[_Places, ...] | str:
-    """The places of each text in a stored document; for a text that is not in it, the reason."""
+    """Return the places of each text in a stored document; for a text that is not in it, the reason."""
     text = DocumentStore(root).read_bytes(DocumentRef(key=key, name="", size=size, media_type="text/plain"), 0, size)
     found = []
     for each in evidence:

@@ -26,12 +26,12 @@ class GoldAnswers:
     """By document and question; a document is identified by its key, which is its digest, or by its name."""
 
     def of(self, run: TrainingRun) -> tuple[str, ...] | None:
-        """The gold answers of a run; None if there are none."""
+        """Return the gold answers of a run; None if there are none."""
         found = self.gold_of(run)
         return (found.answers or None) if found is not None else None
 
     def gold_of(self, run: TrainingRun) -> Gold | None:
-        """The same in the form that a run has, with the evidence if known."""
+        """Return the same in the form that a run has, with the evidence if known."""
         document = run.record.document
         of_document = ((str(document[by]), run.question) for by in ("key", "name"))
         found = self.answers.get(run.run_id)
@@ -73,7 +73,7 @@ class GoldAnswers:
         )
 
 
-class _Line(msgspec.Struct):
+class _GoldLine(msgspec.Struct):
     run_id: str | None = None
     question: str | None = None
     document: str | None = None
@@ -84,7 +84,7 @@ class _Line(msgspec.Struct):
 
 def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
     try:
-        entry = msgspec.json.decode(line, type=_Line)
+        entry = msgspec.json.decode(line, type=_GoldLine)
     except msgspec.DecodeError as error:
         raise _no_entry(place) from error
     value = entry.answer if entry.answers is None else entry.answers

@@ -37,7 +37,7 @@ class JudgedBy:
         return None if run.answer is None else run_sync(self.judge(run, run.answer))
 
     async def judge(self, run: TrainingRun, answer: str) -> float:
-        """The grade of an answer to the run's question; for callers with an event loop."""
+        """Return the grade of an answer to the run's question; for callers with an event loop."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         grader = Grader(self.policy, self.prompt, self.sampling)
         try:

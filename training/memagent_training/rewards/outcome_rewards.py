@@ -27,7 +27,7 @@ class _Compares:
     """Where to find the gold answers; the run's own if left out. Several in a list are alternatives."""
 
     def of(self, run: TrainingRun) -> Gold | None:
-        """The run's gold answers."""
+        """Return the run's gold answers."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         return gold if gold is not None and gold.answers else None
 
@@ -102,7 +102,7 @@ def _released_form(text: str) -> str:
 
 
 def _released_box(said: str) -> str | None:
-    """The content of the last box; None if there is none, or it is not closed."""
+    """Return the content of the last box; None if there is none, or it is not closed."""
     if "\\boxed " in said:
         return said.rpartition("\\boxed ")[2].partition("$")[0]
     start = said.rfind("\\boxed")
@@ -176,7 +176,7 @@ class Weighted:
             raise RewardError("there are no rewards to sum", hint="Name at least one, with its weight.")
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """The sum.
+        """Return the sum.
 
         Raises:
             RewardError: a part is not a finite number; the message says which.

@@ -73,7 +73,7 @@ FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
 
 
 def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
-    """A reward's name in the log, and the function, which compares with the runs' gold answers.
+    """Return a reward's name in the log, and the function, which compares with the runs' gold answers.
 
     Args:
         reward: a built-in's name, or a function.
@@ -88,7 +88,7 @@ def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
 
 
 def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
-    """The reward function for `text`, or the name of a logged reward.
+    """Return the reward function for `text`, or the name of a logged reward.
 
     Args:
         text: "module:function" or "file.py:function", a built-in's name, or a logged reward's.
@@ -104,7 +104,7 @@ def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFun
 
 
 def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | StepRewardFunction:
-    """The same for rewards of single conversations."""
+    """Return the same for rewards of single conversations."""
     own: StepRewardFunction | None = _own(text)
     if own is not None:
         return own
@@ -115,7 +115,7 @@ def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | Step
 
 
 def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | StepRewardFunction:
-    """The reward of that name that comes with the package, of runs or of conversations.
+    """Return the reward of that name that comes with the package, of runs or of conversations.
 
     Args:
         name: as in terms of an advantage.
@@ -137,7 +137,7 @@ def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | Ste
 def term_rewards(
     terms: Sequence[CreditTerm], *, gold: bool, logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
-    """The functions of the rewards in terms of an advantage, except the two that a training names.
+    """Return the functions of the rewards in terms of an advantage, except the two that a training names.
 
     Args:
         terms: the terms.
@@ -180,7 +180,7 @@ def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
 
 
 def _own(text: str) -> Any:
-    """The user's own function; None if `text` does not name code."""
+    """Return the user's own function; None if `text` does not name code."""
     if not names_own_code(text):
         return None
     value = load_own(text, what="a reward", error=RewardError)

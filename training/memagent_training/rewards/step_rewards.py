@@ -9,12 +9,12 @@ from typing import Final
 
 from memagent_evaluation.samples import Metric
 from memagent_evaluation.scorers import contains, parted
+from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
 from memagent_graph.run_log import Conversation, Outcome
-from memagent_graph.trace import Writes
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 
@@ -89,12 +89,12 @@ class EvidenceInMemory:
         ]
 
     def _held(self, memory: str | None, gold: list[str], read: frozenset[str]) -> float:
-        """The share of gold strings in a memory, of those that were read."""
+        """Return the share of gold strings in a memory, of those that were read."""
         found = [each in read and contains(memory or "", each) for each in gold]
         return float(any(found)) if self.alternatives else sum(found) / max(1, len(found))
 
     def _read(self, run: TrainingRun, gold: list[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
-        """The gold strings in chunks that were read before each conversation, and in it."""
+        """Return the gold strings in chunks that were read before each conversation, and in it."""
         if self.store is None:
             return [(frozenset(gold), frozenset(gold))] * len(run.conversations_K)
         before: dict[str, frozenset[str]] = {}
@@ -136,7 +136,7 @@ class RecallGain:
         ]
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """The reason."""
+        """Return the reason."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         return "a memory was redacted away" if gold is not None and gold.answers else "no gold answer is known"
 

@@ -21,7 +21,7 @@ from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
-from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, LoopJournal
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import PreparedLoop
@@ -39,7 +39,7 @@ class Collector:
     A collection is in the journal before it is trained on, so that none is used twice.
     """
 
-    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: Journal) -> None:
+    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal) -> None:
         self._prepared = prepared
         self._serving = serving
         self._journal = journal
@@ -128,14 +128,14 @@ class Collector:
             )
 
     def groups(self, record: CollectionRecord) -> list[RolloutGroup]:
-        """What an iteration is trained on."""
+        """Return what an iteration is trained on."""
         loaded = self._loaded  # read it once: a collection in the background may become the newest at any moment
         if loaded is not None and loaded[0] == record.number:
             return loaded[1]
         return self._load(record.number, record.stage, record.group_of)
 
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
-        """A collection's groups from the run log."""
+        """Return a collection's groups from the run log."""
         evidence = self._prepared.job.evidence_share > 0
         gold = self._gold(number, stage, group_of) if evidence or self._term_rewards else None
         replay = load_groups(
@@ -153,7 +153,7 @@ class Collector:
         return replay.require_groups()
 
     def _gold(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
-        """The gold answers of a collection's runs, with their evidence."""
+        """Return the gold answers of a collection's runs, with their evidence."""
         questions = islice(self._prepared.curriculum.questions(number, stage), self._prepared.job.collect.max_questions)
         of_group = {f"{_collection(number)}-{place}": gold_of(sample) for place, sample in enumerate(questions)}
         return GoldAnswers({run: of_group[group] for run, group in group_of.items()})
@@ -164,7 +164,7 @@ def _collection(number: int) -> str:
 
 
 def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
-    """The oldest weights that read any of it: an interrupted collection may continue with newer weights."""
+    """Return the oldest weights that read any of it: an interrupted collection may continue with newer weights."""
     logged = (
         each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
     )

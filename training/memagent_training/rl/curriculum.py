@@ -35,7 +35,7 @@ class Curriculum:
     seed: int = 0
 
     def stage(self, records: Sequence[CollectionRecord]) -> int:
-        """The stage after these collections, counted from 0."""
+        """Return the stage after these collections, counted from 0."""
         stage = 0
         for record in records:
             longest = record.by_length.get(self.lengths[stage])
@@ -44,7 +44,7 @@ class Curriculum:
         return stage
 
     def questions(self, collection: int, stage: int) -> Iterator[Sample]:
-        """The questions of a collection, up to its maximum.
+        """Yield the questions of a collection, up to its maximum.
 
         Raises:
             TrainingError: there were too many collections before; their questions would be held-out ones.

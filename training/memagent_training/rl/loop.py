@@ -18,7 +18,7 @@ from memagent_training.job.saved_policy import save_policy
 from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
-from memagent_training.rl.loop_journal import CollectionRecord, Journal, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_progress import LoopProgress
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
@@ -59,7 +59,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     watcher = watcher or Watcher()
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _Source(prepared, Serving(prepared), Journal(job.out / JOURNAL), watcher)
+    source = _Source(prepared, Serving(prepared), LoopJournal(job.out / JOURNAL), watcher)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
@@ -100,7 +100,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
 class _Source:
     """The trainer's source of groups: everything in an iteration except the training itself."""
 
-    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: Journal, watcher: Watcher) -> None:
+    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal, watcher: Watcher) -> None:
         self.serving = serving
         self.journal = journal
         self._prepared = prepared
@@ -126,7 +126,7 @@ class _Source:
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
     def groups_of(self, iteration: int) -> CollectedIteration:
-        """The groups of an iteration: a `GroupSource`."""
+        """Return the groups of an iteration: a `GroupSource`."""
         record = self.journal.of_iteration(iteration)
         if record is None and self._ahead is not None:
             record = self._during(iteration, Phase.COLLECT, self._awaited())

@@ -114,7 +114,7 @@ _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
 
 
 @dataclass
-class Journal:
+class LoopJournal:
     """The file and its content.
 
     Raises:
@@ -154,7 +154,7 @@ class Journal:
         self._write("measured", *measurements)
 
     def of_iteration(self, iteration: int) -> CollectionRecord | None:
-        """The collection that an iteration is trained on, if there is one."""
+        """Return the collection that an iteration is trained on, if there is one."""
         return next((each for each in self.records if each.iteration == iteration and each.is_enough), None)
 
     def measurements_before(self, iteration: int) -> list[Measurement]:

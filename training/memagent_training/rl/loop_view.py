@@ -57,7 +57,7 @@ _SHOWN: Final = (
 
 
 def iteration_line(progress: LoopProgress, iteration: int) -> str:
-    """The result of an iteration."""
+    """Return the result of an iteration."""
     parts = []
     record = progress.records.get(iteration)
     if record is not None:
@@ -72,7 +72,7 @@ def iteration_line(progress: LoopProgress, iteration: int) -> str:
 
 
 def measurement_line(measurement: Measurement) -> str:
-    """The accuracy on held-out questions."""
+    """Return the accuracy on held-out questions."""
     lengths = ", ".join(f"{length:,}: {each}" for length, each in sorted(measurement.accuracy.items()))
     failed = f"; {measurement.failed} failed" if measurement.failed else ""
     return (
@@ -82,7 +82,7 @@ def measurement_line(measurement: Measurement) -> str:
 
 
 def rendered(progress: LoopProgress, width: int) -> RenderableType:
-    """The view of a loop for a number of columns; the most important part is first, since a low terminal shows only
+    """Return a loop's view for a number of columns; the most important part is first, since a low terminal shows only
     that.
     """
     parts: list[RenderableType] = [_headline(progress, width), *_state_lines(progress)]
@@ -135,7 +135,7 @@ def _headline(progress: LoopProgress, width: int) -> RenderableType:
 
 
 def _state_lines(progress: LoopProgress) -> Iterator[Text]:
-    """The current work, the served weights, and the files on disk."""
+    """Yield the current work, the served weights, and the files on disk."""
     if progress.phase is not None:
         is_first = progress.phase is Phase.SYNC and progress.served is None  # the loop's own server then starts
         doing = _WAITING if is_first else _DOING[progress.phase]
@@ -164,7 +164,7 @@ def _reward(progress: LoopProgress) -> RenderableType:
 
 
 def _accuracy(progress: LoopProgress) -> Table | None:
-    """The newest measurements next to those before any training."""
+    """Return the newest measurements next to those before any training."""
     iterations = {iteration for iteration, _ in progress.measurements}
     shown = sorted(iterations & {0, max(iterations, default=0)})
     rows: list[tuple[str, ...]] = []
@@ -253,7 +253,7 @@ def _thinned(values: Sequence[float], width: int) -> list[float]:
 
 
 def _after(iteration: int) -> str:
-    """A name for an iteration's initial weights."""
+    """Return a name for an iteration's initial weights."""
     if not iteration:
         return "before any training"
     return f"after {counted(iteration, 'iteration')}"

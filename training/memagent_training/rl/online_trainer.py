@@ -104,7 +104,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             self._metrics["train"][name].append(value)
 
     def _asked(self, iteration: int) -> CollectedIteration:
-        """The source's groups, on every process; errors are sent to the others too, because they would wait for
+        """Return the source's groups, on every process; errors are sent to the others too, because they would wait for
         ever.
         """
         told: list[Any] = [None]

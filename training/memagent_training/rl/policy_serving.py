@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, UpdateRule
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
@@ -76,17 +76,17 @@ class Serving:
         self.run_log.close()
 
     def policy_folder(self, iteration: int) -> Path:
-        """The folder of an iteration's initial weights."""
+        """Return the folder of an iteration's initial weights."""
         return self._folder / str(iteration)
 
     @staticmethod
     def version(iteration: int) -> str:
-        """The name of those weights in conversations."""
+        """Return the name of those weights in conversations."""
         return f"{_VERSION}{iteration}"
 
     @staticmethod
     def iteration_of(version: str) -> int:
-        """The iteration that began with the weights of that name."""
+        """Return the iteration that began with the weights of that name."""
         return int(version.removeprefix(_VERSION))
 
     async def serve(self, iteration: int) -> Served:
@@ -132,13 +132,14 @@ class Serving:
         raise AssertionError("the last attempt returns or raises")
 
     def reader(self, temperature: float, run_log: RunLog | bool = False, logprobs: bool | None = None) -> MemAgent:
-        """A reader of the newest version; without a log for measuring."""
+        """Return a reader of the newest version; without a log for measuring."""
         return MemAgent(
             self._policy,
             profile=self._prepared.profile,
             tokenizer=self._prepared.base.folder,
-            sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
-            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
+            temperature=temperature,
+            logprobs=logprobs,
+            on_invented=UpdateRule.ACCEPT,  # rewards are for what the policy wrote itself
             run_log=run_log,
             store=self._prepared.job.out / "documents",
             strategy=self._prepared.job.strategy,

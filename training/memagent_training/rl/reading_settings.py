@@ -36,8 +36,12 @@ class ReadingSettings:
     answer_tokens: int | None = None
     boundary: Boundary | None = None
 
+    def profile_of(self, base: BaseModel) -> Profile | None:
+        """Return the profile that is changed: the one named, or the model's own, if it has one."""
+        return load_profile(base.folder) if self.profile is None else require_profile(self.profile)
+
     def resolved(self, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()) -> Profile | None:
-        """The profile that the policy reads with, and gets in its folder; None if nothing was chosen.
+        """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
         A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
 
@@ -46,7 +50,7 @@ class ReadingSettings:
         """
         if self == ReadingSettings():
             return None
-        own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
+        own = self.profile_of(base)
         began = own or Profile(Budget(), load_prompts())
         prompts = changed_prompts(began.prompts, **{name: getattr(self, name) for name in _WORDING})
         prompts = prompts_for(roles, prompts) if own is None else prompts
@@ -54,4 +58,4 @@ class ReadingSettings:
         chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
         budget = replace(began.budget, **({"context_window": window} | chosen))
         budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
-        return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented)
+        return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented, began.strategy, began.dtype)

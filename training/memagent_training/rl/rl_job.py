@@ -17,7 +17,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
-from memagent_graph.strategies import load_strategy
+from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.algorithm.credit import CreditTerm, check_roles
 from memagent_training.data.reward_functions import RewardFunction
@@ -93,7 +93,7 @@ class RLJob:
     advance_at: float = 0.8
     """The mean reward of the longest length so far at which the next one is added."""
     strategy: str | None = None
-    """The way of reading, if it is not the paper's: a strategy's name, or a user's own as `file.py:Name`."""
+    """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: ReadingSettings = field(default_factory=ReadingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     collapse: CollapseSettings = field(default_factory=CollapseSettings)
@@ -204,9 +204,9 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _config(job)
     terms = config.advantage_settings.terms
-    _check_terms(job, terms)
+    roles = reading_strategy(job.strategy, job.reading.profile_of(base)).roles
+    _check_terms(job, terms, roles)
     tokenizer = load_tokenizer(base.folder)
-    roles = load_strategy(job.strategy).roles
     base = replace(base, profile=job.reading.resolved(base, tokenizer, roles))
     _check_words(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack)
@@ -262,14 +262,14 @@ def _check(job: RLJob) -> None:
         )
 
 
-def _check_terms(job: RLJob, terms: Sequence[CreditTerm]) -> None:
+def _check_terms(job: RLJob, terms: Sequence[CreditTerm], roles: Sequence[Role]) -> None:
     if any(term.reward == STEP for term in terms) and not job.evidence_share:
         raise TrainingError(
             "a credit term is about the step reward, but a loop has none",
             hint="Name the reward itself in the term, such as evidence_f2_gain.",
         )
     term_rewards(terms, gold=True, logged=False)
-    check_roles(terms, {role.name for role in load_strategy(job.strategy).roles})
+    check_roles(terms, {role.name for role in roles})
 
 
 def _check_words(base: BaseModel, roles: Sequence[Role]) -> None:

@@ -59,7 +59,7 @@ class VLLMServerError(TrainingError):
 
 
 def find_vllm_python() -> Path:
-    """The interpreter with vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has vLLM, else .venv-vllm in a checkout.
+    """Return the Python with vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has vLLM, else .venv-vllm in a checkout.
 
     Raises:
         VLLMNotInstalledError: there is none of them.
@@ -268,7 +268,7 @@ class VLLMServer:
 
 
 def _admitted_rank(rank: int) -> int:
-    """The smallest rank that vLLM accepts that admits adapters of `rank`."""
+    """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
     admitted = next((each for each in _LORA_RANKS if each >= rank), None)
     if rank < 1 or admitted is None:
         raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")

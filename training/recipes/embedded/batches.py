@@ -60,7 +60,7 @@ def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
 
 
 def make_batch(builder: RowBuilder, seed: int, step: int, ramp: float, tokens: int) -> Batch:
-    """The batch of this step: about `tokens` tokens in sections of mixed lengths."""
+    """Return the batch of this step: about `tokens` tokens in sections of mixed lengths."""
     rng = random.Random(f"{seed}/{step}")
     rows: list[Row] = []
     while sum(row.size for row in rows) < tokens:

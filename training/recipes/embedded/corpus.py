@@ -66,7 +66,7 @@ def python_prose(source: str) -> str:
 
 
 def manual_prose(source: str) -> str:
-    """A manual page without its troff requests and escapes; roughly what a terminal shows."""
+    """Return a manual page without its troff requests and escapes; roughly what a terminal shows."""
     lines: list[str] = []
     for raw in source.splitlines():
         if raw.startswith(('.\\"', "'\\\"")):
@@ -94,7 +94,7 @@ def pod_prose(source: str) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text, gunzipped if necessary; None if it is not UTF-8 text."""
+    """Return the file's text, gunzipped if necessary; None if it is not UTF-8 text."""
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -106,7 +106,7 @@ def read_text(path: Path) -> str | None:
 
 
 def is_english(text: str) -> bool:
-    """A rough test: enough of the most common English words."""
+    """Return a rough test: enough of the most common English words."""
     words = re.findall(r"[a-z]+", text.lower())
     if len(words) < 40:
         return False
@@ -115,7 +115,7 @@ def is_english(text: str) -> bool:
 
 
 def prose_of(path: Path, kind: str) -> str:
-    """The cleaned prose of one file of a source of this kind, or an empty string."""
+    """Return the cleaned prose of one file of a source of this kind, or an empty string."""
     if SKIPPED.search(path.as_posix()):
         return ""
     inner = Path(path.stem) if path.suffix == ".gz" else path

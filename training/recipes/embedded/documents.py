@@ -47,7 +47,7 @@ class Setting:
 
 
 def cut(tokenizer: Tokenizer, text: str, setting: Setting) -> tuple[str, ...]:
-    """The first `setting.chunks` chunks, cut by the reader's own chunker."""
+    """Return the first `setting.chunks` chunks, cut by the reader's own chunker."""
     with TemporaryDirectory() as folder:
         store = DocumentStore(folder)
         reference = store.add(Document.from_text(text))
@@ -56,7 +56,7 @@ def cut(tokenizer: Tokenizer, text: str, setting: Setting) -> tuple[str, ...]:
 
 
 def prose_from(text: str, rng: random.Random, characters: int) -> str:
-    """A piece of this length from a random place; at the end it continues from the beginning."""
+    """Return a piece of this length from a random place; at the end it continues from the beginning."""
     start = rng.randrange(len(text))
     doubled = text[start : start + characters]
     while len(doubled) < characters:

@@ -27,21 +27,21 @@ import torch
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.statistics import wilson
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.reading.ask import word_from_nowhere
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.tokenizers.fitting import invented_word
 from recipes.embedded.batches import collate
 from recipes.embedded.corpus import SEPARATOR
 from recipes.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
 from recipes.embedded.policy_network import load_policy
 from recipes.embedded.tokenizer import load_encoding
-from recipes.embedded.training_examples import EMPTY, Branch, PromptFormat, Row
+from recipes.embedded.training_examples import EMPTY, PromptFormat, Row, RowBranch
 
 LONGEST_REPLY = 48
 MOST_BRANCHES = 48
 
 
 @dataclass
-class Outcome:
+class ReadOutcome:
     """The state of reading for one question, and its result."""
 
     question: Question
@@ -65,7 +65,7 @@ class Outcome:
         return self.answer == (self.question.value or EMPTY)
 
     def expected_at(self, step: int) -> str:
-        """The expected memory."""
+        """Return the expected memory."""
         found = self.question.value if step == self.question.fact_chunk else None
         return self.memory if self.memory != EMPTY else found or EMPTY
 
@@ -114,14 +114,14 @@ class Reader:
         return list(torch.split(logits, [len(branch.learned) for branch in row.branches]))
 
     def choose(self, logits: torch.Tensor, temperature: float) -> list[int]:
-        """The policy's choice at each position."""
+        """Return the policy's choice at each position."""
         if not temperature:
             return cast("list[int]", logits.argmax(-1).tolist())
         chances = (logits / temperature).softmax(-1)
         return cast("list[int]", torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist())
 
     def complete(self, trunk: list[int], asked: Sequence[Asked]) -> list[tuple[str, float]]:
-        """The policy's replies to prompts that share a trunk (which may be empty).
+        """Return the policy's replies to prompts that share a trunk (which may be empty).
 
         Each with the log of the probability that sampling gives the expected one.
         """
@@ -138,7 +138,7 @@ class Reader:
         for start in range(0, len(groups), MOST_BRANCHES):
             group = groups[start : start + MOST_BRANCHES]
             firsts = [asked[numbers[0]] for numbers in group]
-            branches = [Branch.of(each.prompt, each.expected, bool(trunk), "read", 1.0) for each in firsts]
+            branches = [RowBranch.of(each.prompt, each.expected, bool(trunk), "read", 1.0) for each in firsts]
             logits = self.logits(Row(trunk or [0], branches))
             for numbers, first, found in zip(group, firsts, logits, strict=True):
                 for number in numbers:
@@ -152,7 +152,7 @@ class Reader:
         return [(self._text(begun[number]), scores[number]) for number in range(len(asked))]
 
     def _agreed(self, asked: Asked, logits: torch.Tensor) -> list[int]:
-        """The policy's choices up to the first token that differs from the expected reply."""
+        """Return the policy's choices up to the first token that differs from the expected reply."""
         chosen, expected = self.choose(logits, asked.temperature), asked.expected
         agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))
         return chosen[: min(agreed + 1, LONGEST_REPLY)]
@@ -186,15 +186,15 @@ class Reader:
 
     def read(
         self, questions: Sequence[Question], temperatures: Sequence[float], *, guarded: bool = False
-    ) -> list[list[Outcome]]:
+    ) -> list[list[ReadOutcome]]:
         """Read every question's document to its end and answer: the outcomes at each temperature.
 
         With `guarded`, a memory with an invented word is not kept (`UpdateRules.invented`).
         """
-        ways = [[Outcome(question, temperature) for question in questions] for temperature in temperatures]
+        ways = [[ReadOutcome(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
         for step in range(len(questions[0].chunks) if questions else 0):
-            by_chunk: dict[str, list[Outcome]] = defaultdict(list)
+            by_chunk: dict[str, list[ReadOutcome]] = defaultdict(list)
             for reader in readers:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
@@ -215,16 +215,16 @@ class Reader:
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
         return ways
 
-    def _is_shown(self, reply: str, chunk: str, reader: Outcome) -> bool:
+    def _is_shown(self, reply: str, chunk: str, reader: ReadOutcome) -> bool:
         """Whether every word of a reply is in the reader's prompt."""
         if reply == reader.memory:
             return True
         prompt = (self.form.literal, chunk, reader.memory, reader.question.problem)
-        return word_from_nowhere(reply, prompt) is None
+        return invented_word(reply, prompt) is None
 
 
 def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float) -> float:
-    """The log-probability of sampling these tokens, at temperature 1 if the choice is greedy."""
+    """Return the log-probability of sampling these tokens, at temperature 1 if the choice is greedy."""
     scores = (logits / (temperature or 1)).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
     return math.fsum(scores[:, 0].tolist())
 
@@ -236,9 +236,9 @@ def _stands_in(value: str, memory: str) -> bool:
 
 def measure(
     reader: Reader, prose: str, setting: Setting, wanted: int, *, temperature: float, seed: int
-) -> list[Outcome]:
+) -> list[ReadOutcome]:
     """Outcomes of at least `wanted` present questions; among foreign facts of absent ones, too, one for 8 chunks."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ReadOutcome] = []
     documents = 0
     while sum(outcome.question.value is not None for outcome in outcomes) < wanted:
         rng = random.Random(f"{seed}/{setting.chunks}/{setting.foreign}/{documents}")
@@ -253,14 +253,14 @@ def measure(
     return outcomes
 
 
-def table_row(setting: Setting, temperature: float, outcomes: list[Outcome], seconds: float) -> str:
+def table_row(setting: Setting, temperature: float, outcomes: list[ReadOutcome], seconds: float) -> str:
     """One line of the table, in Markdown."""
     present = [outcome for outcome in outcomes if outcome.question.value is not None]
     whole = [outcome for outcome in present if outcome.question.whole]
     absent = [outcome for outcome in outcomes if outcome.question.value is None]
     false, empty = sum(o.false_records for o in outcomes), sum(o.empty_steps for o in outcomes)
 
-    def share(group: list[Outcome]) -> str:
+    def share(group: list[ReadOutcome]) -> str:
         if not group:
             return "-"
         found = wilson(sum(outcome.right for outcome in group), len(group))
@@ -280,7 +280,7 @@ def table_row(setting: Setting, temperature: float, outcomes: list[Outcome], sec
 
 
 def default_prose() -> str:
-    """The standard library's own reference text, which training never saw."""
+    """Return the standard library's own reference text, which training never saw."""
     from pydoc_data.topics import topics  # noqa: PLC0415
 
     return "\n\n".join(topics[name] for name in sorted(topics))

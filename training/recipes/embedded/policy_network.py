@@ -49,11 +49,11 @@ class Batch:
     weights: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         return Batch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
 
 
-class Policy(LlamaForCausalLM):
+class Network(LlamaForCausalLM):
     """The model that ships; `logits` forwards a batch of trunks and branches, `forward` is the Llama's own."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -75,8 +75,8 @@ class Policy(LlamaForCausalLM):
 
 
 @torch.no_grad()
-def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
-    """A policy with random weights; with more layers, each adds less to the residual stream."""
+def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Network:
+    """Return a policy with random weights; with more layers, each adds less to the residual stream."""
     heads = width // HEAD_WIDTH
     config = LlamaConfig(
         architectures=["LlamaForCausalLM"],
@@ -95,25 +95,25 @@ def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
         eos_token_id=special_id("<|end|>"),
         pad_token_id=special_id("<|pad|>"),
     )
-    policy = Policy(config)
+    policy = Network(config)
     for name, parameter in policy.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.div_((2 * layers) ** 0.5)
     return policy
 
 
-def load_policy(source: Path) -> Policy:
-    """The policy in a folder, released or made by reinforcement learning, or of a checkpoint, in float32."""
+def load_policy(source: Path) -> Network:
+    """Return the policy in a folder, released or made by reinforcement learning, or of a checkpoint, in float32."""
     if source.is_dir():
-        return Policy.from_pretrained(source, dtype=torch.float32, local_files_only=True)
+        return Network.from_pretrained(source, dtype=torch.float32, local_files_only=True)
     state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
-    policy = Policy(LlamaConfig(**state["config"]))
+    policy = Network(LlamaConfig(**state["config"]))
     policy.load_state_dict(state["model"])
     return policy
 
 
 def special_id(token: str) -> int:
-    """The id of a special token: they stand last in the vocabulary."""
+    """Return the id of a special token: they stand last in the vocabulary."""
     return VOCABULARY - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index(token)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from recipes.embedded.policy_network import CONTEXT_WINDOW, Policy, load_policy, new_policy, special_id
+from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, load_policy, new_policy, special_id
 
 MEMORY_TOKENS = 48
 BUDGETS = {
@@ -38,7 +38,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = MEMORY_TOKENS) -> None:
+def release(policy: Network, out: Path, edition: str = "1", memory_tokens: int = MEMORY_TOKENS) -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
     out.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
@@ -56,8 +56,8 @@ def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = 
 
 
 @torch.no_grad()
-def between(policy: Policy, toward: Policy, share: float) -> Policy:
-    """The policy with weights of (1 - share) times its own and share times those of another of the same shape."""
+def between(policy: Network, toward: Network, share: float) -> Network:
+    """Return the policy with (1 - share) times its own weights and share times those of another of the same shape."""
     end = toward.state_dict()
     if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
         raise SystemExit("the two policies have no weights between them; name policies of one shape")

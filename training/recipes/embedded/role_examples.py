@@ -29,10 +29,10 @@ from memagent_evaluation.tasks.multi_hop import RELATIONS, Chain, HopFact, draw_
 from recipes.embedded.training_examples import (
     EMPTY,
     FIRST_WEIGHT,
-    Branch,
     PromptFormat,
     Prose,
     Row,
+    RowBranch,
     RowBuilder,
     plant,
 )
@@ -55,21 +55,21 @@ class Problem:
     chain: tuple[HopFact, ...]
 
     def after(self, entries: Sequence[str], present: Iterable[HopFact]) -> list[str]:
-        """What is known after these facts were read: each next hop, as far as they lead."""
+        """Return what is known after these facts were read: each next hop, as far as they lead."""
         known, there = list(entries), set(present)
         while len(known) < len(self.chain) and self.chain[len(known)] in there:
             known.append(self.chain[len(known)].object.bare)
         return known
 
     def next_question(self, entries: Sequence[str]) -> str | None:
-        """The question for the next hop; None if the chain has not begun, or is at its end."""
+        """Return the question for the next hop; None if the chain has not begun, or is at its end."""
         if not 0 < len(entries) < len(self.chain):
             return None
         return asked_alone(self.chain[len(entries)])
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoleTurn:
     """One reading step: what was known before and after, of how many entries."""
 
     problem: str
@@ -83,7 +83,7 @@ class Turn:
         return self.after[len(self.before) :]
 
     def reply(self, role: str) -> str:
-        """The scripted reader's reply in a role."""
+        """Return the scripted reader's reply in a role."""
         memory = lines(self.after)
         is_enough = len(self.after) >= self.hops
         if role == "extract":
@@ -100,12 +100,12 @@ def lines(entries: Sequence[str], separator: str = "\n ") -> str:
 
 
 def drawn(rng: random.Random, roles: Sequence[tuple[str, int]], count: int) -> list[str]:
-    """A number of roles, each as often as its weight says."""
+    """Return a number of roles, each as often as its weight says."""
     return rng.choices([role for role, _ in roles], [weight for _, weight in roles], k=count)
 
 
 def asked_alone(fact: HopFact) -> str:
-    """The question for one fact."""
+    """Return the question for one fact."""
     return RELATIONS[fact.relation].question.format(s=fact.subject.name)
 
 
@@ -128,10 +128,10 @@ class RoleRowBuilder(RowBuilder):
         if rng.random() < _CHAINS:
             return self._of_chains(rng, section_tokens, branches)
         section = self.section(rng, facts, section_tokens)
-        ends: list[Branch] = []
+        ends: list[RowBranch] = []
         for _ in range(branches):
             memory, problem, reply = self.turn(rng, facts, section, hardness)
-            turn = Turn(problem, entries(memory), entries(reply))
+            turn = RoleTurn(problem, entries(memory), entries(reply))
             ends.append(self._read(rng, drawn(rng, _UPDATES, 1)[0], section.text, turn))
         for role in drawn(rng, _OTHERS, _UNREAD):
             held = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
@@ -152,7 +152,7 @@ class RoleRowBuilder(RowBuilder):
             problem, known = self._problem(rng, chains), rng.random()
             before = [fact.object.bare for fact in problem.chain]
             before = before[: 0 if known < 0.62 else 1 if known < 0.92 else 2]
-            turn = Turn(problem.question, tuple(before), tuple(problem.after(before, present)), len(problem.chain))
+            turn = RoleTurn(problem.question, tuple(before), tuple(problem.after(before, present)), len(problem.chain))
             ends.append(self._read(rng, drawn(rng, _UPDATES, 1)[0], text, turn))
         for role in drawn(rng, _OTHERS, _UNREAD):
             problem = self._problem(rng, chains, share_of_chains=0.8)
@@ -175,8 +175,8 @@ class RoleRowBuilder(RowBuilder):
 
     # Branches
 
-    def _read(self, rng: random.Random, role: str, chunk: str, turn: Turn) -> Branch:
-        """A step that reads a section."""
+    def _read(self, rng: random.Random, role: str, chunk: str, turn: RoleTurn) -> RowBranch:
+        """Return a step that reads a section."""
         if role == "gated_update" and not turn.added and rng.random() < self.gate_noise:
             reply = f"REWRITE\n {lines(turn.after)}"
         else:
@@ -187,10 +187,10 @@ class RoleRowBuilder(RowBuilder):
             prompt, shares = self.form.question(chunk, memory, turn.problem), self.form.is_section_first
         else:
             prompt, shares = self.form.role_prompt(role, chunk=chunk, memory=memory, prompt=turn.problem)
-        return self._weighted(Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
+        return self._weighted(RowBranch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
 
-    def _weighted(self, branch: Branch) -> Branch:
-        """The first token of every entry has the weight of a reply's first token: it decides which entry is written."""
+    def _weighted(self, branch: RowBranch) -> RowBranch:
+        """Give the first token of every entry the weight of a reply's first token: it decides what is written."""
         (line_end,) = self.form.encoding.encode_ordinary("\n")
         before = [None, *(token for _, token, _ in branch.learned)]
         weighed = [
@@ -201,8 +201,8 @@ class RoleRowBuilder(RowBuilder):
 
     def _unread(
         self, rng: random.Random, role: str, problem: str, held: tuple[str, ...], facts: PlantedFacts
-    ) -> Branch:
-        """A step without a section, about a planted fact."""
+    ) -> RowBranch:
+        """Return a step without a section, about a planted fact."""
         if role == "decompose":
             return self._ends(role, "ANSWER", memory=lines(held), prompt=problem)
         if role == "integrate":
@@ -212,8 +212,8 @@ class RoleRowBuilder(RowBuilder):
             return self._ends(role, lines(after), prompt=problem, **fields)
         return self._answer(rng, problem, held)
 
-    def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> Branch:
-        """A step without a section, about a chain with `depth` known entries."""
+    def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> RowBranch:
+        """Return a step without a section, about a chain with `depth` known entries."""
         known = tuple(fact.object.bare for fact in problem.chain)[:depth]
         memory = lines(known, rng.choice(("\n ", "\n")))
         if role == "decompose":
@@ -227,16 +227,16 @@ class RoleRowBuilder(RowBuilder):
             return self._ends(role, lines((*known, *found)), prompt=problem.question, **fields)
         return self._answer(rng, problem.question, known)
 
-    def _answer(self, rng: random.Random, problem: str, held: Sequence[str]) -> Branch:
+    def _answer(self, rng: random.Random, problem: str, held: Sequence[str]) -> RowBranch:
         prompt = self.form.answer_prompt(lines(held, rng.choice(("\n ", "\n"))), problem)
-        return Branch.of(prompt, self.form.boxed(held[-1] if held else EMPTY), False, "answer", 1.0)
+        return RowBranch.of(prompt, self.form.boxed(held[-1] if held else EMPTY), False, "answer", 1.0)
 
-    def _ends(self, role: str, reply: str, **fields: str) -> Branch:
+    def _ends(self, role: str, reply: str, **fields: str) -> RowBranch:
         prompt, shares = self.form.role_prompt(role, **fields)
         kind = f"{role}/{reply.split(maxsplit=1)[0]}" if role == "decompose" else role
-        return Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
+        return RowBranch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
 
 
 def entries(memory: str) -> tuple[str, ...]:
-    """A memory's entries, one per line."""
+    """Return a memory's entries, one per line."""
     return () if memory == EMPTY else tuple(line.strip() for line in memory.splitlines())

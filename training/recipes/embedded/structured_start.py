@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
-from recipes.embedded.policy_network import HEAD_WIDTH, ROPE_THETA, Policy
+from recipes.embedded.policy_network import HEAD_WIDTH, ROPE_THETA, Network
 
 CODE, BEFORE, BLEND, OUTPUT = range(4)
 """The parts of the width, in order."""
@@ -56,7 +56,9 @@ REPORT = 4.0
 
 
 @torch.no_grad()
-def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int], tags: set[int], seed: int = 0) -> None:
+def give_structure(
+    policy: Network, rarity: Tensor, sink_tokens: tuple[int, int], tags: set[int], seed: int = 0
+) -> None:
     """Overlay the structure on a freshly initialised policy of four heads and at least three layers.
 
     `rarity` (vocabulary,) the weight of each token in the averages, from 0 for tokens of every question to 1.
@@ -108,16 +110,16 @@ def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
 
 
 def part(which: int) -> slice:
-    """The slice of the width that holds one of the four parts."""
+    """Return the slice of the width that holds one of the four parts."""
     return slice(which * HEAD_WIDTH, (which + 1) * HEAD_WIDTH)
 
 
-def attention_of(policy: Policy, layer: int) -> LlamaAttention:
-    """The attention of one layer."""
+def attention_of(policy: Network, layer: int) -> LlamaAttention:
+    """Return the attention of one layer."""
     return cast(LlamaDecoderLayer, policy.model.layers[layer]).self_attn
 
 
-def attend_back(policy: Policy, layer: int, head: int, first: int, last: int) -> LlamaAttention:
+def attend_back(policy: Network, layer: int, head: int, first: int, last: int) -> LlamaAttention:
     """Make a head attend evenly to the tokens `first` to `last` back, its values being small; the layer's attention."""
     attention, rows = attention_of(policy, layer), part(head)
     biases = position_biases(first, last)
@@ -128,7 +130,7 @@ def attend_back(policy: Policy, layer: int, head: int, first: int, last: int) ->
     return attention
 
 
-def look_back(policy: Policy, head: int, first: int, last: int, read: int, write: int, strength: float) -> None:
+def look_back(policy: Network, head: int, first: int, last: int, read: int, write: int, strength: float) -> None:
     """Make a head of layer 0 average a part over the tokens `first` to `last` back and write that to a part."""
     attention = attend_back(policy, 0, head, first, last)
     rows = part(head)
@@ -137,7 +139,7 @@ def look_back(policy: Policy, head: int, first: int, last: int, read: int, write
     attention.o_proj.weight[part(write), rows] += strength * torch.eye(HEAD_WIDTH)
 
 
-def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], sink: float = 0.0) -> None:
+def match(policy: Network, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], sink: float = 0.0) -> None:
     """Make a head attend to places where a part of the key equals a part of the query, and copy their code to the
     output.
 
@@ -163,7 +165,7 @@ def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Ten
         attention.q_proj.bias[slowest + half] = 8.0
 
 
-def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]], sink: float, column: int) -> None:
+def miss(policy: Network, layer: int, head: int, parts: list[tuple[int, Tensor]], sink: float, column: int) -> None:
     """Make a head look for the query's own token (and its predecessor) in the section, and mark tokens that are not
     found.
     """
@@ -177,7 +179,7 @@ def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]],
     policy.lm_head.weight[:, column] = 0.0
 
 
-def report(policy: Policy, layer: int, head: int, none: int) -> None:
+def report(policy: Network, layer: int, head: int, none: int) -> None:
     """Make a head sum the marks of a question's missing tokens, and raise the score of "none" accordingly."""
     attention = attend_back(policy, layer, head, 0, REACH - 2)
     rows = part(head)

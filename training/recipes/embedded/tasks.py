@@ -55,11 +55,11 @@ class Words:
     """A place in the first word, or before it."""
 
     def units(self) -> Iterator[str]:
-        """The words."""
+        """Yield the words."""
         return (match[0] for match in _endless(_WORD, self.text, self.start))
 
     def piece(self, position: int, text: str) -> str:
-        """A word, or what is between two words, separated from the next one."""
+        """Return a word, or what is between two words, separated from the next one."""
         return text if text[-1].isspace() else text + " "
 
 
@@ -75,7 +75,7 @@ class _PlantedFact(GeneratedTask):
         super().__init__(name=self.title, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
 
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length.
+        """Return the `index`-th sample of a length.
 
         Raises:
             EvaluationError: the length is too small for the facts, question and answer.
@@ -146,7 +146,7 @@ def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Mat
 
 @functools.lru_cache(maxsize=1)
 def _text(path: Path | None) -> str:
-    """The whole text: the documents of a file, or docstrings.
+    """Return the whole text: the documents of a file, or docstrings.
 
     Raises:
         EvaluationError: there is none.

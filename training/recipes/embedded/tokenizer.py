@@ -59,7 +59,7 @@ def digit_merges() -> list[tuple[str, str]]:
 
 
 def learned_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
-    """The first `count` merges that BPE learns on the texts with digits removed."""
+    """Return the first `count` merges that BPE learns on the texts with digits removed."""
     trainee = Tokenizer(models.BPE())
     trainee.pre_tokenizer = pre_tokenizer()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -112,7 +112,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_window: int = 102
 
 
 def load_encoding(folder: Path) -> tiktoken.Encoding:
-    """The same tokenizer as a tiktoken encoding, which encodes a prompt several times faster."""
+    """Return the same tokenizer as a tiktoken encoding, which encodes a prompt several times faster."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     values = {character: byte for byte, character in enumerate(byte_characters())}
     ranks = {bytes(values[character] for character in token): rank for token, rank in vocabulary.items()}

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
 from recipes.embedded.batches import collate, make_batch
-from recipes.embedded.policy_network import Batch, Policy, load_policy, new_policy
+from recipes.embedded.policy_network import Batch, Network, load_policy, new_policy
 from recipes.embedded.role_examples import RoleRowBuilder
 from recipes.embedded.structured_start import give_structure, token_rarity
 from recipes.embedded.tokenizer import VOCABULARY, load_encoding
@@ -30,8 +30,8 @@ from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBu
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 
 
-def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
-    """The weighted mean loss, and the share of predicted tokens that are right."""
+def losses(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
+    """Return the weighted mean loss, and the share of predicted tokens that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
         logits = policy.logits(batch).float()
     each = F.cross_entropy(logits, batch.targets, reduction="none")
@@ -39,7 +39,7 @@ def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor
     return (each * batch.weights).sum() / batch.weights.sum(), right
 
 
-def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
+def save(path: Path, policy: Network, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
     """Write a checkpoint to a temporary file, then rename it."""
     state = {
         "config": policy.config.to_dict(),
@@ -54,13 +54,13 @@ def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint that `save` wrote."""
+    """Return a checkpoint that `save` wrote."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
 def choose_checkpoint(out: Path, steps: int) -> Path | None:
-    """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
+    """Return the last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
     none.
     """
     last, plateau = out / "last.pt", out / "plateau.pt"
@@ -71,7 +71,7 @@ def choose_checkpoint(out: Path, steps: int) -> Path | None:
     return last if last.exists() else plateau if plateau.exists() else None
 
 
-def begin(arguments: argparse.Namespace, policy: Policy, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
+def begin(arguments: argparse.Namespace, policy: Network, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
     """Load a checkpoint if the run resumes; its first step, and the time spent so far."""
     planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
     source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
@@ -147,7 +147,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 @torch.no_grad()
-def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) -> str:
+def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int) -> str:
     """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
     rng = random.Random(7)
     made = [builder.row(rng, 250, 16) for _ in range(rows)]
@@ -193,7 +193,7 @@ def main() -> None:
 
 
 def schedule(step: int, total: int, decay: int, warmup: int = 20) -> float:
-    """The factor on both learning rates: a short rise, a plateau, then a straight line to zero in the last steps."""
+    """Return the factor on both learning rates: a short rise, a plateau, then a straight line to zero at the end."""
     return min(1.0, (step + 1) / warmup, (total - step) / max(1, decay))
 
 

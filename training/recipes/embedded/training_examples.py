@@ -107,7 +107,7 @@ class PromptFormat:
 
 
 @dataclass(frozen=True)
-class Section:
+class RowSection:
     """A section's text, the facts that are completely in it, and those that its edges cut."""
 
     text: str
@@ -116,7 +116,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Branch:
+class RowBranch:
     """A prompt's end and its reply: tokens, and (index, target, weight) of each learned token.
 
     `kind` is the kind of reply: a value read, "none", a memory copied, or a final answer.
@@ -128,8 +128,8 @@ class Branch:
     kind: str
 
     @classmethod
-    def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> Branch:
-        """The reply's last token is predicted but never read, so it is left out of the tokens."""
+    def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> RowBranch:
+        """Leave the reply's last token out of the tokens: it is predicted but never read."""
         places = enumerate(reply, start=len(prompt) - 1)
         learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
         return cls(prompt + reply[:-1], learned, sees_trunk, kind)
@@ -140,7 +140,7 @@ class Row:
     """One training sequence: the trunk's tokens, and the branches that continue from it."""
 
     trunk: list[int]
-    branches: list[Branch]
+    branches: list[RowBranch]
 
     @property
     def size(self) -> int:
@@ -155,7 +155,7 @@ class Prose:
         self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
 
     def stretch(self, rng: random.Random, characters: int) -> str:
-        """A piece from a random place."""
+        """Return a piece from a random place."""
         start = rng.randrange(max(1, len(self.text) - characters))
         return self.text[start : start + characters]
 
@@ -200,7 +200,7 @@ class RowBuilder:
         self.held_out = held_out
         self.words = [] if held_out else prose.common_words(6000)
 
-    def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> Section:
+    def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> RowSection:
         """About `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
         planted: list[Fact] = []
         count = rng.choices((0, 1, 2, 3, 4), (20, 25, 25, 20, 10))[0]
@@ -220,7 +220,7 @@ class RowBuilder:
             start = rng.randrange(max(1, len(ids) - tokens)) if chopped else 0
             text = self.form.encoding.decode(ids[start : start + tokens]).strip("\ufffd")
         states = [(fact, is_readable(fact, text)) for fact in planted]
-        return Section(
+        return RowSection(
             text,
             tuple(fact for fact, state in states if state),
             tuple(fact for fact, state in states if state is False),
@@ -235,11 +235,11 @@ class RowBuilder:
             memory, problem, reply = self.turn(rng, facts, section, hardness)
             kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
             prompt = self.form.question(section.text, memory, problem)
-            ends.append(Branch.of(prompt, self.form.reply(reply), self.form.is_section_first, kind, FIRST_WEIGHT))
+            ends.append(RowBranch.of(prompt, self.form.reply(reply), self.form.is_section_first, kind, FIRST_WEIGHT))
         for _ in range(2):
             memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
             prompt = self.form.answer_prompt(memory, facts.fact().question)
-            ends.append(Branch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
+            ends.append(RowBranch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
         return Row(self.form.trunk(section.text), ends)
 
     def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
@@ -247,7 +247,9 @@ class RowBuilder:
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
         return [self.form.question("", EMPTY, facts.fact().question) for _ in range(count)]
 
-    def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float) -> tuple[str, str, str]:
+    def turn(
+        self, rng: random.Random, facts: PlantedFacts, section: RowSection, hardness: float
+    ) -> tuple[str, str, str]:
         """Memory, problem and reply of one branch; easy ones ask for facts in the section, hard ones for near
         misses.
         """
@@ -269,7 +271,7 @@ class RowBuilder:
                 return EMPTY, fact.question, EMPTY
 
     def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
-        """A memory to keep: mostly a value, sometimes other words."""
+        """Return a memory to keep: mostly a value, sometimes other words."""
         draw = rng.random()
         if draw < 0.8:
             return facts.fact().value

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts
 from recipes.language.real_questions import RealQuestion, paraphrased
-from recipes.language.turns import NOT_STATED, NOTHING, Turn, asked, shuffled
+from recipes.language.turns import NOT_STATED, NOTHING, LessonTurn, asked, shuffled
 
 
-def follow_up(rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuestion]) -> Turn:
-    """A turn of the role "decompose", "integrate", "recall_last" or "answer".
+def follow_up(rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuestion]) -> LessonTurn:
+    """Return a turn of the role "decompose", "integrate", "recall_last" or "answer".
 
     Args:
         rng: decides everything.
@@ -36,20 +36,20 @@ def follow_up(rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuesti
         role = "answer"
     if role == "answer":
         answer = answer if known == len(chain) else NOT_STATED
-        return Turn(role, question, shown, f"\\boxed{{{answer}}}", writes=answer != NOT_STATED)
+        return LessonTurn(role, question, shown, f"\\boxed{{{answer}}}", writes=answer != NOT_STATED)
     if role == "decompose" and known in {0, len(chain)}:
-        return Turn(role, question, shown, "ANSWER")
+        return LessonTurn(role, question, shown, "ANSWER")
     following = chain[known]
     sub_question = facts.about(following.relation, following.subject)
     if role == "decompose":
-        return Turn(role, question, shown, f"ASK\n{sub_question}")
+        return LessonTurn(role, question, shown, f"ASK\n{sub_question}")
     found = following.statement if rng.random() < 0.8 else ""
     reply = " ".join(filter(None, (memory, found))) or "none"
     if role == "integrate":
         fields = {**shown, "chunk": found or "none", "subquestion": sub_question}
     else:
         fields = {**shown, "recalled": "\n".join(shuffled(rng, [*filter(None, [found]), *noise])) or NOTHING}
-    return Turn(role, question, fields, reply, writes=bool(found))
+    return LessonTurn(role, question, fields, reply, writes=bool(found))
 
 
 def _chain(rng: random.Random, facts: EnglishFacts) -> tuple[list[EnglishFact], str, str]:
@@ -71,9 +71,9 @@ def _noise(
     return shuffled(rng, others)[: rng.choices((0, 1, 2), (50, 35, 15))[0]]
 
 
-def _on_one_note(rng: random.Random, role: str, real: RealQuestion) -> Turn:
-    """A question about a sentence of prose, which is all of memory: nothing is missing."""
+def _on_one_note(rng: random.Random, role: str, real: RealQuestion) -> LessonTurn:
+    """Return a question about a sentence of prose, which is all of memory: nothing is missing."""
     question = asked(rng, paraphrased(rng, real.question))
     if role == "decompose":
-        return Turn(role, question, {"memory": real.statement}, "ANSWER")
-    return Turn("answer", question, {"memory": real.statement}, f"\\boxed{{{real.statement}}}", writes=True)
+        return LessonTurn(role, question, {"memory": real.statement}, "ANSWER")
+    return LessonTurn("answer", question, {"memory": real.statement}, f"\\boxed{{{real.statement}}}", writes=True)

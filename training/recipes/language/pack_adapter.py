@@ -82,7 +82,7 @@ def release(
 
 
 def added(adapters: Sequence[Factors]) -> Factors:
-    """The sum of adapters, exactly: the rank of each weight's change is the sum of theirs."""
+    """Return the sum of adapters, exactly: the rank of each weight's change is the sum of theirs."""
     found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for adapter in adapters:
         for name, pair in adapter.items():
@@ -94,7 +94,7 @@ def added(adapters: Sequence[Factors]) -> Factors:
 
 
 def approximated(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors of the nearest matrix to B A of at most this rank."""
+    """Return the factors of the nearest matrix to B A of at most this rank."""
     left, upper_b = torch.linalg.qr(b)
     right, upper_a = torch.linalg.qr(a.T)
     u, sizes, v = torch.linalg.svd(upper_b @ upper_a.T)

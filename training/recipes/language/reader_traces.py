@@ -21,7 +21,7 @@ from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFac
 from recipes.embedded.training_examples import Prose, plant
 from recipes.language.follow_ups import follow_up
 from recipes.language.real_questions import RealQuestion, paraphrased, real_questions
-from recipes.language.turns import NOT_STATED, NOTHING, Turn, asked, shuffled
+from recipes.language.turns import NOT_STATED, NOTHING, LessonTurn, asked, shuffled
 
 TRAINING_FACTS: Final = Path(__file__).with_name("training_facts.toml")
 
@@ -78,7 +78,7 @@ class TraceMaker:
     def _facts(self, rng: random.Random) -> EnglishFacts:
         return EnglishFacts(rng, held_out=self.held_out, more=self._more)
 
-    def turns(self, rng: random.Random, characters: int, on_section: int, elsewhere: int) -> list[Turn]:
+    def turns(self, rng: random.Random, characters: int, on_section: int, elsewhere: int) -> list[LessonTurn]:
         """Turns on one section of about the given number of characters, then turns of roles that see none."""
         facts = self._facts(rng)
         text = self.prose.stretch(rng, characters)
@@ -87,7 +87,7 @@ class TraceMaker:
         prose, text = text, plant(rng, text, statements, in_order=True)
         real, foreign = _whole_in(text, real_questions(prose)), real_questions(self.prose.stretch(rng, 1500))
         foreign = [each for each in foreign if not each.could_be_answered_by(text)]
-        found: list[Turn] = []
+        found: list[LessonTurn] = []
         while len(found) < on_section:
             draw = rng.random()
             if real and draw < self.mix.of_prose:
@@ -104,7 +104,7 @@ class TraceMaker:
             found.append(_without_section(rng, replace(made, question=asked(rng, made.question)), facts))
         return found + [follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
 
-    def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[Turn]:
+    def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[LessonTurn]:
         """Turns of the role "question", each on the same excerpt of about the given number of characters.
 
         Retrieval shows passages that share words with a question, whether they answer it or not. So some
@@ -119,7 +119,7 @@ class TraceMaker:
         real = _whole_in(text, real_questions(prose))
         others = real_questions(around) + real_questions(self.prose.stretch(rng, 1500))
         absent = [each for each in others if not each.could_be_answered_by(text)]
-        found: dict[str, Turn] = {}
+        found: dict[str, LessonTurn] = {}
         for _ in range(count):
             draw = rng.random()
             if quests and draw < 0.55:
@@ -135,7 +135,7 @@ class TraceMaker:
             else:
                 question, answer = facts.question(facts.fact())[0], NOT_STATED
             reply = f"\\boxed{{{answer}}}"
-            turn = Turn("question", asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
+            turn = LessonTurn("question", asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
             found.setdefault(question, turn)
         answered = [turn for turn in found.values() if turn.writes]
         unanswered = [turn for turn in found.values() if not turn.writes]
@@ -157,7 +157,7 @@ class TraceMaker:
     def _single(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A fact in this section, with a near miss next to it in most sections."""
+        """Return a fact in this section, with a near miss next to it in most sections."""
         fact = facts.fact()
         missed = [facts.near_miss(fact)] if rng.random() < 0.7 else []
         other = facts.near_miss(fact)
@@ -184,7 +184,7 @@ class TraceMaker:
     def _absent(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A near miss is here, but not what is asked for."""
+        """Return a near miss is here, but not what is asked for."""
         fact = facts.fact()
         missed = facts.near_miss(fact)
 
@@ -196,7 +196,7 @@ class TraceMaker:
     def _change(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A value that changes: the last statement counts."""
+        """Return a sample with a value that changes: the last statement counts."""
         old = facts.fact(facts.relation(changes=True))
         new = facts.change(old)
         both = rng.random() < 0.3
@@ -267,13 +267,13 @@ class TraceMaker:
 
 
 def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion]:
-    """The questions on sentences into which no statement was planted."""
+    """Return the questions on sentences into which no statement was planted."""
     words = " ".join(text.split())
     return [each for each in questions if each.statement in words]
 
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
-    """What a reader that tends to note too much may have noted before."""
+    """Return what a reader that tends to note too much may have noted before."""
     return tuple(each.statement for each in shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
@@ -282,7 +282,7 @@ def _list_note(subject: str, values: Sequence[str]) -> str:
 
 
 def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
-    """A sentence of this section; earlier notes are kept with it, because they may be what matters."""
+    """Return a sentence of this section; earlier notes are kept with it, because they may be what matters."""
     question = paraphrased(rng, real.question) if rng.random() < 0.7 else real.question
     if rng.random() < 0.2:
         return Quest(question, (real.statement,), (real.statement,), real.statement, True)
@@ -303,8 +303,8 @@ def _other_statements(rng: random.Random, real: RealQuestion, others: Sequence[R
     return tuple(shuffled(rng, sorted(notes))[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
-def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
-    """A turn of one of the roles that see a section."""
+def _on_section(rng: random.Random, quest: Quest, section: str) -> LessonTurn:
+    """Return a turn of one of the roles that see a section."""
     before, after = " ".join(quest.before), " ".join(quest.after) or "none"
     fields = {"chunk": section, "memory": before or rng.choice(("", "none"))}
     changed = quest.after != quest.before
@@ -332,18 +332,18 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
     else:
         reply = after
     answers = quest.answer != NOT_STATED
-    return Turn(role, quest.question, fields, reply, writes=answers if role == "question" else changed)
+    return LessonTurn(role, quest.question, fields, reply, writes=answers if role == "question" else changed)
 
 
-def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> Turn:
-    """A turn that merges findings, or answers from memory."""
+def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> LessonTurn:
+    """Return a turn that merges findings, or answers from memory."""
     noise = [facts.fact().statement for _ in range(rng.randint(0, 2))]
     if quest.after and rng.random() < 0.2:
         is_list = any(":" in note for note in quest.after)
         findings = [*quest.after] if is_list else shuffled(rng, [*quest.after, *noise])
         kept = [each for each in findings if each in quest.after]
-        return Turn("merge", quest.question, {"chunk": "\n".join(findings)}, " ".join(kept))
+        return LessonTurn("merge", quest.question, {"chunk": "\n".join(findings)}, " ".join(kept))
     if rng.random() < 0.12 and noise and quest.after:  # a memory that does not answer
-        return Turn("answer", quest.question, {"memory": noise[0]}, f"\\boxed{{{NOT_STATED}}}")
+        return LessonTurn("answer", quest.question, {"memory": noise[0]}, f"\\boxed{{{NOT_STATED}}}")
     memory = {"memory": " ".join(quest.after) or rng.choice(("", "none"))}
-    return Turn("answer", quest.question, memory, f"\\boxed{{{quest.answer}}}", writes=quest.answer != NOT_STATED)
+    return LessonTurn("answer", quest.question, memory, f"\\boxed{{{quest.answer}}}", writes=quest.answer != NOT_STATED)

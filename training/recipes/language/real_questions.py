@@ -148,7 +148,7 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[str, ...]], ...]] = tuple(
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The text's sentences, unchanged, including white space between words."""
+    """Yield the text's sentences, unchanged, including white space between words."""
     for paragraph in re.split(r"\n\s*\n", text):
         for part in split_sentences(paragraph):
             yield part.strip()
@@ -196,7 +196,7 @@ def _by_verb(plain: str) -> Iterator[RealQuestion]:
 
 
 def _with_a_gap(plain: str) -> Iterator[RealQuestion]:
-    """A question with the sentence's own words and a gap at its end, as people type into a search box."""
+    """Yield a question with the sentence's own words and a gap at its end, as people type into a search box."""
     match = _TAIL.fullmatch(plain)
     if match and len(match["c"].split()) >= 5:
         rest = _inside(match["c"])
@@ -218,7 +218,7 @@ def _by_words(plain: str) -> Iterator[RealQuestion]:
 
 
 def _content_words(text: str) -> list[str]:
-    """The words that say what a text is about, in order, without their punctuation."""
+    """Return the words that say what a text is about, in order, without their punctuation."""
     bare = (word.strip("'\"(),.;:") for word in text.split())
     return list(dict.fromkeys(word for word in bare if len(word) > 3 and word.lower() not in _COMMON))
 
@@ -284,7 +284,7 @@ _SYNONYMS: Final = {
 
 
 def paraphrased(rng: random.Random, question: str) -> str:
-    """The question in words that differ somewhat from those of the sentence that answers it."""
+    """Return the question in words that differ somewhat from those of the sentence that answers it."""
     said: list[str] = []
     for word in question.split(" "):
         bare = word.rstrip("?,.")
@@ -298,7 +298,7 @@ def paraphrased(rng: random.Random, question: str) -> str:
 
 
 def _inside(part: str) -> str:
-    """A part of a sentence, adapted for use inside another one."""
+    """Return a part of a sentence, adapted for use inside another one."""
     part = part.strip()
     first, _, rest = part.partition(" ")
     return (

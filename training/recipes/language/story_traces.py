@@ -16,7 +16,7 @@ from typing import Final
 from memagent_evaluation.tasks.invented_names import FIRST_NAMES
 from memagent_evaluation.tasks.state_tracking import STATES, THINGS, Situation, Story, StoryQuestion
 from recipes.embedded.training_examples import Prose, plant
-from recipes.language.turns import Turn
+from recipes.language.turns import LessonTurn
 
 _EVENTS: Final = (4, 32)
 """The least and most events of a story."""
@@ -38,7 +38,7 @@ class _Quest:
     kind: str
 
     def notes(self, known: Situation) -> str:
-        """The memory of a reader who knows a situation."""
+        """Return the memory of a reader who knows a situation."""
         subject = self.asked.subject
         if self.kind == "state_1":
             return f"{subject}: {known.people[subject]}." if subject in known.people else ""
@@ -52,7 +52,7 @@ class _Quest:
         return " ".join([*people, f"{subject}: {visited}."])
 
 
-def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int) -> list[Turn]:
+def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int) -> list[LessonTurn]:
     """Different turns, at most `count`: updates on one section of about so many characters, and answers."""
     people = rng.sample(FIRST_NAMES, rng.randint(2, 5))
     story = Story(rng, people, rng.sample(THINGS, rng.randint(2, 5)))
@@ -64,7 +64,7 @@ def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int
     text = plant(rng, text, [event.text for event in story.events[first:last]], in_order=True)
     quests = [_Quest(asked, kind) for kind in STATES for asked in story.questions(kind)]
     kinds = sorted({quest.kind for quest in quests})
-    found: dict[tuple[str, str], Turn] = {}
+    found: dict[tuple[str, str], LessonTurn] = {}
     for _ in range(count):
         kind = rng.choice(kinds)
         quest = rng.choice([each for each in quests if each.kind == kind])
@@ -72,16 +72,16 @@ def turns_on_story(rng: random.Random, prose: Prose, characters: int, count: int
         if rng.random() < _ON_SECTION:
             before, after = quest.notes(situations[first]), quest.notes(situations[last])
             fields = {"chunk": text, "memory": before or rng.choice(("", "none"))}
-            turn = Turn("update", question, fields, after or "none", writes=before != after)
+            turn = LessonTurn("update", question, fields, after or "none", writes=before != after)
         else:
             memory = {"memory": quest.notes(situations[-1])}
-            turn = Turn("answer", question, memory, f"\\boxed{{{quest.asked.gold}}}", writes=True)
+            turn = LessonTurn("answer", question, memory, f"\\boxed{{{quest.asked.gold}}}", writes=True)
         found.setdefault((turn.role, question), turn)
     return list(found.values())
 
 
 def _part(rng: random.Random, events: int, characters: int) -> tuple[int, int]:
-    """The first event of a section, and the one after its last."""
+    """Return the first event of a section, and the one after its last."""
     first = rng.randint(0, events)
     if rng.random() < _NONE_HERE:
         return first, first

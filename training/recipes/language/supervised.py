@@ -33,7 +33,7 @@ from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from recipes.embedded.training_examples import Prose
 from recipes.language.reader_traces import MIXES, TraceMaker
 from recipes.language.story_traces import turns_on_story
-from recipes.language.turns import Turn
+from recipes.language.turns import LessonTurn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -71,7 +71,7 @@ class ExampleMaker:
         self._excerpts, self._stories = excerpts, stories
 
     def section(self, rng: random.Random, longest: int) -> list[Example]:
-        """The conversations on one section of any length up to the longest, or on an excerpt."""
+        """Return the conversations on one section of any length up to the longest, or on an excerpt."""
         is_story = self._stories > 0 and rng.random() < self._stories  # without stories, the draws of earlier editions
         if not is_story and rng.random() < self._excerpts:
             turns = self._traces.turns_on_excerpt(rng, rng.randint(*_EXCERPT_CHARACTERS), count=12)
@@ -92,7 +92,7 @@ class ExampleMaker:
             forwarded += lay_out(found[-1], "prefix_tree", pad_id=0).forwarded_tokens
         return found
 
-    def _example(self, turn: Turn) -> Example:
+    def _example(self, turn: LessonTurn) -> Example:
         messages = [{"role": "user", "content": turn.content(self._prompts)}]
         text = self._tokenizer.apply_chat_template(
             messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
@@ -105,7 +105,7 @@ class ExampleMaker:
 
 
 def weighted_loss(examples: list[Example], scores: LogProbs) -> tuple[Tensor, float]:
-    """The sum of weighted losses, and the sum of weights."""
+    """Return the sum of weighted losses, and the sum of weights."""
     probabilities_BT = scores.logprobs_BT.detach().float().exp()
     weights_BT = scores.mask_BT * (1 + UNSURE_WEIGHT * (1 - probabilities_BT))
     for weights_T, example in zip(weights_BT, examples, strict=True):
@@ -126,7 +126,7 @@ def sure(examples: list[Example], scores: LogProbs) -> dict[str, list[bool]]:
 
 
 def rate(step: int, steps: int, first: float, last: float, warmup: int = 10) -> float:
-    """A short rise, then a half cosine from the first rate to the last."""
+    """Return a short rise, then a half cosine from the first rate to the last."""
     if step < warmup:
         return first * (step + 1) / warmup
     share = (step - warmup) / max(1, steps - warmup)
@@ -134,7 +134,7 @@ def rate(step: int, steps: int, first: float, last: float, warmup: int = 10) -> 
 
 
 def load_model(base: Path, rank: int, adapter: Path | None, dtype: torch.dtype) -> Any:
-    """The base, in a number format, with a trainable adapter in float32: a new one, or one from a folder."""
+    """Return the base, in a number format, with a trainable adapter in float32: a new one, or one from a folder."""
     from peft import LoraConfig, PeftModel, get_peft_model  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
@@ -241,7 +241,7 @@ def _accumulate(model: Any, sections: list[list[Example]]) -> tuple[float, float
 
 @torch.no_grad()
 def check(model: Any, checker: ExampleMaker, sections: int, longest: int) -> str:
-    """The share of replies written exactly, by role, for held-out sections, people, towns and wordings."""
+    """Return the share of replies written exactly, by role, for held-out sections, people, towns and wordings."""
     found: dict[str, list[bool]] = defaultdict(list)
     for number in range(sections):
         examples = checker.section(random.Random(f"check/{number}"), longest)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LessonTurn:
     """One prompt of a role, filled in, and the reply to learn."""
 
     role: str
@@ -29,7 +29,7 @@ class Turn:
     """Whether the reply adds the section's content to memory, or answers from memory."""
 
     def content(self, prompts: Prompts) -> str:
-        """The prompt's text."""
+        """Return the prompt's text."""
         return prompts.messages(self.role, self.question, **self.fields)[0]["content"]
 
 
@@ -49,7 +49,7 @@ _FRAMES: Final = {
 
 
 def asked(rng: random.Random, question: str) -> str:
-    """The question in one of several phrasings."""
+    """Return the question in one of several phrasings."""
     frame = rng.choices(list(_FRAMES), list(_FRAMES.values()))[0]
     plain = question.rstrip("?.")
     begins = question[:1].lower() + question[1:]
@@ -59,5 +59,5 @@ def asked(rng: random.Random, question: str) -> str:
 
 
 def shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
-    """The items in another order."""
+    """Return the items in another order."""
     return rng.sample(list(items), len(items))

@@ -78,7 +78,7 @@ class PolicyFolder:
         return str(self.adapter_settings.get("base_model_name_or_path") or "")
 
     def adapter_name(self, version: str) -> str:
-        """A server's name for the adapters of a version.
+        """Return a server's name for the adapters of a version.
 
         It also has a hash of their content: the prefix cache uses names, and would confuse other adapters of the same
         name with these even after they were unloaded.
@@ -99,14 +99,14 @@ class Likeness:
 
     @classmethod
     def of(cls, folder: Path) -> Likeness:
-        """The shape of a folder with whole weights."""
+        """Return the shape of a folder with whole weights."""
         config = _config(folder).to_dict().items()
         said = {key: value for key, value in config if value is not None and key not in _IRRELEVANT}
         return cls(folder, said, _shapes(folder))
 
 
 def vocabulary_and_window(folder: Path) -> tuple[int, int | None]:
-    """The shape of a policy with whole weights, from its configuration."""
+    """Return the shape of a policy with whole weights, from its configuration."""
     config = _config(folder)
     return int(config.vocab_size), getattr(config, "max_position_embeddings", None)
 

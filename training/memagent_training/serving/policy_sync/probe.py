@@ -49,7 +49,7 @@ class ProbeLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeReading:
     """A server's reply to the probe."""
 
     rows: tuple[ProbeRow, ...]
@@ -97,7 +97,7 @@ class Probe:
         lengths = sorted({min(length, longest) for length in _LENGTHS})
         return cls(tuple(tuple(chosen.randrange(low, high) for _ in range(length)) for length in lengths))
 
-    async def read(self, api: ServerAPI, model: str) -> Reading:
+    async def read(self, api: ServerAPI, model: str) -> ProbeReading:
         """Ask a server.
 
         Raises:
@@ -128,7 +128,7 @@ class Probe:
             given += own
             sampled += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return Reading(tuple(rows), ProbeLogProbs(tuple(given), tuple(sampled)), cached)
+        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(given), tuple(sampled)), cached)
 
     @staticmethod
     def _body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Probe:
 
 
 def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
-    """The largest difference; infinite if something is not a number."""
+    """Return the largest difference; infinite if something is not a number."""
     pairs = [*zip(one.given, other.given, strict=True), *zip(one.sampled, other.sampled, strict=True)]
     return max(_distance(*pair) for pair in pairs)
 
@@ -153,7 +153,7 @@ def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
 def find_fault(
     server: ProbeLogProbs, trainer: ProbeLogProbs, *, tolerance: float, before: Standing | None = None
 ) -> str | None:
-    """The reason why the server does not answer with the trainer's weights; None if there is none.
+    """Return the reason why the server does not answer with the trainer's weights; None if there is none.
 
     With small steps, the weights of two versions may be within the tolerance of each other. Then the log-probs before
     the swap distinguish them, if the trainer's moved much farther than the difference between the two: the server's

@@ -55,7 +55,7 @@ class ServerAPI:
     """Whether the environment's proxies are used."""
 
     async def window(self, model: str) -> int | None:
-        """The context window of a served model, in tokens, if the server reports it.
+        """Return the context window of a served model, in tokens, if the server reports it.
 
         Raises:
             NotServedError: it serves no such model; the message lists those that it does.
@@ -69,7 +69,7 @@ class ServerAPI:
         raise NotServedError(f"{self.root_url} does not serve {model!r}; it serves {names}", hint="Name one of these.")
 
     async def adapters(self, model: str) -> list[str]:
-        """The names of a model's loaded adapters, oldest first."""
+        """Return the names of a model's loaded adapters, oldest first."""
         return [str(entry.get("id")) for entry in await self._models() if entry.get("parent") == model]
 
     async def _models(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class ServerAPI:
         return [entry for entry in reply.get("data") or () if isinstance(entry, dict)]
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a completion request."""
+        """Return the answer to a completion request."""
         return await self._request("POST", "/v1/completions", body, remedy="Check the server's log.")
 
     async def load_adapter(self, name: str, path: str) -> None:
@@ -172,7 +172,7 @@ def _decoded(content: bytes) -> dict[str, Any]:
 
 
 def _words(content: bytes) -> str | None:
-    """The server's own message; None if only its router answered."""
+    """Return the server's own message; None if only its router answered."""
     reply = _decoded(content)
     error = reply.get("error")
     if isinstance(error, dict):

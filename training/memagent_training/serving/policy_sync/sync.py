@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import Likeness, PolicyFolder
-from memagent_training.serving.policy_sync.probe import Probe, ProbeLogProbs, Reading, Standing, find_fault, largest_gap
+from memagent_training.serving.policy_sync.probe import (
+    Probe,
+    ProbeLogProbs,
+    ProbeReading,
+    Standing,
+    find_fault,
+    largest_gap,
+)
 from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, folder_logprobs
 from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
@@ -197,7 +204,7 @@ class PolicySync:
             )
 
     async def _before(self, folder: PolicyFolder) -> Standing | None:
-        """What server and trainer say of the probe before the swap; the server's cache then holds its prompts.
+        """Return what server and trainer say of the probe before the swap; the server's cache then holds its prompts.
 
         None where that is not known: the server does not answer, which a restart may mend, or its weights are gone, or
         in files of an older format.
@@ -225,7 +232,7 @@ class PolicySync:
                 self._adapters = await self._api.adapters(self.server.model_name)
         return self._probe
 
-    async def _read_current(self, probe: Probe) -> Reading:
+    async def _read_current(self, probe: Probe) -> ProbeReading:
         try:
             return await probe.read(self._api, self._model)
         except NotServedError:
@@ -296,7 +303,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _verify(self, folder: PolicyFolder, model: str, before: Standing | None, how: How) -> float:
-        """The largest difference from the trainer's log-probs.
+        """Return the largest difference from the trainer's log-probs.
 
         Raises:
             SyncError: the server does not answer with these weights.
@@ -320,7 +327,7 @@ class PolicySync:
         self._verified = (model, expected.given)
         return largest_gap(reading.logprobs, expected)
 
-    async def _expected(self, policy: Path, reading: Reading) -> ProbeLogProbs:
+    async def _expected(self, policy: Path, reading: ProbeReading) -> ProbeLogProbs:
         return reading.arranged(await asyncio.to_thread(self.reference, policy, reading.rows))
 
     async def _unload_surplus(self) -> None:

@@ -1,64 +1,29 @@
-"""The public form of the stored state: steps, updates, events, results."""
+"""What a read comes to: its updates as they arrive, and its result from the last state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
-from memagent_graph.events import EventKind, ReadEvent, StopReason, UpdateRule
-from memagent_graph.reading.ask import as_span
-from memagent_graph.reading.state import Counters, ReaderContext, StepRecord, no_cost
+from memagent_graph.calls import Call, Writes
+from memagent_graph.events import StopReason
+from memagent_graph.reading.state import Counters, ReaderContext, no_cost
 from memagent_graph.results import ReadResult, Usage
-from memagent_graph.trace import MemoryUpdate, Replayed, Trace, TraceStep, Writes
-
-_WRITES = {"memory_update": Writes.MEMORY, "decision": Writes.DECISION, "answer": Writes.ANSWER}
-
-
-def trace_step(record: StepRecord, state: Mapping[str, Any]) -> TraceStep:
-    """The public form of a stored step; `state` is the one after it."""
-    return TraceStep(
-        id=record["id"],
-        node=record["node"],
-        branch=record["branch"],
-        role=record["role"],
-        slot=record["slot"],
-        writes=_WRITES[record["type"]],
-        text=record["text"] if record["text"] is not None else state.get("memory", ""),
-        reads=tuple(map(as_span, record["reads"])),
-        parents=tuple(record["parents"]),
-        prompt_tokens=record["prompt_tokens"],
-        completion_tokens=record["completion_tokens"],
-        seconds=record["seconds"],
-        model=record["model"],
-        finish_reason=record["finish_reason"],
-        events=tuple(
-            ReadEvent(
-                kind=EventKind(event["kind"]),
-                chunk_index=event["chunk_index"],
-                detail=event["detail"],
-                rule=UpdateRule(event["rule"]) if event["rule"] else None,
-            )
-            for event in record["events"]
-        ),
-    )
-
-
-def trace_steps(records: Iterable[StepRecord], state: Mapping[str, Any]) -> list[TraceStep]:
-    """The steps among a superstep's records."""
-    return [trace_step(record, state) for record in records if record["type"] in _WRITES]
+from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
 
 class Progress:
     """A read's steps as they arrive, and their updates, computed on request."""
 
-    def __init__(self, steps: Iterable[TraceStep] = (), document_bytes: int | None = None) -> None:
+    def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None) -> None:
         self.document_bytes = document_bytes
-        self.steps: list[TraceStep] = list(steps)
+        self.steps: list[Call] = list(steps)
         self._replayed = Replayed(document_bytes)
         self._replayed_steps = 0
 
     def updates_since(self, steps: int, *, complete: bool) -> list[MemoryUpdate]:
-        """The updates from the steps after a number; those of a chunk only when it is `complete`."""
+        """Return the updates from the steps after a number; those of a chunk only when it is `complete`."""
         for step in self.steps[self._replayed_steps :]:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)
@@ -76,7 +41,7 @@ class Progress:
 
 
 def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> ReadResult:
-    """The outcome of a run from its last state and its trace."""
+    """Return the result of a run from its last state and its trace."""
     form = context.structure.format if context.structure else None
     return ReadResult(
         run_id=state["run_id"],
@@ -120,10 +85,36 @@ def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Us
 
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
-    """The document's tokens: counted, or estimated from its bytes if it was read several times or not to its end."""
-    read = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
-    if state.get("chunks_read", 0) in {0, len(read)} and state["stop_reason"] != StopReason.ENOUGH:
+    """Return the document's tokens: counted, or estimated from its bytes if it was not read once to its end."""
+    chunks = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
+    if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
         return counted
-    tokens = sum(span.tokens for span in read.values())
-    length = sum(span.end_byte - span.start_byte for span in read.values())
+    tokens = sum(span.tokens for span in chunks.values())
+    length = sum(span.end_byte - span.start_byte for span in chunks.values())
     return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, length)))
+
+
+async def result_of(
+    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
+) -> ReadResult:
+    """Return the result that a reader's stream ends with; every update before it is reported."""
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, ReadResult):
+                return part
+            if report is not None:
+                report(part)
+    raise AssertionError("a stream ends with its result")
+
+
+def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
+    """Return the results, unless one of them is a failure.
+
+    Raises:
+        Exception: the first failure.
+    """
+    if failures := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+        if len(failures) > 1:
+            failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
+        raise failures[0]
+    return [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]

@@ -1,0 +1,125 @@
+"""One call of a reader's graph: what it has used, what its steps need again, and what is running.
+
+The graph's nodes find an `Execution` as LangGraph's runtime context. Strategies see none of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memagent_graph.calls import Call, Span
+from memagent_graph.concurrency.background import Cancellation
+from memagent_graph.concurrency.branches import Branches
+from memagent_graph.concurrency.fair_turns import Turn
+from memagent_graph.documents import DocumentRef
+from memagent_graph.documents.chunking import Chunker
+from memagent_graph.events import StopReason
+from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, no_cost
+from memagent_graph.run_log.recording import Recording
+
+
+@dataclass(slots=True)
+class Consumption:
+    """What a call of the graph has used so far, for `Limits`."""
+
+    began: float = field(default_factory=time.monotonic)
+    chunks: int = 0
+    tokens: int = 0
+
+    def limit_reached(self, limits: Limits) -> StopReason | None:
+        """Return the first limit that is reached; None if there is none."""
+        if limits.max_chunks is not None and self.chunks >= limits.max_chunks:
+            return StopReason.MAX_CHUNKS
+        if limits.max_tokens_total is not None and self.tokens >= limits.max_tokens_total:
+            return StopReason.MAX_TOKENS
+        if limits.max_seconds is not None and time.monotonic() - self.began >= limits.max_seconds:
+            return StopReason.MAX_SECONDS
+        return None
+
+
+@dataclass(slots=True)
+class ReadCache:
+    """What the steps of a call of the graph need again."""
+
+    chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict)
+    """By document and chunk size."""
+    texts: dict[int, tuple[Span, str]] = field(default_factory=dict)
+    """The texts of chunks that were chosen and not yet read, by chunk number."""
+    calls: list[Call] = field(default_factory=list)
+    """The policy calls so far, for strategies that look back."""
+
+    def chunker(self, context: ReaderContext, document: DocumentRef, chunk_tokens: int) -> Chunker:
+        """Return what cuts a document into chunks of that many tokens."""
+        key = document["key"], chunk_tokens
+        if key not in self.chunkers:
+            self.chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
+        return self.chunkers[key]
+
+    def text(self, span: Span) -> str | None:
+        """Return the text of a chunk that was chosen, once; None if it was chosen before this call of the graph."""
+        chosen = self.texts.pop(span.index, None)
+        return chosen[1] if chosen is not None and chosen[0] == span else None
+
+
+@dataclass(slots=True)
+class Running:
+    """What is running in a call of the graph."""
+
+    recording: Recording | None = None
+    """The run's recording, if runs are logged."""
+    turn: Turn = field(default_factory=Turn)
+    """This read's turn on the event loop; see `memagent_graph.concurrency.fair_turns`."""
+    branches: Branches = field(default_factory=Branches)
+    """The branches that run in parallel."""
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    """Ends what the steps of a synchronous call wait for."""
+    pending_chunk: int | None = None
+    """The chunk that an earlier call of the graph chose, and that this one has to read first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One call of the graph."""
+
+    context: ReaderContext
+    """Policy, tokenizer, store, prompts and budgets; it does not change."""
+    consumption: Consumption = field(default_factory=Consumption)
+    cache: ReadCache = field(default_factory=ReadCache, repr=False)
+    running: Running = field(default_factory=Running, repr=False)
+
+    @classmethod
+    def of(cls, context: ReaderContext, *, checkpointed: bool) -> Execution:
+        """Return a new call of a graph with this context, recorded if runs are logged."""
+        recording = None
+        if context.run_log is not None:
+            recording = Recording(context.run_log, context.log_settings, context.strategy, checkpointed=checkpointed)
+        return cls(context, running=Running(recording))
+
+
+@dataclass(slots=True)
+class StepAccounts:
+    """What one execution of a step did, for the node around it."""
+
+    node: str
+    turn: Turn = field(default_factory=Turn, repr=False)
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The ids of the trace around it, for the log."""
+    calls: list[Call] = field(default_factory=list)
+    cost: Counters = field(default_factory=no_cost)
+    chunks: int = 0
+    """How many chunks it read."""
+    tips: dict[str, str] = field(default_factory=dict)
+    """The newest call of each branch."""
+    chunk: int | None = None
+    """The number of the chunk that was shown to the policy last, for errors."""
+
+    def add_call(self, call: Call, cost: Counters) -> None:
+        """Count a call of the policy."""
+        self.cost = add_cost(self.cost, cost) if self.calls else cost
+        self.calls.append(call)
+
+    def count_document(self, tokens: int) -> None:
+        """Count tokens of the document."""
+        self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + tokens}

@@ -1,0 +1,183 @@
+"""Count the files on three journeys through the code: `python scripts/count_journeys.py [FOLDER]`.
+
+    document -> request body    from `MemAgent.aread` to the first request to the policy's server
+    reply -> log row            from the reply to that request until its row is in the log
+    a chunk                     from the second request to the third
+    logged run -> loss          from the first line of `memagent_training` to the first loss of `memagent train`
+
+A profile hook counts the files of ours whose functions were called, and how often each was entered from another of
+them. A coroutine that continues is not an entry, and what runs while a module is imported does not count. FOLDER is
+another checkout to count; by default it is this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+ROOMS: Final = ("memagent_graph", "integrations", "training")
+_RESUMES: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_ENTRIES_AT_MOST: Final = 2
+
+
+class Journey:
+    """Counts while it is on: our files, and the entries of each from another."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.is_on = False
+        self.files: set[str] = set()
+        self.entries: Counter[str] = Counter()
+        self._suspended: set[FrameType] = set()
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        """Count a call, as `sys.setprofile` reports it."""
+        if event != "call" or not self.is_on or (file := self._file(frame)) is None or not _is_function(frame):
+            return
+        if frame.f_code.co_flags & _RESUMES:
+            if frame in self._suspended:
+                return
+            self._suspended.add(frame)
+        caller = frame.f_back
+        while caller is not None and self._file(caller) is None:
+            caller = caller.f_back
+        if caller is not None and not _is_function(caller):
+            return
+        self.files.add(file)
+        if caller is not None and self._file(caller) != file:
+            self.entries[file] += 1
+
+    def _file(self, frame: FrameType) -> str | None:
+        """Return the path of a frame's file within the checkout; None if it is not ours."""
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(self.root) and (relative := path.relative_to(self.root)).parts[0] in ROOMS:
+            return str(relative)
+        return None
+
+    def __str__(self) -> str:
+        often = [f"{file} {count}" for file, count in self.entries.most_common() if count > _ENTRIES_AT_MOST]
+        return f"{len(self.files)} files; entered more than twice from another: {', '.join(often) or 'none'}"
+
+
+def _is_function(frame: FrameType) -> bool:
+    """Return whether a frame is that of a function, and not of a module or class while it is made."""
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def count_read(root: Path) -> tuple[Journey, Journey, Journey]:
+    """Count the first three journeys, with a server of the tests' kind, a log and checkpoints in memory."""
+    import aiohttp  # noqa: PLC0415
+    from langgraph.checkpoint.memory import InMemorySaver  # noqa: PLC0415
+    from support.fake_server import FakeServer  # noqa: PLC0415
+
+    from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams  # noqa: PLC0415
+
+    request, row, chunk = Journey(root), Journey(root), Journey(root)
+    completions = 0
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        for journey in (request, row, chunk):
+            journey.profile(frame, event, argument)
+
+    send = aiohttp.ClientSession._request
+
+    async def watched_send(session: aiohttp.ClientSession, *arguments: Any, **options: Any) -> Any:
+        nonlocal completions
+        completions += "chat/completions" in str(arguments)
+        request.is_on, chunk.is_on = completions < 1, completions == 2
+        reply = await send(session, *arguments, **options)
+        row.is_on = completions == 1
+        return reply
+
+    class WatchedConnection(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if sql.startswith("INSERT INTO conversations"):
+                row.is_on = False
+            return super().execute(sql, *parameters)
+
+    connect = sqlite3.connect
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    with tempfile.TemporaryDirectory() as folder, FakeServer(vllm=True) as fake, contextlib.ExitStack() as stack:
+        aiohttp.ClientSession._request = watched_send  # type: ignore[method-assign]
+        stack.callback(setattr, aiohttp.ClientSession, "_request", send)
+        sqlite3.connect = lambda *arguments, **options: connect(*arguments, factory=WatchedConnection, **options)  # type: ignore[assignment]
+        stack.callback(setattr, sqlite3, "connect", connect)
+        agent = MemAgent(
+            OpenAICompatiblePolicy("fake", base_url=fake.base_url),
+            tokenizer="embedded",
+            budget=Budget(512, 64, 64, 100, 64),
+            sampling=SamplingParams(logprobs=True),
+            store=Path(folder) / "documents",
+            checkpoints=InMemorySaver(),
+            run_log=Path(folder) / "runs.sqlite",
+        )
+        text = " and then ".join(f"word{number}" for number in range(600))
+
+        async def read() -> None:
+            request.is_on = True
+            await agent.aread(text, "What is said?")
+            await agent.aclose()
+
+        asyncio.run(read())
+    sys.setprofile(None)
+    threading.setprofile(None)  # type: ignore[arg-type]
+    return request, row, chunk
+
+
+def count_training(root: Path) -> Journey:
+    """Count the journey from logged runs, those of the recorded promises, to the first loss."""
+    from promises.scenarios import PLAIN_STEP, TRAINING, home, run  # noqa: PLC0415
+
+    journey = Journey(root)
+    has_begun = has_ended = False
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal has_begun, has_ended
+        path = frame.f_code.co_filename
+        if not has_begun and event == "call" and "memagent_training" in path and "command" not in Path(path).name:
+            journey.is_on = has_begun = frame.f_code.co_name != "<module>" and "cli" not in path
+        if event == "return" and path.endswith("algorithm/loss.py") and frame.f_code.co_name == "__call__":
+            journey.is_on, has_ended = False, True
+        if not has_ended:
+            journey.profile(frame, event, argument)
+
+    runs = next(TRAINING.glob("runs.*"))
+    settings = [part for name, value in PLAIN_STEP.items() for part in ("--set", f"{name}={value}")]
+    with tempfile.TemporaryDirectory() as folder, home(Path(folder)):
+        sys.setprofile(profile)
+        run(
+            *("train", runs, "--model", TRAINING / "model", "--out", Path(folder) / "out"),
+            *("--preset", "memagent-paper", *settings),
+        )
+        sys.setprofile(None)
+    return journey
+
+
+def main() -> None:
+    """Print the counts of a checkout; another one than this is counted in a process of its own."""
+    root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    paths = [str(root / room) for room in (".", "integrations", "training", "tests")]
+    if os.environ.get("PYTHONPATH", "").split(os.pathsep) != paths:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        raise SystemExit(subprocess.call([sys.executable, __file__, str(root)], env=environment, cwd=root))
+    names = ("document to request body", "reply to log row", "a chunk")
+    journeys = dict(zip(names, count_read(root), strict=True))
+    for name, journey in {**journeys, "logged run to loss": count_training(root)}.items():
+        print(f"{name}: {journey}")
+        print(f"  {', '.join(sorted(journey.files))}")
+
+
+if __name__ == "__main__":
+    main()

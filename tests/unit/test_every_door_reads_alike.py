@@ -1,0 +1,149 @@
+"""The same question on the same document, through every door with the same policy, gives the same requests.
+
+What may differ: ids, headers, a cache salt, and whether token ids are asked for, which depends on the log. An
+evaluation samples with the seed of its tasks. Training reads with a temperature of its own and accepts invented
+memories: rewards are for what the policy wrote itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from support.fake_server import FakeServer
+from support.scripts import document_with
+from typer.testing import CliRunner
+
+from langchain_memagent import ReadLongDocument, platform
+from memagent_corpus.corpus_command import CorpusCommand
+from memagent_evaluation.eval_command import Eval
+from memagent_graph import MemAgent, load_tokenizer
+from memagent_graph.cli import app
+from memagent_graph.cli.doctor import Doctor
+from memagent_graph.cli.read import Read
+from memagent_graph.settings import ReadSettings
+from memagent_mcp.mcp_command import Mcp
+from memagent_report.report_command import ReportDocuments
+from memagent_serve.serve_command import Serve
+
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1200)
+QUESTION = "What is the key of harbor?"
+COMPARED = ("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop")
+
+
+@pytest.fixture(params=["overwrite", "gated", None])
+def strategy(request: pytest.FixtureRequest) -> str | None:
+    return request.param
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, strategy: str | None) -> Iterator[FakeServer]:
+    """The policy of every door, by the environment, with the budgets and prompts of the embedded one."""
+    with FakeServer(window=2048) as served:
+        monkeypatch.setenv("OPENAI_BASE_URL", served.base_url)
+        monkeypatch.setenv("MEMAGENT_PROFILE", "embedded")
+        monkeypatch.setenv("MEMAGENT_LAYOUT", "paper")
+        monkeypatch.setenv("MEMAGENT_STRATEGY", strategy or "")
+        yield served
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "book.txt").write_text(TEXT)
+    return folder / "book.txt"
+
+
+def memagent(*arguments: object) -> None:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
+def options(strategy: str | None) -> list[str]:
+    return ["--profile", "embedded", "--layout", "paper", *(["--strategy", strategy] if strategy else [])]
+
+
+def choices(strategy: str | None) -> dict[str, Any]:
+    return {"profile": "embedded", "layout": "paper", "strategy": strategy}
+
+
+def by_command_line(book: Path, strategy: str | None) -> None:
+    memagent("read", book, "-q", QUESTION, *options(strategy))
+
+
+def in_python(book: Path, strategy: str | None) -> None:
+    with MemAgent(**choices(strategy)) as reader:
+        reader.read(book, QUESTION)
+
+
+def by_settings(book: Path, strategy: str | None) -> None:
+    with MemAgent(settings=ReadSettings(**choices(strategy))) as reader:
+        reader.read(book, QUESTION)
+
+
+def by_tool(book: Path, strategy: str | None) -> None:
+    ReadLongDocument(roots=[book.parent]).invoke({"questions": [QUESTION], "path": str(book)})
+
+
+def by_node(book: Path, strategy: str | None) -> None:
+    platform._made.__wrapped__().invoke({"question": QUESTION, "document": TEXT})
+
+
+def by_mcp(book: Path, strategy: str | None) -> None:
+    with Mcp(**choices(strategy)).make_reader() as reader:
+        reader.read(book, QUESTION)
+
+
+def by_serve(book: Path, strategy: str | None) -> None:
+    with Serve(**choices(strategy)).make_reader() as reader:
+        reader.read(book, QUESTION)
+
+
+def by_corpus(book: Path, strategy: str | None) -> None:
+    memagent("corpus", book.parent, "-q", QUESTION, "--out", book.parents[1] / "table", *options(strategy))
+
+
+DOORS = (by_command_line, in_python, by_settings, by_tool, by_node, by_mcp, by_serve, by_corpus)
+
+
+def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
+    requests: dict[str, list[dict[str, Any]]] = {}
+    for door in DOORS:
+        server.requests.clear()
+        door(book, strategy)
+        requests[door.__name__] = [{name: body.get(name) for name in COMPARED} for body in server.requests]
+    expected = requests[by_command_line.__name__]
+    assert len(expected) > 4, "the document has several chunks, and every door reads all of them"
+    tokenizer = load_tokenizer("embedded")
+    for door, sent in requests.items():
+        assert sent == expected, door
+        ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in sent]
+        assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], door
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "read": lambda **given: Read(document="-", question=[QUESTION], **given),
+    "doctor": Doctor,
+    "mcp": Mcp,
+    "serve": Serve,
+    "corpus": lambda **given: CorpusCommand(source="books", out="table", **given),
+    "eval": lambda **given: Eval(context=typer.Context(typer.main.get_command(app)), **given),
+    "report": lambda **given: ReportDocuments(question=QUESTION, documents=[], **given),
+}
+
+
+async def test_every_command_builds_the_same_reader(server, strategy, tmp_path) -> None:
+    contexts = {}
+    for name, command in COMMANDS.items():
+        async with MemAgent(settings=command(**choices(strategy)).settings(), store=tmp_path, run_log=False) as reader:
+            contexts[name] = (await reader.agraph()).reader_context
+    context = contexts["read"]
+    assert context.strategy.name == (strategy or "overwrite")
+    for name, other in contexts.items():
+        assert (other.budget, other.rules, other.boundary) == (context.budget, context.rules, context.boundary), name
+        assert (other.strategy, other.prompts.fingerprint) == (context.strategy, context.prompts.fingerprint), name
+        assert other.sampling.temperature == context.sampling.temperature, name
