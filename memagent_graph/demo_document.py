@@ -117,10 +117,6 @@ def _normalised(text: str) -> str:
     return " ".join(word for word in _WORD.findall(text) if word not in {"a", "an", "the", "of"})
 
 
-def _month(day: date) -> str:
-    return f"{day:%B}"
-
-
 class _Deck:
     """Draws from options in random order, each once before any comes again."""
 
@@ -207,7 +203,8 @@ class _Minutes:
                     f"[In the month £{received:,} came in and £{spent:,} went out|Receipts were £{received:,} and "
                     f"payments £{spent:,}], [which leaves|so that there is] £{self._balance:,} in the "
                     "[current account|bank]. "
-                    "{treasurer} [answered questions|had the statements with {member}'s signature].",
+                    "[The largest payment was {sum}|{few} bills are open|{treasurer} answered {few} questions|"
+                    "{member} had checked {count} receipts].",
                     day,
                     {},
                 ),
@@ -268,7 +265,7 @@ class _Minutes:
         text = _SLOT.sub(lambda match: slots[match[0][1:-1]], chosen)
         return _SENTENCE_START.sub(lambda match: match[0].upper(), text)
 
-    def _value(self, kind: str, day: date) -> str:
+    def _value(self, kind: str, day: date) -> str:  # noqa: PLR0911
         chance = self._generator
         if kind in self._officers:
             return self._officers[kind]
@@ -281,14 +278,20 @@ class _Minutes:
         if kind in {"past", "soon"}:
             moved = day + timedelta(days=chance.randrange(3, 25) * (1 if kind == "soon" else -1))
             return f"{moved.day} {moved:%B}"
-        return {
-            "person": lambda: f"{self._names.draw()} {self._surnames.draw()}",
-            "member": lambda: chance.choice(self._committee[4:]),
-            "few": lambda: chance.choice(_NUMBERS),
-            "month": lambda: _month(day + timedelta(days=chance.randrange(40, 150))),
-            "weekday": lambda: f"{day + timedelta(days=chance.randrange(7)):%A}",
-            "home": lambda: self._home,
-        }[kind]()
+        match kind:
+            case "person":
+                return f"{self._names.draw()} {self._surnames.draw()}"
+            case "member":
+                return chance.choice(self._committee[4:])
+            case "few":
+                return chance.choice(_NUMBERS)
+            case "month":
+                return f"{day + timedelta(days=chance.randrange(40, 150)):%B}"
+            case "weekday":
+                return f"{day + timedelta(days=chance.randrange(7)):%A}"
+            case "home":
+                return str(self._home)
+        raise ValueError(f"no slot is called {kind}")
 
     def _approval(self, day: date) -> str:
         last = f"the meeting on {self._full(self._last)}" if self._last else "the last meeting of the old year"
