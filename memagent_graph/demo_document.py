@@ -1,0 +1,330 @@
+"""A believable document for `memagent demo`: the minutes of a small harbour's committee, with questions on them.
+
+Names, sums, dates, the items of each meeting and their wordings vary by seed; the texts are in `demo_document.toml`.
+Four facts that belong there are asked for, of four kinds: who, how much, why, and where or when. The same seed has the
+same facts at every length.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from memagent_graph.no_answers import gives_no_answer
+
+_CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
+_SLOT: Final = re.compile(r"\{(\w+?)\d?\}")
+_SENTENCE_START: Final = re.compile(r"(?:^|(?<=[.!?] ))[a-z]")
+_WORD: Final = re.compile(r"\w+")
+_NUMBERS: Final = ["two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_GROUPS: Final = (("who",), ("sum", "count", "changed"), ("why",), ("where", "date", "until"))
+"""The kinds of facts of the four questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoQuestion:
+    """A question, its answer, and the one sentence of the document that gives it."""
+
+    question: str
+    answer: str
+    sentence: str
+    subject: str
+    """Words that only the sentence has, and for a value that changed the sentence with its first value."""
+    keys: tuple[str, ...]
+    """What a right answer contains; alternatives are separated by "|"."""
+    depth: float
+    """Where the sentence begins, as a share of the document's length, 0 to 1."""
+
+    def is_right(self, answer: str | None) -> bool:
+        """Return whether an answer has what is asked for, and at most a third of its words from elsewhere.
+
+        Letter case, articles, punctuation and the way of writing a sum or date do not count.
+        """
+        words = _normalised(answer or "")
+        if gives_no_answer(answer) or not all(
+            any(f" {_normalised(form)} " in f" {words} " for form in key.split("|")) for key in self.keys
+        ):
+            return False
+        own = {"pounds", *_normalised(f"{self.question} {self.sentence} {self.answer}").split()}
+        telling = [word for word in words.split() if len(word) > 3 or word.isdigit()]
+        foreign = [word for word in telling if word not in own]
+        return len(foreign) * 3 <= len(telling) and not any(word.isdigit() for word in foreign)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoDocument:
+    """A document and its questions, in the order of their sentences' places."""
+
+    text: str
+    questions: tuple[DemoQuestion, ...]
+
+
+def make_demo_document(
+    tokens: int = 40_000, seed: int = 0, count: Callable[[str], int] = lambda text: len(text) // 4
+) -> DemoDocument:
+    """Return the minutes of as many meetings as have at least `tokens` tokens.
+
+    Args:
+        tokens: the smallest length.
+        seed: the seed of everything else.
+        count: counts the tokens of a text; by default, four characters are one.
+    """
+    minutes = _Minutes(random.Random(f"minutes {seed}"))
+    meetings: list[_Meeting] = []
+    length = 0
+    while length < tokens or len(meetings) < len(_GROUPS):
+        meetings.append(minutes.meeting())
+        length += count(meetings[-1].text())
+    generator = random.Random(f"facts {seed}")
+    facts = [generator.choice([fact for fact in _texts()["facts"] if fact["kind"] in kinds]) for kinds in _GROUPS]
+    generator.shuffle(facts)
+    questions = []
+    for index, fact in enumerate(facts):
+        place = int((index + generator.uniform(0.3, 0.8)) / len(facts) * len(meetings))
+        questions.append(minutes.add_fact(fact, meetings, place, random.Random(f"{seed} {fact['subject']}")))
+    text = "\n\n\n".join(meeting.text() for meeting in meetings) + "\n"
+    return DemoDocument(
+        text,
+        tuple(
+            DemoQuestion(question, answer, sentence, subject, keys, text.index(sentence) / len(text))
+            for question, answer, sentence, subject, keys in questions
+        ),
+    )
+
+
+def demo_texts(seeds: Iterable[int], tokens: int = 40_000) -> Iterator[str]:
+    """Yield each seed's document and questions as one text, for what must exclude them from training."""
+    for seed in seeds:
+        document = make_demo_document(tokens, seed)
+        yield "\n".join([document.text, *(question.question for question in document.questions)])
+
+
+@cache
+def _texts() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("demo_document.toml").read_text("utf-8"))
+
+
+def _normalised(text: str) -> str:
+    text = re.sub(r"(?<=\d),(?=\d)", "", text.lower())
+    text = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b|['’]s\b|£", "", text)
+    return " ".join(word for word in _WORD.findall(text) if word not in {"a", "an", "the", "of"})
+
+
+class _Deck:
+    """Draws from options in random order, each once before any comes again."""
+
+    def __init__(self, options: Iterable[Any], generator: random.Random) -> None:
+        self._options, self._generator = list(options), generator
+        self._left: list[Any] = []
+
+    def draw(self) -> Any:
+        """Return the next option."""
+        if not self._left:
+            self._left = self._generator.sample(self._options, len(self._options))
+        return self._left.pop()
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """A meeting's day and text: heading, items as title and paragraph, and end."""
+
+    day: date
+    heading: str
+    items: list[tuple[str, str]]
+    end: str
+
+    def text(self) -> str:
+        """Return its minutes."""
+        items = [f"{number}. {title}\n{text}" for number, (title, text) in enumerate(self.items, start=1)]
+        return "\n\n".join([self.heading, *items, self.end])
+
+
+class _Minutes:
+    """A harbour's committee from meeting to meeting: its people, its money and what it talks about."""
+
+    def __init__(self, generator: random.Random) -> None:
+        words = _texts()["words"]
+        self._generator = generator
+        surnames = generator.sample(words["surnames"], len(words["surnames"]))
+        self._reserved, surnames = surnames[:4], surnames[4:]
+        self._committee = [
+            f"{'Mrs' if index % 2 else 'Mr'} {surname}"
+            for index, surname in enumerate(surnames[:9], generator.choice((0, 1)))
+        ]
+        self._home, *towns = generator.sample(words["towns"], len(words["towns"]))
+        self._names = _Deck(words["women"] + words["men"], generator)
+        self._surnames = _Deck(surnames[9:], generator)
+        self._decks = {"town": _Deck(towns, generator), "firm": _Deck(words["firms"], generator)}
+        self._decks |= {"boat": _Deck(words["boats"], generator), "place": _Deck(words["places"], generator)}
+        self._kinds = _Deck(_texts()["items"], generator)
+        self._paragraphs = {item["title"]: _Deck(item["texts"], generator) for item in _texts()["items"]}
+        self._officers = dict(zip(("chair", "secretary", "treasurer", "master"), self._committee, strict=False))
+        self._weekday = generator.randrange(4)
+        self._next = self._meeting_day(date(generator.randrange(2014, 2021), 1, 1))
+        self._last: date | None = None
+        self._subscription = generator.randrange(18, 35)
+        self._balance = generator.randrange(6_000, 15_000)
+
+    def meeting(self) -> _Meeting:
+        """Return the next meeting."""
+        day, chance = self._next, self._generator
+        following = (day.replace(day=1) + timedelta(days=63 if day.month == 7 else 32)).replace(day=1)
+        self._next = self._meeting_day(following)
+        absent = chance.sample(self._committee[4:], chance.randrange(0, 3))
+        present = [member for member in self._committee if member not in absent]
+        roles = {name: f" ({role})" for role, name in self._officers.items() if role != "master"}
+        heading = (
+            f"{self._home} Harbour Committee\nMinutes of the meeting on {self._full(day)}\n\nPresent: "
+            + ", ".join(member + roles.get(member, "") for member in present)
+            + f".\nApologies: {' and '.join(absent) or 'none'}."
+        )
+        items = [("Minutes of the last meeting", self._approval(day))]
+        if day.month == 1 and self._last:
+            items.append(("Annual business", self._elections(day)))
+        for _ in range(chance.randrange(8, 12)):
+            kind = self._kinds.draw()
+            slots: dict[str, str] = {}
+            items.append(
+                (self.fill(kind["title"], day, slots), self.fill(self._paragraphs[kind["title"]].draw(), day, slots))
+            )
+        spent, received = chance.randrange(200, 1_900), chance.randrange(200, 2_000)
+        self._balance += received - spent
+        items.append(
+            (
+                "Finance",
+                self.fill(
+                    f"[In the month £{received:,} came in and £{spent:,} went out|Receipts were £{received:,} and "
+                    f"payments £{spent:,}], [which leaves|so that there is] £{self._balance:,} in the "
+                    "[current account|bank]. "
+                    "[The largest payment was {sum}|{few} bills are open|{treasurer} answered {few} questions|"
+                    "{member} had checked {count} receipts].",
+                    day,
+                    {},
+                ),
+            )
+        )
+        end = self.fill(
+            f"The next meeting [is|will be] on {self._full(self._next)} [at half past seven|in the committee room]. "
+            f"{{chair}} [closed the meeting|thanked those present and closed] "
+            f"at 9.{chance.randrange(2, 58):02d} pm.",
+            day,
+            {},
+        )
+        self._last = day
+        return _Meeting(day, heading, items, end)
+
+    def add_fact(
+        self, fact: dict[str, Any], meetings: list[_Meeting], place: int, generator: random.Random
+    ) -> tuple[str, str, str, str, tuple[str, ...]]:
+        """Add a fact to a meeting; return question, answer, sentence, subject and keys."""
+        day, kind = meetings[place].day, fact["kind"]
+        question, old = generator.choice(fact["questions"]), ""
+        keys: tuple[str, ...]
+        if kind in {"why", "where"}:
+            value, *keys_of_value = generator.choice(fact["values"])
+            keys = tuple(keys_of_value)
+        elif kind == "who":
+            surname = self._reserved.pop()
+            words = _texts()["words"]
+            value, keys = f"{generator.choice(words['women'] + words['men'])} {surname}", (surname,)
+        elif kind in {"date", "until"}:
+            when = day + timedelta(days=generator.randrange(20, 60) + 365 * 5 * (kind == "until"))
+            value = f"{when.day} {when:%B}" + f" {when.year}" * (kind == "until")
+            keys = (f"{when.day} {when:%B}|{when:%B} {when.day}",) + (str(when.year),) * (kind == "until")
+        else:
+            number = generator.randrange(*fact["range"])
+            value = f"{number}" if kind == "count" else f"£{number:,}"
+            keys, old = (str(number),), f"£{number - generator.randrange(4, 9)}"
+        slots = {"value": value, "old": old}
+        filled = {
+            part: self.fill(generator.choice(fact[part]), day, slots) for part in ("before", "statements", "after")
+        }
+        self._insert(meetings[place], fact["title"], " ".join(filled.values()), generator)
+        if kind == "changed":
+            earlier = meetings[place // 2 if place > 1 else 0]
+            text = self.fill(generator.choice(fact["earlier"]), earlier.day, slots)
+            self._insert(earlier, fact["title"], text, generator)
+        return question, value, filled["statements"], fact["subject"], keys
+
+    def fill(self, template: str, day: date, slots: dict[str, str]) -> str:
+        """Return a template with its choices made and its slots filled; `slots` keeps their values for the item."""
+        chosen = _CHOICE.sub(lambda match: self._generator.choice(match[1].split("|")), template)
+        for match in _SLOT.finditer(chosen):
+            slot = match[0][1:-1]
+            while slot not in slots:
+                value = self._value(match[1], day)
+                if value not in slots.values():
+                    slots[slot] = value
+        text = _SLOT.sub(lambda match: slots[match[0][1:-1]], chosen)
+        return _SENTENCE_START.sub(lambda match: match[0].upper(), text)
+
+    def _value(self, kind: str, day: date) -> str:  # noqa: PLR0911
+        chance = self._generator
+        if kind in self._officers:
+            return self._officers[kind]
+        if kind in self._decks:
+            return str(self._decks[kind].draw()).replace("{surname}", self._surnames.draw())
+        ranges = {"sum": (40, 480), "large": (700, 7_000), "small": (6, 38), "count": (13, 60), "berth": (2, 48)}
+        if kind in ranges:
+            number = chance.randrange(*ranges[kind])
+            return f"£{number:,}" if kind in {"sum", "large", "small"} else str(number)
+        if kind in {"past", "soon"}:
+            moved = day + timedelta(days=chance.randrange(3, 25) * (1 if kind == "soon" else -1))
+            return f"{moved.day} {moved:%B}"
+        match kind:
+            case "person":
+                return f"{self._names.draw()} {self._surnames.draw()}"
+            case "member":
+                return chance.choice(self._committee[4:])
+            case "few":
+                return chance.choice(_NUMBERS)
+            case "month":
+                return f"{day + timedelta(days=chance.randrange(40, 150)):%B}"
+            case "weekday":
+                return f"{day + timedelta(days=chance.randrange(7)):%A}"
+            case "home":
+                return str(self._home)
+        raise ValueError(f"no slot is called {kind}")
+
+    def _approval(self, day: date) -> str:
+        last = f"the meeting on {self._full(self._last)}" if self._last else "the last meeting of the old year"
+        return self.fill(
+            f"The minutes of {last} were [approved|read and approved|taken as read], [without change|after a date was "
+            "corrected|on the motion of {member}].",
+            day,
+            {},
+        )
+
+    def _elections(self, day: date) -> str:
+        before, old = self._officers["treasurer"], self._subscription
+        # The treasurer and another member change places.
+        place = self._generator.randrange(4, 9)
+        self._committee[2], self._committee[place] = self._committee[place], self._committee[2]
+        self._officers["treasurer"] = self._committee[2]
+        self._subscription += self._generator.randrange(1, 4)
+        return self.fill(
+            f"{before} did not stand again as treasurer, and {self._committee[2]} was elected [without opposition|by a "
+            f"large majority]. The other officers [stay|were elected again]. The subscription [rises|goes up] "
+            f"from £{old} to £{self._subscription} [a head|for each member].",
+            day,
+            {},
+        )
+
+    def _meeting_day(self, first: date) -> date:
+        """Return the second of the committee's weekdays in a month that begins on `first`."""
+        return first + timedelta(days=(self._weekday - first.weekday()) % 7 + 7)
+
+    @staticmethod
+    def _full(day: date) -> str:
+        return f"{day:%A}, {day.day} {day:%B} {day.year}"
+
+    @staticmethod
+    def _insert(meeting: _Meeting, title: str, text: str, generator: random.Random) -> None:
+        meeting.items.insert(generator.randrange(1, len(meeting.items)), (title, text))
