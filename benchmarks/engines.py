@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memagent_evaluation.demo_command import is_right
-from memagent_evaluation.planted_document import DemoDocument, compose
+from memagent_evaluation.planted_document import PlantedDocument, compose
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.documents import Document
 from memagent_graph.policies.added import added_folder
@@ -155,7 +155,7 @@ class Measured:
     right: tuple[bool, ...]
 
 
-def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
+def measure(engine: str, documents: Sequence[PlantedDocument]) -> Measured:
     """Open an engine, and read.
 
     Raises:

@@ -17,7 +17,7 @@ does not: a client without a key could fill the memory. There are no WebSockets 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; with port 0, on any free port.
+    """Return a listening socket; with port 0, on any free port.
 
     Raises:
         MemAgentError: the address cannot be used.
@@ -45,7 +45,7 @@ def is_local(host: str) -> bool:
 
 
 def as_name(host: str) -> list[str]:
-    """The address as a host name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
+    """Return the address as a host name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
     try:
         return [] if ipaddress.ip_address(host).is_unspecified else [host]
     except ValueError:
@@ -53,7 +53,7 @@ def as_name(host: str) -> list[str]:
 
 
 def in_url(host: str) -> str:
-    """A host as written in a URL."""
+    """Return a host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -39,12 +39,12 @@ _WORDS: Final = re.compile(r"[\w\s]*")
 
 
 def markers_in(template: str) -> frozenset[str]:
-    """The markers that a chat template writes, some of which are not single tokens, such as [INST]."""
+    """Return the markers that a chat template writes, some of which are not single tokens, such as [INST]."""
     return frozenset(_MARKER.findall(template))
 
 
 def configured_markers(config: Mapping[str, Any]) -> frozenset[str]:
-    """The control tokens that a tokenizer_config.json names; what vLLM says at `/tokenizer_info` has the same form."""
+    """Return the control tokens that a tokenizer_config.json, or vLLM at `/tokenizer_info`, names."""
     named = [value for name, value in config.items() if name.endswith("_token")]
     for each in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
         held = config.get(each)
@@ -60,7 +60,7 @@ def configured_markers(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def folder_markers(folder: Path) -> frozenset[str]:
-    """The control tokens that the tokenizer's settings and the chat template in a model's folder name."""
+    """Return the control tokens that the tokenizer's settings and the chat template in a model's folder name."""
     found: frozenset[str] = frozenset()
     with suppress(OSError, ValueError):
         config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
@@ -71,7 +71,7 @@ def folder_markers(folder: Path) -> frozenset[str]:
 
 
 def _contents(named: Iterable[Any]) -> Iterator[str]:
-    """The texts of tokens, which are listed directly or in an object with their properties."""
+    """Yield the texts of tokens, which are listed directly or in an object with their properties."""
     for each in named:
         text = each.get("content") if isinstance(each, Mapping) else each
         if isinstance(text, str):

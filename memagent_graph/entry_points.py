@@ -17,7 +17,7 @@ STRATEGIES: Final = "memagent.strategies"
 
 
 def added(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points of a group by name, sorted; if a name occurs twice, the first on the Python path counts."""
+    """Return the entry points of a group by name, sorted; of two with one name, the first on the Python path."""
     found: dict[str, EntryPoint] = {}
     for each in entry_points(group=group):
         found.setdefault(each.name, each)
@@ -25,7 +25,7 @@ def added(group: str) -> Mapping[str, EntryPoint]:
 
 
 def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
-    """The error for an entry point that cannot be loaded or that fails; it names the package.
+    """Return the error for an entry point that cannot be loaded or that fails; it names the package.
 
     Args:
         entry: the entry point.

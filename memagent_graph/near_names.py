@@ -11,7 +11,7 @@ _LEAST_LIKENESS = 0.5
 
 
 def did_you_mean(name: str, known: Iterable[str], then: str = "", *, prefix: str = "") -> str:
-    """A hint such as "Did you mean gated? There are: ...", without the question if no known name is near.
+    """Return a hint such as "Did you mean gated? There are: ...", without the question if no known name is near.
 
     Args:
         name: the unknown name.

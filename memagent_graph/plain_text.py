@@ -9,12 +9,12 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 
 
 def plain(text: str) -> str:
-    """A text with any number of lines; control characters become U+FFFD."""
+    """Return a text with any number of lines; control characters become U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def in_one_line(text: str, longest: int | None = None) -> str:
-    """A text in one line with a maximum number of characters; what is not printable becomes a space."""
+    """Return a text in one line with a maximum number of characters; what is not printable becomes a space."""
     shown = "".join(character if character.isprintable() else " " for character in text)
     return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
 

@@ -17,7 +17,7 @@ class Prices:
     completion: float
 
     def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """The price of tokens."""
+        """Return the price of tokens."""
         return (self.prompt * prompt_tokens + self.completion * completion_tokens) / _MILLION
 
 

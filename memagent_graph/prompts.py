@@ -108,7 +108,7 @@ class PromptTemplate:
             raise PromptError(f"{self.source}: {names} cannot be filled in here", hint=f"Remove {names}.")
 
     def render(self, **values: str) -> str:
-        """The template with its fields filled in; the values must be neutralised already."""
+        """Return the template with its fields filled in; the values must be neutralised already."""
         return "".join(values[part] if position % 2 else part for position, part in enumerate(self.parts))
 
 
@@ -149,7 +149,7 @@ class Prompts:
         return role in {"update", "answer"} or role in self.others
 
     def template(self, role: str) -> PromptTemplate:
-        """The template of a role."""
+        """Return the template of a role."""
         if role == "update":
             return self.update
         return self.answer if role == "answer" else self.others[role]
@@ -189,7 +189,7 @@ class Prompts:
         return text
 
     def messages(self, role: str, question: str, **fields: str) -> list[Message]:
-        """The prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""
+        """Return the prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""
         template = self.template(role)
         values = {name: self.neutralise(fields.get(name, "")) for name in template.fields}
         values["prompt"] = self.neutralise(question)
@@ -198,20 +198,20 @@ class Prompts:
         return [Message(role="user", content=template.render(**values))]
 
     def update_messages(self, question: str, memory: str, chunk: str) -> list[Message]:
-        """The prompt of one memory update."""
+        """Return the prompt of one memory update."""
         return self.messages("update", question, memory=memory, chunk=chunk)
 
     def answer_messages(self, question: str, memory: str) -> list[Message]:
-        """The prompt of the final answer."""
+        """Return the prompt of the final answer."""
         return self.messages("answer", question, memory=memory)
 
     def extract_answer(self, text: str) -> str | None:
-        """The answer in a completion, or None if it does not have the required format."""
+        """Return the answer in a completion, or None if it does not have the required format."""
         return last_boxed(text) if self.answer_format is AnswerFormat.BOXED else text.strip()
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The stripped content of the last complete \boxed{...} in `text`, braces balanced; None if there is none."""
+    r"""Return the stripped content of the last complete \boxed{...} of `text`, braces balanced, or None."""
     end = len(text)
     while (start := text.rfind("\\boxed{", 0, end)) >= 0:
         depth = 0
@@ -232,7 +232,7 @@ def load_prompts(
     empty_memory: str = EMPTY_MEMORY,
     control_tokens: Iterable[str] = (),
 ) -> Prompts:
-    """The package's prompts, or a user's own from files.
+    """Return the package's prompts, or a user's own from files.
 
     Args:
         layout: the order of the update prompt; not used if `update_file` is given.
@@ -303,7 +303,7 @@ def _shipped(name: str) -> PromptTemplate:
 
 
 def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:
-    """The template in a file; `names` are those of further fields.
+    """Return the template in a file; `names` are those of further fields.
 
     Raises:
         PromptError: the file cannot be read, or a field is not between tags.

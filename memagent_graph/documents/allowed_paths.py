@@ -125,7 +125,7 @@ class AllowedRoots:
         return path
 
     def _contents(self, folder: Path) -> str:
-        """What to name instead of a folder: the files and folders in it that may be read, except hidden ones."""
+        """Return what to name instead of a folder: the files and folders in it that may be read, except hidden ones."""
         try:
             names = sorted(
                 in_one_line(entry.name, _LONGEST_NAME) + ("/" if entry.is_dir() else "")

@@ -46,7 +46,7 @@ _MOST_ACCENTED: Final = 0.35
 
 
 def latin_charset(sample: bytes) -> str | None:
-    """The charset in which nearly all accented letters belong to one language; None if there is no such charset.
+    """Return the charset in which nearly all accented letters belong to one language; None if there is no such charset.
 
     If it is true of several, the more common one.
 
@@ -59,7 +59,7 @@ def latin_charset(sample: bytes) -> str | None:
 
 
 def _share(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
-    """The largest share of the accented letters that one language has."""
+    """Return the largest share of the accented letters that one language has."""
     try:
         text = sample.decode(charset)
     except UnicodeDecodeError:

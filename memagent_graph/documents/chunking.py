@@ -62,7 +62,7 @@ class Cursor(TypedDict):
 
 
 def start_cursor() -> Cursor:
-    """The cursor of a document's first chunk."""
+    """Return the cursor of a document's first chunk."""
     return Cursor(index=0, char=0, byte=0, piece_char=0, piece_byte=0, piece_tokens=0)
 
 
@@ -176,7 +176,7 @@ class Chunker:
         self._current: _Piece | None = None
 
     async def next_chunk(self, cursor: Cursor) -> Chunk | None:
-        """The chunk at `cursor`; None at the document's end.
+        """Return the chunk at `cursor`; None at the document's end.
 
         Raises:
             DocumentError: the text is no longer in the store.
@@ -273,7 +273,7 @@ class Chunker:
         return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
 
     def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """The largest number of tokens up to `taken` that ends at a character's end, and the position of that end."""
+        """Return the largest number of tokens up to `taken` that ends at a character's end, and where that is."""
         while taken > first:
             cut = self._prefix(piece, taken)
             if cut is not None:
@@ -307,7 +307,7 @@ class Chunker:
         return self._tokenizer.prefix_chars(piece.text, piece.ids, taken)
 
     def _piece(self, start_byte: int) -> _Piece:
-        """The piece that begins at a byte."""
+        """Return the piece that begins at a byte."""
         if self._current is not None and self._current.start_byte == start_byte:
             return self._current
         key = (self._ref["key"], self._tokenizer.fingerprint, start_byte)
@@ -329,7 +329,7 @@ class Chunker:
 
 
 def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-    """Ends of sentences or paragraphs between two characters, the last first; paragraphs first if requested."""
+    """Return ends of sentences or paragraphs between two characters, the last first; paragraphs first if requested."""
     patterns = (_PARAGRAPH_END, _SENTENCE_END) if boundary == "paragraph" else (_SENTENCE_END,)
     ends: list[int] = []
     for pattern in patterns:

@@ -50,7 +50,7 @@ class ConversionBounds:
 
     @classmethod
     def from_environment(cls) -> ConversionBounds:
-        """The defaults, changed by `MEMAGENT_CONVERSION_SECONDS`, `_MEMORY_MB` and `_TEXT_MB`.
+        """Return the defaults, changed by `MEMAGENT_CONVERSION_SECONDS`, `_MEMORY_MB` and `_TEXT_MB`.
 
         Raises:
             DocumentError: one of them is not a number above 0.
@@ -127,7 +127,7 @@ def converted(
     *,
     pages: str = "",
 ) -> Iterator[tuple[str | None, str]]:
-    """A file's text, in order; each part with the name of the page that begins there, if any.
+    """Yield a file's text, in order; each part with the name of the page that begins there, if any.
 
     Args:
         name: the document's name, for messages.
@@ -154,7 +154,7 @@ def converted(
 
 @contextlib.contextmanager
 def _on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The file itself if it has a file descriptor, otherwise a copy that has one."""
+    """Yield the file itself if it has a file descriptor, otherwise a copy that has one."""
     try:
         file.fileno()
     except OSError:
@@ -200,14 +200,14 @@ def _run(
 
 
 def _argument(name: str) -> str:
-    """A name in a form that a command line can contain."""
+    """Return a name in a form that a command line can contain."""
     return name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000]
 
 
 def _parts(
     name: str, kind: str, result: IO[bytes], bounds: ConversionBounds, code: int
 ) -> Iterator[tuple[str | None, str]]:
-    """What the process wrote. It may have read a hostile file, so nothing in its output is trusted."""
+    """Yield what the process wrote. It may have read a hostile file, so nothing in its output is trusted."""
     left = int(bounds.text_mb * _MB)
     while header := result.readline(_LONGEST_HEADER):
         try:

@@ -124,7 +124,7 @@ def _pdf(name: str, file: IO[bytes], pages: str) -> Iterator[tuple[str | None, s
 
 
 def _chosen(name: str, pages: str, count: int) -> list[int]:
-    """The numbers from 0 of the pages that are named, in the document's order; all where none is."""
+    """Return the numbers from 0 of the pages that are named, in the document's order; all where none is."""
     if not pages:
         return list(range(count))
     chosen: set[int] = set()

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def binary_kind(sample: bytes) -> str | None:
-    """What kind of binary file this is, by its first bytes; None if it may be text."""
+    """Return what kind of binary file this is, by its first bytes; None if it may be text."""
     for mark, kind in _BINARY_KINDS:
         if sample.startswith(mark) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
@@ -73,7 +73,7 @@ def _is_utf8(sample: bytes) -> bool:
 
 
 def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
-    """The charset of a byte order mark, and the mark's length in bytes."""
+    """Return the charset of a byte order mark, and the mark's length in bytes."""
     for mark, charset in _BYTE_ORDER_MARKS:
         if sample.startswith(mark):
             return charset, len(mark)
@@ -81,7 +81,7 @@ def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
 
 
 def known_charset(name: str) -> str:
-    """A charset's name as Python knows it. Raises EncodingError for one that it does not know."""
+    """Return a charset's name as Python knows it. Raises EncodingError for one that it does not know."""
     try:
         if not codecs.lookup(name)._is_text_encoding:
             raise LookupError(name)
@@ -93,7 +93,7 @@ def known_charset(name: str) -> str:
 
 
 def detected_charset(sample: bytes) -> str | None:
-    """The most likely charset of bytes that are not UTF-8; None if it would only be a guess.
+    """Return the most likely charset of bytes that are not UTF-8; None if it would only be a guess.
 
     A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8: read as anything else, all
     the rest would be wrong.
@@ -115,7 +115,7 @@ def _looks_like_damaged_utf8(sample: bytes) -> bool:
 
 
 def undecodable(name: str, charset: str, offset: int) -> EncodingError:
-    """The error for bytes that are not text in `charset`, with what to do about it."""
+    """Return the error for bytes that are not text in `charset`, with what to do about it."""
     return EncodingError(
         f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
         hint="Pass its encoding (for example cp1252), or let undecodable bytes be replaced.",
@@ -123,7 +123,7 @@ def undecodable(name: str, charset: str, offset: int) -> EncodingError:
 
 
 def _utf16_without_mark(sample: bytes) -> str | None:
-    """The kind of UTF-16 of a sample with many zero bytes, if it is readable text as one of them."""
+    """Return the kind of UTF-16 of a sample with many zero bytes, if it is readable text as one of them."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
     for charset in ("utf-16-le", "utf-16-be"):
@@ -224,7 +224,7 @@ class StreamDecoder:
         self._offset = 0
 
     def decode(self, piece: bytes, *, final: bool = False) -> str:
-        """The text of the next bytes, without an incomplete character at the end. Raises EncodingError."""
+        """Return the text of the next bytes, without an incomplete character at the end. Raises EncodingError."""
         decoder = self._decoder
         if decoder is None:
             self._held += piece

@@ -54,7 +54,7 @@ def is_markdown(media_type: str) -> bool:
 
 
 def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
-    """The headings and numbered clauses of a text, in order; at most `MOST_HEADINGS`.
+    """Return the headings and numbered clauses of a text, in order; at most `MOST_HEADINGS`.
 
     Args:
         pieces: the text, in order.
@@ -92,7 +92,7 @@ class _Reader:
         """The number of the last line that was an item of a list, and where it ends in its block."""
 
     def marks(self, block: str, start: int) -> Iterator[SourceMark]:
-        """The headings of the next block, which begins at a character of the document."""
+        """Yield the headings of the next block, which begins at a character of the document."""
         for line in _LINE.finditer(block):
             if line["fence"]:
                 self._is_code = not self._is_code
@@ -101,7 +101,7 @@ class _Reader:
         self._before, self._item = (self._before + block)[-4:], None
 
     def _label(self, line: re.Match[str], block: str) -> str | None:
-        """What a line is called as a heading; None if it is none."""
+        """Return what a line is called as a heading; None if it is none."""
         if line["heading"] is None:
             return self._clause(line, block)
         if self._strict and not self._stands_alone(line, block):
@@ -112,7 +112,7 @@ class _Reader:
         return _cut(label) or None
 
     def _clause(self, line: re.Match[str], block: str) -> str | None:
-        """What a line is called that begins with a clause's number; None if that is not what it is."""
+        """Return what a line is called that begins with a clause's number; None if that is not what it is."""
         title, name = _plain(line["title"] or ""), _plain(line["named"] or line["number"])
         if _OF_CONTENTS.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
             return None
@@ -160,7 +160,7 @@ def _is_in_sentence(line: re.Match[str], block: str) -> bool:
 
 
 def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The text in blocks of about a megabyte that end with a line, each with the place of its first character."""
+    """Yield the text in blocks of about a megabyte that end with a line, each with the place of its first character."""
     start, held = 0, ""
     for piece in pieces:
         held += piece
@@ -189,7 +189,7 @@ def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
 
 
 def _short_title(title: str) -> str | None:
-    """A clause's title: the line, or its first words up to a full stop; None if it begins with a sentence."""
+    """Return a clause's title: the line, or its first words up to a full stop; None if it begins with a sentence."""
     end = _TITLE_END.search(title[: _LONGEST_TITLE + 4])
     if end is not None:
         short = title[: end.start()]

@@ -81,7 +81,7 @@ def opened(
 
 
 def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
-    """The error for pages that were chosen of a document that has none; `kind` says what it is."""
+    """Return the error for pages that were chosen of a document that has none; `kind` says what it is."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
         hint="Leave out the pages, or give the PDF file of the document.",
@@ -203,7 +203,7 @@ def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
 def _converted_html(
     document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> Iterator[LabelledText]:
-    """An HTML file's text. It is decoded here, with the charset that it declares, and converted as UTF-8."""
+    """Yield an HTML file's text. It is decoded here, with the charset that it declares, and converted as UTF-8."""
     head = file.read(SAMPLE_BYTES)
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding

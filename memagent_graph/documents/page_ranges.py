@@ -23,7 +23,7 @@ class PageRanges:
 
     @classmethod
     def of(cls, given: str | int | PageRanges) -> PageRanges:
-        """The pages that a text names.
+        """Return the pages that a text names.
 
         Raises:
             DocumentError: it does not name pages.

@@ -133,7 +133,7 @@ class SharedDocumentStore(DocumentStore):
 
 
 def _names(ref: DocumentRef) -> list[str]:
-    """The files of a document, the text first."""
+    """Return the files of a document, the text first."""
     sections = [f"sections/{ref['sections']}.json"] if "sections" in ref else []
     return [f"texts/{digest_of(ref)}.txt", *sections]
 
@@ -193,7 +193,7 @@ class _RemoteFiles:
                     self._filesystem.rm_file(path)
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """A file's content, a megabyte at a time; nothing if there is no such file."""
+        """Yield a file's content, a megabyte at a time; nothing if there is no such file."""
         with self._failures("read"):
             self._filesystem.invalidate_cache()
             try:
@@ -225,7 +225,7 @@ class _RemoteFiles:
 
 
 def open_store(place: str | None, folder: Path | None = None) -> DocumentStore:
-    """The store at a URL that several machines share, or in a folder; the user's own if no place is given.
+    """Return the store at a URL that several machines share, or in a folder; the user's own if no place is given.
 
     Args:
         place: a URL for fsspec, as in `s3://bucket/texts`, or a folder's path.
@@ -250,5 +250,5 @@ def store_of(document: DocumentRef, log: Path) -> DocumentStore:
 
 
 def shown_url(url: str) -> str:
-    """The URL without a user's name and password."""
+    """Return the URL without a user's name and password."""
     return re.sub(r"//[^/@]*@", "//", url)

@@ -111,14 +111,14 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """A file: text, Markdown, or, with the extra `files`, HTML, PDF, DOCX. It is opened when it is added."""
+        """Return a file: text, Markdown, or, with the extra `files`, HTML, PDF, DOCX. It is opened when it is added."""
         path = Path(path)
         kind = media_type or _BY_SUFFIX.get(path.suffix.lower(), TEXT)
         return cls(_readable(path.name or str(path)), kind, path, encoding, errors)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
-        """A text that is in memory."""
+        """Return a text that is in memory."""
         return cls(name, TEXT, text)
 
     @classmethod
@@ -130,7 +130,7 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """A file's content in memory; its kind follows from `name` and the first bytes."""
+        """Return a file's content in memory; its kind follows from `name` and the first bytes."""
         kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
         return cls(name, kind, bytes(data), encoding, errors)
 
@@ -143,7 +143,7 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """An open file, binary or text, read from its current position to its end. It is not closed."""
+        """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         named = getattr(file, "name", None)
         name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
         kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
@@ -221,12 +221,12 @@ class Document:
 
 
 def _readable(file_name: str) -> str:
-    """A file's name with U+FFFD for bytes that are not text, which Python stores as half surrogate pairs."""
+    """Return a file's name with U+FFFD for bytes that are not text, which Python stores as half surrogate pairs."""
     return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
 
 
 def _refuse_file_name(text: str) -> None:
-    """A short line that is a file's name or an address most likely means the content of that."""
+    """Refuse a short line that is a file's name or an address: most likely its content is meant."""
     if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
         return
     if _ADDRESS.fullmatch(text.strip()):

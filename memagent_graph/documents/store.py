@@ -121,17 +121,17 @@ class DocumentStore:
         )
 
     def size(self, ref: DocumentRef) -> int:
-        """The text's length in UTF-8 bytes."""
+        """Return the text's length in UTF-8 bytes."""
         return ref["size"]
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
-        """The stored bytes from `start_byte` up to `end_byte` or the text's end."""
+        """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
         with self._path(ref).open("rb", buffering=0) as file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
 
     def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
-        """The text between two bytes. Raises DocumentError if they are not at the beginning of characters."""
+        """Return the text between two bytes. Raises DocumentError if they are not at the beginning of characters."""
         try:
             return self.read_bytes(ref, start_byte, end_byte).decode()
         except UnicodeDecodeError as error:
@@ -214,7 +214,7 @@ class DocumentStore:
 
     @contextlib.contextmanager
     def _new_file(self) -> Iterator[tuple[IO[bytes], Path]]:
-        """A temporary file in this folder; it is removed afterwards unless it was renamed."""
+        """Yield a temporary file in this folder; it is removed afterwards unless it was renamed."""
         descriptor, path = tempfile.mkstemp(prefix=".incoming-", dir=self.root)
         with contextlib.ExitStack() as stack:
             stack.callback(Path(path).unlink, missing_ok=True)
@@ -239,7 +239,7 @@ class DocumentStore:
 
 
 def digest_of(ref: DocumentRef) -> str:
-    """The sha256 in a reference's key. Raises DocumentError if it is not a key."""
+    """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
     match = _KEY.fullmatch(ref["key"])
     if match is None:
         raise DocumentError(f"{ref['key']!r} is not a key of the document store")

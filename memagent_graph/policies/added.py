@@ -38,23 +38,23 @@ def policies_folder() -> Path:
 
 
 def added_folder(name: Path | str) -> Path | None:
-    """The folder of an added policy; None if no policy of this name was added."""
+    """Return the folder of an added policy; None if no policy of this name was added."""
     folder = policies_folder() / str(name)
     return folder if str(name) in KNOWN and (folder / _RECORD).is_file() else None
 
 
 def added_policies() -> dict[str, PolicyOrigin | None]:
-    """The policies that were added, by name; None for one whose record cannot be parsed."""
+    """Return the policies that were added, by name; None for one whose record cannot be parsed."""
     return {name: read_origin(folder) for name in KNOWN if (folder := added_folder(name))}
 
 
 def default_policy() -> str:
-    """The default policy, if neither a policy nor a server is named: the one that was added, else "embedded"."""
+    """Return the default policy, if neither a policy nor a server is named: the one that was added, else "embedded"."""
     return KNOWN[0] if added_folder(KNOWN[0]) else "embedded"
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:
-    """The record in a folder; None if there is none, or it cannot be parsed."""
+    """Return the record in a folder; None if there is none, or it cannot be parsed."""
     try:
         return PolicyOrigin(**json.loads((folder / _RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):

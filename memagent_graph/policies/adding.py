@@ -137,7 +137,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def folder_digest(folder: Path) -> str:
-    """A short hash of a folder's contents: every file's path and bytes."""
+    """Return a short hash of a folder's contents: every file's path and bytes."""
     digest = hashlib.sha256()
     for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
         digest.update(f"{file.relative_to(folder).as_posix()}\0{sha256_of(file)}\0".encode())

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
-from memagent_graph.policies.redaction import Redaction
+from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ChatModelPolicy:
                 messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
                 reply = await model.ainvoke(messages, **options)
             except Exception as error:  # noqa: BLE001  whatever the model raises
-                redacted = Redaction(each.get_secret_value() for each in _secrets(self._model))
+                redacted = SecretRedaction(each.get_secret_value() for each in _secrets(self._model))
                 whole = "".join(traceback.format_exception(error))
                 raise PolicyError(
                     redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=self._hint(error, sampling)
@@ -88,7 +88,7 @@ class ChatModelPolicy:
         return self._completion(reply)
 
     def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
-        """The model to call, and the keyword arguments of the call."""
+        """Return the model to call, and the keyword arguments of the call."""
         options, fields = self._options(sampling), type(self._model).model_fields
         bound = next((name for name in _OUTPUT_BOUNDS if name in fields), "max_tokens")
         if "max_tokens" in options:
@@ -138,5 +138,5 @@ class ChatModelPolicy:
 
 
 def _secrets(model: BaseChatModel) -> Iterator[SecretStr]:
-    """The secrets in the model's fields: its keys."""
+    """Yield the secrets in the model's fields: its keys."""
     return (value for value in vars(model).values() if isinstance(value, SecretStr))

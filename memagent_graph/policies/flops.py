@@ -22,7 +22,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, folder: Path) -> ModelShape | None:
-        """The shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
+        """Return the shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
             width, layers, heads = (

@@ -19,7 +19,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def model_folder(repository: str, *, with_weights: bool) -> Path:
-    """The local folder of a model on the hub; it is downloaded if it is not in the cache.
+    """Return the local folder of a model on the hub; it is downloaded if it is not in the cache.
 
     Args:
         repository: its hub id.

@@ -72,7 +72,7 @@ class LocalPolicy:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """The computing thread belongs to the parent; the next request starts one in this process."""
+        """Forget the computing thread, which is the parent's; the next request starts one in this process."""
         self._waiting: _Waiting = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -80,7 +80,7 @@ class LocalPolicy:
 
     @classmethod
     def embedded(cls, **options: Any) -> LocalPolicy:
-        """The small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
+        """Return the small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
         return cls(EMBEDDED_FOLDER, **options)
 
     @property
@@ -213,7 +213,7 @@ class _Draft:
 
 
 def _suitable(wanted: str, device: str) -> str:
-    """The number format of a profile if this machine computes fast in it, or float32."""
+    """Return the number format of a profile if this machine computes fast in it, or float32."""
     if wanted != "int8" or device != "cpu":
         return "float32"
     try:
@@ -280,7 +280,7 @@ class _Engine:
         self._kept = _Beginning()
 
     def prompt_ids(self, prompt: Messages | TokenIds) -> list[int]:
-        """The prompt's token ids; messages are formatted with the chat template."""
+        """Return the prompt's token ids; messages are formatted with the chat template."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
         text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
@@ -288,7 +288,7 @@ class _Engine:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """The text of a completion, without control tokens."""
+        """Return the text of a completion, without control tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
@@ -406,7 +406,7 @@ class _Beginning:
 
     @classmethod
     def of(cls, ids: list[int], cache: Any) -> _Beginning:
-        """The contents of a cache of one row, without a copy: layers grow by concatenation, never in place.
+        """Return the contents of a cache of one row, without a copy: layers grow by concatenation, never in place.
 
         Empty if the cache is large, or if a layer has only the end of the text (with a sliding window, for example).
         """
@@ -424,7 +424,7 @@ class _Beginning:
         return length if self._layers and length >= _SHORTEST_REUSE else 0
 
     def cache(self, length: int) -> Any:
-        """A cache that begins with the first `length` tokens."""
+        """Return a cache that begins with the first `length` tokens."""
         from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
 
         return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers])

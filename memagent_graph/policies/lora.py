@@ -31,7 +31,7 @@ class Adapter:
     scale: float
 
     def delta(self, name: str) -> torch.Tensor | None:
-        """What is added to the weight of this name, (out, in) in float32; None if it does not change."""
+        """Return what is added to the weight of this name, (out, in) in float32; None if it does not change."""
         if name not in self.factors:
             return None
         a, b = self.factors[name]

@@ -39,7 +39,7 @@ _SAMPLE_BYTES: Final = 1 << 20
 
 
 def weights_version(folder: Path) -> str:
-    """A short hash of the weights in a folder; empty if there are none (for a hub id, for example).
+    """Return a short hash of the weights in a folder; empty if there are none (for a hub id, for example).
 
     Files of several gigabytes are not read as a whole: the hash has each file's name, its size, and the megabytes at
     its beginning, middle and end; any training step changes some of these.
@@ -61,5 +61,5 @@ class SelfDescribing(Protocol):
     """A policy that can describe its model."""
 
     async def describe(self) -> ModelInfo:
-        """What is known about the model. Raises `PolicyError` if its server cannot be reached."""
+        """Return what is known about the model. Raises `PolicyError` if its server cannot be reached."""
         ...

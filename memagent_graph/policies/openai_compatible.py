@@ -37,7 +37,7 @@ from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policies.rate_limiter import RateLimiter
-from memagent_graph.policies.redaction import Redaction
+from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import (
     MalformedReplyError,
@@ -129,7 +129,7 @@ class OpenAICompatiblePolicy:
         self._headers = _headers(basic_authorization(url) or f"Bearer {key or 'none'}")
         proxy = proxy_for(self.base_url)
         secrets = (key, password(url), password(proxy) if proxy else "", self._headers["Authorization"].split()[-1])
-        self._redacted = Redaction(each for each in secrets if each != "none")
+        self._redacted = SecretRedaction(each for each in secrets if each != "none")
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
@@ -212,7 +212,7 @@ class OpenAICompatiblePolicy:
         self._model, self.policy_version, self._served = model, policy_version, None
 
     async def describe(self) -> ModelInfo:
-        """What the server's model list says: window, and, where it names a folder or a hub id, tokenizer and size."""
+        """Return what the server's model list says: the window, and for a folder or a hub id tokenizer and size."""
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
@@ -224,7 +224,7 @@ class OpenAICompatiblePolicy:
         return replace(info, gives_token_ids=_is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
-        """The server's own entry for the model (asked once).
+        """Return the server's own entry for the model (asked once).
 
         Raises:
             PolicyRequestError: the model is not among those served; the message names them.
@@ -243,7 +243,7 @@ class OpenAICompatiblePolicy:
         return self._served
 
     async def tokenize(self, messages: Sequence[Message]) -> list[int] | None:
-        """The server's own token ids of a chat prompt; None if it has no `/tokenize` (only vLLM has).
+        """Return the server's own token ids of a chat prompt; None if it has no `/tokenize` (only vLLM has).
 
         Raises:
             PolicyError: as for `complete`.
@@ -253,7 +253,7 @@ class OpenAICompatiblePolicy:
         return tokens if isinstance(tokens, list) else None
 
     async def _reply_beside_api(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What vLLM returns at an address outside the API; empty if a server has no such address."""
+        """Return what vLLM returns at an address outside the API; empty if a server has no such address."""
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
             sent = None if body is None else msgspec.json.encode(body)
@@ -292,7 +292,7 @@ class OpenAICompatiblePolicy:
             raise self._no_connection(error) from None
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
-        """The same policy, on the same connections, with further fields in every completion request."""
+        """Return the same policy, on the same connections, with further fields in every completion request."""
         other = copy(self)
         other._extra_body = {**self._extra_body, **fields}
         return other
@@ -330,7 +330,7 @@ class OpenAICompatiblePolicy:
         tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """The decoded reply, and how many times the request was sent again.
+        """Return the decoded reply, and how many times the request was sent again.
 
         An error has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
         """
@@ -456,7 +456,7 @@ class _Connection:
 
 
 def _headers(authorization: str) -> dict[str, str]:
-    """The headers of every request; the environment can name OpenAI's organisation and project."""
+    """Return the headers of every request; the environment can name OpenAI's organisation and project."""
     named = {
         "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
         "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
@@ -471,7 +471,7 @@ def _headers(authorization: str) -> dict[str, str]:
 
 
 def _header_name(name: str, taken: Mapping[str, str]) -> str:
-    """A header's name, if it can be one and is not sent already."""
+    """Return a header's name, if it can be one and is not sent already."""
     if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
         raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
     if name.lower() in {each.lower() for each in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
@@ -480,7 +480,7 @@ def _header_name(name: str, taken: Mapping[str, str]) -> str:
 
 
 def _models(content: bytes) -> list[dict[str, Any]]:
-    """The entries of a model list."""
+    """Return the entries of a model list."""
     try:
         return [{**model, "id": model["id"]} for model in msgspec.json.decode(content)["data"]]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
@@ -498,7 +498,7 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _words(content: bytes) -> str:
-    """The server's message, without the JSON around it."""
+    """Return the server's message, without the JSON around it."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = msgspec.json.decode(content)
         if isinstance(body, dict):
@@ -509,7 +509,7 @@ def _words(content: bytes) -> str:
 
 
 def _info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
-    """What can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
+    """Return what can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
     local = folder.is_dir()
     tokenizer, missing = _tokenizer_named(name, root)
@@ -527,7 +527,7 @@ def _info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
 
 
 def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
-    """The tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
+    """Return the tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
     missing = None
     for spec in dict.fromkeys(filter(None, (root, model))):
         try:

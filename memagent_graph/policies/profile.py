@@ -24,7 +24,7 @@ EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 
 
 def policy_folder(name: Path | str) -> Path:
-    """The folder of a name: "embedded", a policy that was added to this machine, or a path."""
+    """Return the folder of a name: "embedded", a policy that was added to this machine, or a path."""
     return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
 
 
@@ -55,7 +55,7 @@ class Profile:
 
 
 def load_profile(folder: Path | str) -> Profile | None:
-    """The profile in `folder` (see `policy_folder` for names), or None if it has no `memagent.json`.
+    """Return the profile in `folder` (see `policy_folder` for names), or None if it has no `memagent.json`.
 
     Raises:
         ProfileError: a `memagent.json` that cannot be parsed.
@@ -95,7 +95,7 @@ def load_profile(folder: Path | str) -> Profile | None:
 
 
 def require_profile(folder: Path | str) -> Profile:
-    """The profile in a folder, which must have one.
+    """Return the profile in a folder, which must have one.
 
     Raises:
         ProfileError: it has none, or it cannot be parsed.

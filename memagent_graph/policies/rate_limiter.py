@@ -45,7 +45,7 @@ class RateLimiter:
         self._completion = float(_FIRST_COMPLETION)
 
     def expected_tokens(self, request_bytes: int, max_tokens: int) -> int:
-        """What a request will probably take, from its size and the mean length of completions so far."""
+        """Return what a request will probably take, from its size and the mean length of completions so far."""
         if not self._per_token:
             return 0
         return request_bytes // _BYTES_PER_TOKEN + min(max_tokens, round(self._completion))
@@ -83,7 +83,7 @@ class RateLimiter:
                 self._paused_until, self._pause = until, seconds
 
     def _reserve(self, tokens: int) -> float:
-        """The moment at which the next request may be sent; it is taken."""
+        """Return the moment at which the next request may be sent; it is taken."""
         with self._lock:
             now = time.monotonic()
             at = max(now, self._next_request, self._next_token)

@@ -13,7 +13,7 @@ HIDDEN: Final = "[hidden]"
 _LONG: Final = 8
 
 
-class Redaction:
+class SecretRedaction:
     """Replaces secrets in a text, in every form in which a server may repeat them.
 
     A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make
@@ -44,5 +44,5 @@ class Redaction:
         self._pattern = re.compile("|".join(patterns) or r"(?!)")
 
     def __call__(self, text: str) -> str:
-        """The text with "[hidden]" instead of each secret."""
+        """Return the text with "[hidden]" instead of each secret."""
         return self._pattern.sub(HIDDEN, text)

@@ -86,7 +86,7 @@ _decoder: Final = msgspec.json.Decoder(_Reply)
 
 
 def decode_completion(content: bytes, *, model: str, policy_version: str = "") -> Completion:
-    """The completion in a reply's body.
+    """Return the completion in a reply's body.
 
     A reply without text is accepted only with a reason: the model refused, was cut off, called a tool, or wrote only
     its reasoning. It is then an empty completion, for which the reader has a rule.
@@ -133,7 +133,7 @@ def _finish_reason(word: str | None) -> FinishReason:
 
 
 def _usage(usage: _Usage | None) -> TokenUsage | None:
-    """The server's token counts; None if there are none, or they are impossible."""
+    """Return the server's token counts; None if there are none, or they are impossible."""
     if usage is None:
         return None
     details = usage.prompt_tokens_details

@@ -35,7 +35,7 @@ class ScriptedPolicy:
         self._replies: Iterator[Reply] | None = None if callable(self.script) else iter(self.script)
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """The script's next reply.
+        """Return the script's next reply.
 
         Raises:
             PolicyError: the script has no more replies.

@@ -145,7 +145,7 @@ class Sender:
         tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """The decoded reply, and how many times the request was sent again.
+        """Return the decoded reply, and how many times the request was sent again.
 
         Redirects within the same server are followed with the same request.
 
@@ -220,7 +220,7 @@ class Sender:
 
 
 async def _body(reply: aiohttp.ClientResponse, largest: int) -> bytes:
-    """A reply's body; reading stops at the maximum size."""
+    """Return a reply's body; reading stops at the maximum size."""
     content = bytearray()
     async for part in reply.content.iter_any():
         content += part
@@ -268,7 +268,7 @@ def _pause(retries: int) -> float:
 
 
 def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
-    """The value of `Retry-After`, given in seconds or as a date."""
+    """Return the value of `Retry-After`, given in seconds or as a date."""
     value = headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))
@@ -278,7 +278,7 @@ def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
 
 
 def proxy_for(base_url: str) -> str | None:
-    """The environment's proxy for this server, if any."""
+    """Return the environment's proxy for this server, if any."""
     parts = urlsplit(base_url)
     if proxy_bypass(parts.hostname or ""):
         return None

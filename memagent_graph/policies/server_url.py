@@ -14,7 +14,7 @@ _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
 
 
 def checked_url(url: str) -> str:
-    """The address, unchanged.
+    """Return the address, unchanged.
 
     Raises:
         PolicyRequestError: it is not one.
@@ -24,7 +24,7 @@ def checked_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """The address without user name and password.
+    """Return the address without user name and password.
 
     Raises:
         PolicyRequestError: it is not one.
@@ -34,12 +34,12 @@ def without_password(url: str) -> str:
 
 
 def password(url: str) -> str:
-    """The password in the address, decoded; empty if there is none."""
+    """Return the password in the address, decoded; empty if there is none."""
     return unquote(_parts(url).password or "")
 
 
 def basic_authorization(url: str) -> str | None:
-    """The Authorization header for user name and password in the address; None if there are none."""
+    """Return the Authorization header for user name and password in the address; None if there are none."""
     parts = _parts(url)
     if parts.username is None:
         return None

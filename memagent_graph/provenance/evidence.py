@@ -294,7 +294,7 @@ def _quotes(
     chunk_text: Callable[[MemoryUpdate], str | None],
     chunks: dict[int, WordedText | None],
 ) -> list[Quote]:
-    """What a line shares with the chunks that its words come from; `chunks` caches their texts, by update."""
+    """Return what a line shares with the chunks that its words come from; `chunks` caches their texts, by update."""
     candidates: list[Quote] = []
     for place in _with_looked_up({line.first, *line.brought.values()}, trace):
         if place not in chunks:
@@ -307,7 +307,7 @@ def _quotes(
 
 
 def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
-    """Updates, and those that read what was looked up for them, in order."""
+    """Return updates, and those that read what was looked up for them, in order."""
     looked_up = {
         span.index
         for place in places
@@ -321,7 +321,7 @@ def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
 
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
-    """The words of memory that the answer repeats."""
+    """Return the words of memory that the answer repeats."""
     asked = WordedText(answer)
     found: list[Support] = []
     for line_index, line in enumerate(lines):
@@ -336,7 +336,7 @@ def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
 
 
 def memory_lines(memory: str) -> list[str]:
-    """A memory's lines, and the sentences of lines with several; those without a word are left out."""
+    """Return a memory's lines, and the sentences of lines with several; those without a word are left out."""
     lines: list[str] = []
     for line in memory.splitlines():
         start = 0
@@ -371,14 +371,14 @@ class _Reworded:
 
 
 def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
-    """The final memory's lines, and those that were lost before it."""
+    """Return the final memory's lines, and those that were lost before it."""
     path, finally_used = trace.final_path, trace.final_sources
     uses = Counter(chain(finally_used, *map(trace.sources, path)))
     parted = any(count > 1 for count in uses.values())
     after: dict[int, list[_Line]] = {}
 
     def together(places: Sequence[int]) -> list[_Line]:
-        """The lines of several memories; they are dropped after the last memory that is based on them."""
+        """Return the lines of several memories; they are dropped after the last memory that is based on them."""
         uses.subtract(places)
         found = [after[place] if uses[place] else after.pop(place) for place in places]
         return found[0] if len(found) == 1 else list(chain(*found))
@@ -420,7 +420,7 @@ def _chained(reworded: _Reworded | None) -> tuple[int, ...]:
 
 
 def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[list[_Line], list[_Line], list[_Line]]:
-    """The next memory's lines, those of `old` without a successor, and those that continue in other words.
+    """Return the next memory's lines, those of `old` without a successor, and those that continue in other words.
 
     An unchanged line has no other successor; otherwise lists of similar facts would inherit from each other.
     """
@@ -464,7 +464,7 @@ def _reworded(
 
 
 def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
-    """The share of words in common; a line that was cut out of a longer one counts as similar, too."""
+    """Return the share of words in common; a line that was cut out of a longer one counts as similar, too."""
     dice = 2 * shared / (len(new) + len(old))
     contained = shared / len(new)
     return max(dice, contained) if shared >= _FEWEST_CONTAINED and contained >= _CONTAINED else dice

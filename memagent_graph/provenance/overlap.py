@@ -31,7 +31,7 @@ _STOP_WORDS = frozenset(
 
 
 def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
-    """The passages of a chunk that have a line's words in their order, as spans in the document, longest first.
+    """Return the passages of a chunk that have a line's words in their order, as spans in the document, longest first.
 
     Letter case, punctuation and white space do not count. A passage has a number or a word that is not a
     function word, or four characters of a script without spaces; passages a few words apart are joined.
@@ -56,7 +56,7 @@ class WordedText:
             self.words = [text[start:end].casefold() for start, end in self.spans]
 
     def anchors(self) -> list[tuple[int, str]]:
-        """What makes a shared passage worth quoting, by its place.
+        """Return what makes a shared passage worth quoting, by its place.
 
         Those are content words, and four characters in a row of scripts without spaces.
         """
@@ -64,7 +64,7 @@ class WordedText:
         return sorted([*words, *self._unspaced()])
 
     def names(self) -> dict[str, list[int]]:
-        """The places of words with a capital within a sentence, as they are spelled."""
+        """Return the places of words with a capital within a sentence, as they are spelled."""
         places: dict[str, list[int]] = {}
         for index, (start, end) in enumerate(self.spans):
             if _NAME.match(self.text, start):
@@ -72,7 +72,7 @@ class WordedText:
         return places
 
     def places(self, anchors: Container[str]) -> dict[str, list[int]]:
-        """The places of some anchors."""
+        """Return the places of some anchors."""
         places: dict[str, list[int]] = {}
         for index, word in enumerate(self.words):
             if word in anchors:
@@ -124,7 +124,7 @@ class Quote:
 
 
 def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
-    """The longest passages of equal words, around every anchor that the two share.
+    """Return the longest passages of equal words, around every anchor that the two share.
 
     A single word that is frequent in a chunk is not a quote, so it makes no run. In a line of function words, the
     ones count that the chunk writes as names: the month May, or Will.
@@ -157,7 +157,7 @@ def _extended(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Ru
 
 
 def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
-    """The chunk's possible quotes: runs joined over small gaps as long as each adds words of the line."""
+    """Return the chunk's possible quotes: runs joined over small gaps as long as each adds words of the line."""
     groups: list[list[Run]] = []
     held: frozenset[int] = frozenset()
     reached = 0
@@ -173,7 +173,7 @@ def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Qu
 
 
 def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
-    """Runs without the first ones whose words are also in later ones."""
+    """Return runs without the first ones whose words are also in later ones."""
     while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
         runs = runs[1:]
     return runs
@@ -186,7 +186,7 @@ def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
-    """The few candidates that together have most of the line's words, longest first."""
+    """Return the few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or _is_unspaced(word) else 1 for word in line.words]
     left = list(candidates)
     chosen: list[Quote] = []
@@ -203,13 +203,13 @@ def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
 
 
 def share_held(line: WordedText, chosen: Iterable[Quote]) -> float:
-    """The share of the line's words that are in some quotes."""
+    """Return the share of the line's words that are in some quotes."""
     held = frozenset[int]().union(*(each.covers for each in chosen))
     return len(held) / max(1, len(line.words))
 
 
 def content_words(words: Iterable[str]) -> frozenset[str]:
-    """The words that are not function words; all words if there are only function words."""
+    """Return the words that are not function words; all words if there are only function words."""
     words = frozenset(words)
     return frozenset(word for word in words if word not in _STOP_WORDS) or words
 

@@ -29,12 +29,12 @@ class Places:
     file: str = ""
 
     def page(self, char: int) -> int | None:
-        """The page of a character, counted from 1; None if the document has no pages."""
+        """Return the page of a character, counted from 1; None if the document has no pages."""
         found = _PAGE.fullmatch(section_at(self.sections, char) or "")
         return int(found[1]) if found else None
 
     def section(self, char: int) -> str | None:
-        """The heading or clause that a character stands under, or else its page or source."""
+        """Return the heading or clause that a character stands under, or else its page or source."""
         source = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
         heading = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
         if heading and not self._begins_a_source_since(self.headings[heading - 1].start_char, source):
@@ -42,7 +42,7 @@ class Places:
         return self.sections[source - 1].label if source else None
 
     def link(self, char: int) -> str | None:
-        """A link that opens the PDF file at the page of a character; None for other documents."""
+        """Return a link that opens the PDF file at the page of a character; None for other documents."""
         page = self.page(char)
         return f"{self.file}#page={page}" if self.file and page is not None else None
 
@@ -54,13 +54,13 @@ class Places:
 
 
 def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
-    """The label of the page or source of a character; None before the first."""
+    """Return the label of the page or source of a character; None before the first."""
     index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
     return sections[index - 1].label if index else None
 
 
 def link_to(document: DocumentRef, *, shared: bool = False) -> str:
-    """The beginning of a link to a PDF document: to its file if it is known where that lay, or else its name.
+    """Return the beginning of a link to a PDF document: to its file if it is known where that lay, or else its name.
 
     Args:
         document: the document.

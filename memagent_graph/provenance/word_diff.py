@@ -45,7 +45,7 @@ class Change:
 
 
 def word_diff(old: str, new: str) -> list[Change]:
-    """The difference of two texts.
+    """Return the difference of two texts.
 
     The texts of EQUAL and INSERT, joined, are exactly `new`; those of EQUAL and DELETE exactly `old`. Neighbours have
     different ops, and a deletion is before the insertion that replaces it.
@@ -102,7 +102,7 @@ def _matched(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator
 
 
 def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
-    """The longest series of pieces that occur once on each side, in the same order: their places left and right."""
+    """Return the longest series of pieces that occur once on each side, in the same order, as places left and right."""
     counts, others = Counter(left), Counter(right)
     places = {piece: index for index, piece in enumerate(right)}
     pairs = [

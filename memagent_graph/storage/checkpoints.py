@@ -27,7 +27,7 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
-    """The checkpointer for the running event loop.
+    """Return the checkpointer for the running event loop.
 
     Args:
         checkpoints: a SQLite file's path, a PostgreSQL server's URL (`postgresql://host/database`), or a checkpointer.
@@ -62,7 +62,7 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
 
 
 def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
-    """The lease of a run whose state this checkpointer keeps: only one reader at a time may hold it.
+    """Return the lease of a run whose state this checkpointer keeps: only one reader at a time may hold it.
 
     The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease: there two
     readers can read the same run, and the caller has to prevent it.

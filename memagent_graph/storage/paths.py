@@ -9,7 +9,7 @@ import platformdirs
 
 
 def data_folder() -> Path:
-    """Runs and checkpoints: `MEMAGENT_HOME`, or the user's data folder."""
+    """Return runs and checkpoints: `MEMAGENT_HOME`, or the user's data folder."""
     return Path(os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent"))
 
 
@@ -29,5 +29,5 @@ def default_checkpoints() -> Path:
 
 
 def default_run_log() -> Path:
-    """The log of runs."""
+    """Return the log of runs."""
     return data_folder() / "runs.sqlite"

@@ -100,7 +100,7 @@ class PostgresSaver(AsyncPostgresSaver):
         return cls(pool, shown, serde)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The newest state of a run, or the one in the config."""
+        """Return the newest state of a run, or the one in the config."""
         parent = super().aget_tuple
 
         async def read() -> CheckpointTuple | None:
@@ -155,7 +155,7 @@ class PostgresSaver(AsyncPostgresSaver):
 
 
 def _stored(value: Any) -> Any:
-    """A channel's value as it is saved: short texts in the checkpoint, others apart."""
+    """Return a channel's value as it is saved: short texts in the checkpoint, others apart."""
     if isinstance(value, str) and (len(value) > _INLINE_CHARACTERS or _NOT_IN_JSON.search(value)):
         return _Text(value)
     return value

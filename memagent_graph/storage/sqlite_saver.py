@@ -71,7 +71,7 @@ class SqliteSaver(AsyncSqliteSaver):
         self._committing: asyncio.Task[None] | None = None
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The newest state of a run, or the one in the config."""
+        """Return the newest state of a run, or the one in the config."""
         with self._errors_translated(config):
             return require_state(await super().aget_tuple(config))
 

@@ -68,7 +68,7 @@ def compare_runs(
 
 
 def render_comparison(comparison: RunComparison) -> RenderableType:
-    """The comparison for `rich.console.Console.print`; text that only the second run has is green."""
+    """Return the comparison for `rich.console.Console.print`; text that only the second run has is green."""
     parts: list[RenderableType] = [_table(comparison), Text(), Text(plain(parting_told(comparison)))]
     if comparison.a.memory == comparison.b.memory:
         parts.append(Text("The final memories are the same.", style="green"))
@@ -93,7 +93,7 @@ def _table(comparison: RunComparison) -> Table:
 
 
 def compared_facts(comparison: RunComparison) -> list[tuple[str, str | None, str | None, bool]]:
-    """What is said of two runs side by side: a name, the one's, the other's, and whether that needs no second saying.
+    """Return the rows about two runs: a name, the one's value, the other's, and whether the row can be left out.
 
     An answer is None where there is none.
     """

@@ -14,17 +14,17 @@ _LONGEST_TITLE = 80
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
+    """Return the template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
 def resource(name: str, package: str | None = None) -> str:
-    """The text of a file next to a package's modules; of this package if none is named."""
+    """Return the text of a file next to a package's modules; of this package if none is named."""
     return files(package or __package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def content_policy(style: str, script: str | None = None) -> str:
-    """A policy that allows this style sheet and this script, and nothing to be loaded or sent."""
+    """Return a policy that allows this style sheet and this script, and nothing to be loaded or sent."""
     scripts = [] if script is None else [f"script-src '{_hash(script)}'"]
     return "; ".join(
         (
@@ -39,12 +39,12 @@ def content_policy(style: str, script: str | None = None) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as HTML, in an element or an attribute's value."""
+    """Return a text as HTML, in an element or an attribute's value."""
     return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
 
 
 def page_title(text: str) -> str:
-    """A text as the title of a page, shortened and escaped."""
+    """Return a text as the title of a page, shortened and escaped."""
     return escaped(text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…")
 
 

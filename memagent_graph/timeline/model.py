@@ -127,11 +127,11 @@ class Timeline:
         return lanes
 
     def step(self, update: int) -> Step:
-        """The step of the update at an index in the trace, which evidence and lines of memory use."""
+        """Return the step of the update at an index in the trace, which evidence and lines of memory use."""
         return self.steps[self.places[update]]
 
     def density(self, columns: int, branch: str | None = None) -> list[float]:
-        """The greatest density in each of `columns` equal parts of the run, or of one branch.
+        """Return the greatest density in each of `columns` equal parts of the run, or of one branch.
 
         There are fewer parts if there are fewer steps.
         """
@@ -141,7 +141,7 @@ class Timeline:
         return [max(step.density for step in steps[a:b]) for a, b in pairwise(bounds)]
 
     def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
-        """The steps in groups: a notable one by itself, or several of one branch that are not notable."""
+        """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
         for (notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
             if notable:
                 yield from ((True, [step]) for step in steps)
@@ -149,7 +149,7 @@ class Timeline:
                 yield False, list(steps)
 
     def longest_held(self, most: int) -> list[LostLine]:
-        """The lost lines that were in memory for the most steps, in the order in which they were lost."""
+        """Return the lost lines that were in memory for the most steps, in the order in which they were lost."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:most])]
@@ -162,11 +162,11 @@ class Timeline:
         return f"{first} to {gone}"
 
     def quotes(self, line_index: int) -> list[Evidence]:
-        """The quotes of one line of the final memory, longest first."""
+        """Return the quotes of one line of the final memory, longest first."""
         return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
     def supported(self, line_index: int) -> list[tuple[str, bool]]:
-        """A line of the final memory in pieces, and whether the answer repeats each."""
+        """Return a line of the final memory in pieces, and whether the answer repeats each."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
@@ -179,7 +179,7 @@ class Timeline:
 
 
 def dull_words(steps: Sequence[Step]) -> str:
-    """The words for steps that did not change the memory: unchanged, or kept by a decision."""
+    """Return the words for steps that did not change the memory: unchanged, or kept by a decision."""
     kept = {step.kept for step in steps}
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
@@ -245,7 +245,7 @@ def build_timeline(view: RunView) -> Timeline:
 
 
 def _order(trace: Trace) -> list[int]:
-    """The indices of a trace's updates, each after its sources; parallel branches one after the other."""
+    """Return the indices of a trace's updates, each after its sources; parallel branches one after the other."""
     sources = [trace.sources(update) for update in trace.updates]
     ends = set(range(len(sources))).difference(*sources)
     order: list[int] = []
@@ -266,7 +266,7 @@ def _order(trace: Trace) -> list[int]:
 
 
 def _asked(trace: Trace) -> list[list[Call]]:
-    """The steps of each update."""
+    """Return the steps of each update."""
     asked: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
@@ -275,7 +275,7 @@ def _asked(trace: Trace) -> list[list[Call]]:
 
 
 def _name(update: MemoryUpdate, asked: Sequence[Call], branches: Sequence[str]) -> str:
-    """The name of an update.
+    """Return the name of an update.
 
     Args:
         update: the update.
@@ -293,7 +293,7 @@ def _name(update: MemoryUpdate, asked: Sequence[Call], branches: Sequence[str]) 
 
 
 def same_places(a: Timeline, b: Timeline) -> list[tuple[Step, Step]]:
-    """The steps of two runs with the same place: the same chunk on the same branch, read for the same time."""
+    """Return the steps of two runs with the same place: the same chunk on the same branch, read for the same time."""
     there = dict(zip(_keys(b.steps), b.steps, strict=True))
     return [(step, there[key]) for key, step in zip(_keys(a.steps), a.steps, strict=True) if key in there]
 

@@ -19,7 +19,7 @@ _RULE = "border-top:1px solid rgba(128,128,128,.3)"
 
 
 def render_notebook(timeline: Timeline) -> str:
-    """A fragment for `_repr_html_`: question, answer, memory with its sources, where it changed, and the cost."""
+    """Return a fragment for `_repr_html_`: question, answer, memory with sources, where it changed, and the cost."""
     view, totals = timeline.view, timeline.totals
     answer = "no answer" if view.answer is None else view.answer
     read = f"{counted(totals.chunks, 'chunk')}, {totals.changes:,} changed memory"
@@ -98,7 +98,7 @@ def _row(timeline: Timeline, index: int) -> str:
 
 
 def _quoted(quote: Evidence, where: str = "") -> str:
-    """A quote with its place, or `where` if that is not known."""
+    """Return a quote with its place, or `where` if that is not known."""
     words = " ".join(quote.quote.split())
     shown = words if len(words) <= _LONGEST_QUOTE else words[: _LONGEST_QUOTE - 1] + "…"
     place = quote.place or where or f"characters {quote.start_char:,}-{quote.end_char:,}"

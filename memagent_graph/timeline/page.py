@@ -167,7 +167,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _anchors(steps: Sequence[Step]) -> list[str]:
-    """The names of steps in links. A chunk that a branch reads again, and its merges, get a number."""
+    """Return the names of steps in links. A chunk that a branch reads again, and its merges, get a number."""
     anchors: dict[str, None] = {}
     times: Counter[str] = Counter()
     for step in steps:
@@ -209,7 +209,7 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _packed(diff: Sequence[Change]) -> list[str | int]:
-    """A difference as the script applies it: a count of UTF-16 units to keep, a negative one to skip, a text to add."""
+    """Return a difference for the script: a count of UTF-16 units to keep, a negative one to skip, a text to add."""
     signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
     return [
         change.text if change.op is DiffOp.INSERT else signs[change.op] * _utf16_units(change.text) for change in diff

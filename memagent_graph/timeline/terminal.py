@@ -31,7 +31,7 @@ _MOST_LANES = 16
 
 
 def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> RenderableType:
-    """A run for `rich.console.Console.print`.
+    """Return a run for `rich.console.Console.print`.
 
     Args:
         timeline: from `build_timeline`.
@@ -106,7 +106,7 @@ class DensityStrip:
 
 
 def _ends(steps: Sequence[Step], width: int) -> Iterator[Segment]:
-    """The first and the last chunk's number, under a strip."""
+    """Yield the first and the last chunk's number, under a strip."""
     first, last = (str(steps[index].update.chunk_index) for index in (0, -1))
     space = " " * max(1, width - len(first) - len(last))
     yield Segment(f"{first}{space}{last}" if width > 1 else first, Style(dim=True))
@@ -219,7 +219,7 @@ def _events(events: Iterable[ReadEvent]) -> list[Text]:
 
 
 def _excerpt(timeline: Timeline) -> list[RenderableType]:
-    """What supports the answer, if an excerpt was shown instead of chunks."""
+    """Return what supports the answer, if an excerpt was shown instead of chunks."""
     if timeline.excerpt is None:
         return []
     quotes = [_quote(timeline, evidence) for evidence in timeline.excerpt]
@@ -282,7 +282,7 @@ def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
 
 
 def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
-    """What a step did to the memory, in full."""
+    """Return what a step did to the memory, in full."""
     update = step.update
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
     difference = [DiffText(step.diff)] if step.changed else [Text(dull_words([step]), style="dim")]
@@ -301,7 +301,7 @@ def _titled(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]
 
 
 def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
-    """What is left of unchanged text beside the changes before and after it."""
+    """Return what is left of unchanged text beside the changes before and after it."""
     if len(text) <= around * (before + after) + around:
         return text
     head, tail = text[: around * before], text[len(text) - around * after :]

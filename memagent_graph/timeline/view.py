@@ -66,13 +66,13 @@ class RunView:
         return provenance_of(self.trace, self.chunk_text, self.places)
 
     def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
-        """The text around a quote in its chunk, `characters` on each side; empty if the text is no longer stored."""
+        """Return the text around a quote in its chunk, `characters` on each side; empty if the store has lost it."""
         first, text = self._text_with(quote)
         start, end = quote.start_char - first, quote.end_char - first
         return text[max(0, start - characters) : start], text[end : end + characters]
 
     def _text_with(self, quote: Evidence) -> tuple[int, str]:
-        """The text that a quote was found in, after the document's character at which it begins."""
+        """Return the text that a quote was found in, after the document's character at which it begins."""
         if quote.update >= 0:
             update = self.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""

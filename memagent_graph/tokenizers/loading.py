@@ -51,11 +51,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without any special token."""
+        """Return the ids of `text`, without any special token."""
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids`; incomplete characters become U+FFFD. Raises TokenizerError for unknown ids."""
+        """Return the text of `ids`; incomplete characters become U+FFFD. Raises TokenizerError for unknown ids."""
         ...
 
     def count(self, text: str) -> int:
@@ -105,7 +105,7 @@ class TiktokenTokenizer:
         return digest.hexdigest()[:32]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; long texts go to tiktoken in pieces."""
+        """Return the ids of `text`; long texts go to tiktoken in pieces."""
         return [token for piece in pieces(_without_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
@@ -119,7 +119,7 @@ class TiktokenTokenizer:
         return self._encode_piece(piece[:middle]) + self._encode_piece(piece[middle:])
 
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
         try:
             return self._encoding.decode(ids, errors="replace")
         except (KeyError, OverflowError) as error:
@@ -184,7 +184,7 @@ class HFTokenizer:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `text`, and the first and last character of each."""
+        """Return the ids of `text`, and the first and last character of each."""
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         base = 0
@@ -196,11 +196,11 @@ class HFTokenizer:
         return ids, offsets
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`."""
+        """Return the ids of `text`."""
         return list(self._encoded(_without_surrogates(text))[0])
 
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
         if ids and not 0 <= max(ids) <= self._largest_id:  # the library would leave them out
             raise TokenizerError(f"the tokenizer {self.name} has no such token: {max(ids)}")
         return self._backend.decode(ids, skip_special_tokens=False)
@@ -232,7 +232,7 @@ class HFTokenizer:
 
 
 def control_tokens(specification: dict[str, Any]) -> frozenset[str]:
-    """The added tokens of a tokenizer.json that a chat template could use as control tokens."""
+    """Return the added tokens of a tokenizer.json that a chat template could use as control tokens."""
     return frozenset(
         token["content"]
         for token in specification.get("added_tokens") or []

@@ -24,6 +24,6 @@ def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 
 
 def _ends(text: str, characters: int) -> str:
-    """The first two thirds of a number of characters from the beginning, the others from the end."""
+    """Return the first two thirds of a number of characters from the beginning, the others from the end."""
     tail = characters // 3
     return f"{text[: characters - tail].rstrip()}{_ELLIPSIS}{text[len(text) - tail :].lstrip()}".rstrip()

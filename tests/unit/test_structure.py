@@ -62,6 +62,20 @@ def test_no_two_modules_have_the_same_name() -> None:
     assert {name: each for name, each in paths.items() if len(each) > 1} == {}
 
 
+def test_the_code_stays_below_its_ceiling() -> None:
+    """Whoever adds, looks first for what can go; see CONTRIBUTING.md."""
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in modules().values()) <= 66_000
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    places = defaultdict(set)
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(module)
+    assert {name: sorted(at) for name, at in places.items() if len(at) > 1} == {}
+
+
 def test_every_package_of_the_distribution_is_marked_as_typed() -> None:
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
     packages = [ROOT / each for each in targets["wheel"]["packages"]]

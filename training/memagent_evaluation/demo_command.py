@@ -19,7 +19,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import counted
 
 if TYPE_CHECKING:
-    from memagent_evaluation.planted_document import DemoDocument, PlantedQuestion
+    from memagent_evaluation.planted_document import PlantedDocument, PlantedQuestion
     from memagent_graph.cli.console import Console
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import ReaderContext
@@ -133,7 +133,7 @@ def is_right(answer: str | None, asked: PlantedQuestion) -> bool:
     )
 
 
-def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
+def _print_as_json(document: PlantedDocument, results: Sequence[ReadResult], seconds: float) -> None:
     values = [
         {
             **result.to_dict(),
@@ -147,7 +147,7 @@ def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], second
 
 
 def _print(
-    document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
+    document: PlantedDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
 ) -> None:
     """Print questions, answers, timelines, sources and cost; `nothing` is the empty memory."""
     from rich.table import Table  # noqa: PLC0415

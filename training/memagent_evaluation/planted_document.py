@@ -29,7 +29,7 @@ class PlantedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoDocument:
+class PlantedDocument:
     """A composed document and its questions."""
 
     text: str
@@ -40,7 +40,7 @@ class DemoDocument:
 
 def compose(
     tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, seed: int = 7, in_english: bool = False
-) -> DemoDocument:
+) -> PlantedDocument:
     """Return a document of at least `tokens` tokens with `questions` planted facts and four foreign ones for each.
 
     One of the four resembles the fact that is asked for. Facts come from the held-out split and are between paragraphs.
@@ -61,7 +61,7 @@ def compose(
     for depth, statement in sorted(placed, key=lambda item: -item[0]):
         paragraphs.insert(int(depth * len(paragraphs)), statement)
     text = "\n\n".join(paragraphs)
-    return DemoDocument(
+    return PlantedDocument(
         text=text,
         tokens=tokenizer.count(text),
         questions=tuple(

@@ -22,6 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
+from memagent_graph.demo_document import demo_texts
 from memagent_graph.errors import MemAgentError
 from recipes.english.pinned_texts import read_pins, read_text
 
@@ -128,6 +129,11 @@ def held_out_names() -> Iterator[str]:
 
     for kind in ("first_names", "family_names", "towns"):
         yield from words(kind, held_out=True)
+
+
+def demonstrations() -> Iterator[str]:
+    """Yield what the seeds say that a demonstration is measured with."""
+    yield from demo_texts(range(10), tokens=8_000)
 
 
 def main() -> None:

@@ -147,7 +147,7 @@ class LessonMaker:
         return Lesson(role, prompt, reply, quest.adds)
 
     def _answer(self, rng: random.Random, quest: Inquiry, facts: EnglishFacts) -> Lesson:
-        """An answer from the notes after a section; one in five from notes that do not answer."""
+        """Return an answer from the notes after a section; one in five from notes that do not answer."""
         notes, answer = quest.after, quest.answer
         if rng.random() < 0.2:
             notes, answer = tuple(facts.fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
@@ -155,14 +155,14 @@ class LessonMaker:
         return Lesson("answer", prompt, f"\\boxed{{{answer}}}", answer != NOT_STATED)
 
     def _of_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
-        """A question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
+        """Return a question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
         noise = _mistakes(rng, others)
         if rng.random() < 0.2:
             return Inquiry(row.question, (row.sentence,), (row.sentence,), row.answer)
         return Inquiry(row.question, noise, (*noise, row.sentence), row.answer)
 
     def _of_other_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
-        """A question that this section does not answer; an earlier one may have done so."""
+        """Return a question that this section does not answer; an earlier one may have done so."""
         noise = _mistakes(rng, others)
         is_noted = rng.random() < 0.4
         notes = (*noise, row.sentence) if is_noted else noise
@@ -190,7 +190,7 @@ class LessonMaker:
     def _one(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """A fact, and in most sections one that resembles it and may be asked about elsewhere."""
+        """Return a fact, and in most sections one that resembles it and may be asked about elsewhere."""
         fact = facts.fact()
         miss, other = facts.near_miss(fact), facts.near_miss(fact)
 
@@ -213,7 +213,7 @@ class LessonMaker:
     def _change(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """A value that changes: what is said last counts, and replaces what the notes say."""
+        """Return a value that changes: what is said last counts, and replaces what the notes say."""
         old = facts.fact(facts.relation(changes=True))
         new, miss = facts.change(old), facts.near_miss(old)
         both = rng.random() < 0.3
@@ -269,7 +269,7 @@ class LessonMaker:
     def _whether(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """A question of yes or no: about what is said, or about another value."""
+        """Return a question of yes or no: about what is said, or about another value."""
         fact = facts.fact()
         miss = facts.fact(fact.relation)
 
@@ -294,12 +294,12 @@ def plant(rng: random.Random, text: str, statements: Sequence[str]) -> str:
 
 
 def _mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
-    """A sentence that was noted by mistake, in some notes."""
+    """Return a sentence that was noted by mistake, in some notes."""
     return (rng.choice(others).sentence,) if others and rng.random() < 0.3 else ()
 
 
 def _aside(rng: random.Random, question: str) -> str:
-    """The question, at times with something around it."""
+    """Return the question, at times with something around it."""
     if rng.random() < 0.75:
         return question
     frame = rng.choice(_ASIDES)
