@@ -29,11 +29,21 @@
     ├── CorpusError                 the output of a corpus cannot be used: another run's, other settings, not writable
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Errors that a retry cannot
-mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or request, a missing extra.
+Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name settings as options
+of the command line (`--chunk-tokens`); `remedy` and `str(error)` name them as arguments of Python (`chunk_tokens`).
+Errors that a retry cannot mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or
+request, a missing extra.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+_OPTION: Final = re.compile(r"`[^`]*`|(?<!\S)\(?--([a-z]+(?:-[a-z]+)*)")
+"""An option of the command line, outside a command in backticks."""
+_ARGUMENTS: Final = {"log": "run_log", "no_log": "run_log=False"}
+"""Arguments whose names are not those of the options."""
 
 
 class MemAgentError(Exception):
@@ -41,7 +51,7 @@ class MemAgentError(Exception):
 
     Args:
         message: what happened, as one sentence without a final full stop.
-        hint: the remedy, shown after the message.
+        hint: the remedy, shown after the message; options of the command line have two hyphens.
         run_id: the run in which it happened, if there is one.
         chunk_index: the chunk at which it happened, counted from 0, if there is one.
 
@@ -63,6 +73,11 @@ class MemAgentError(Exception):
         self.chunk_index = chunk_index
         self.branch: str | None = None
 
+    @property
+    def remedy(self) -> str | None:
+        """The hint in the words of Python, as in "Lower chunk_tokens."."""
+        return None if self.hint is None else _OPTION.sub(_argument, self.hint)
+
     def __str__(self) -> str:
         place = []
         if self.run_id is not None:
@@ -72,11 +87,19 @@ class MemAgentError(Exception):
         if self.chunk_index is not None:
             place.append(f"chunk {self.chunk_index}")
         text = f"{self.message} ({', '.join(place)})" if place else self.message
-        return f"{text}. {self.hint}" if self.hint else text
+        return f"{text}. {self.remedy}" if self.remedy else text
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling with every attribute, whatever the subclass's constructor takes."""
         return _rebuild, (type(self), self.message), dict(self.__dict__)
+
+
+def _argument(option: re.Match[str]) -> str:
+    """Return what Python calls an option; a command stays as it is."""
+    if option[1] is None:
+        return option[0]
+    name = option[1].replace("-", "_")
+    return option[0].partition("--")[0] + _ARGUMENTS.get(name, name)
 
 
 def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
@@ -54,6 +54,22 @@ def make_policy(settings: PolicySettings) -> Policy:
     return policy
 
 
+def policy_of(given: Any) -> Policy:
+    """Return what was passed in place of a policy as one: a policy itself, or a LangChain chat model.
+
+    Raises:
+        PolicyError: it is neither.
+    """
+    if isinstance(given, Policy):
+        return given
+    if all(hasattr(given, method) for method in ("ainvoke", "astream", "get_name")):
+        return policies.ChatModelPolicy(given)
+    raise PolicyError(
+        f"a {type(given).__module__.partition('.')[0]} {type(given).__name__} is not a policy",
+        hint="Pass a Policy, a LangChain chat model, a server's URL, or --model and --base-url.",
+    )
+
+
 def require_own_settings(settings: PolicySettings) -> None:
     """Check that nothing is chosen for a policy that is made already.
 
@@ -68,7 +84,7 @@ def require_own_settings(settings: PolicySettings) -> None:
     if chosen:
         raise MemAgentError(
             f"{', '.join(chosen)} cannot be set: the policy is made already",
-            hint="Set it where the policy is made, or pass no policy: MemAgent(model=..., base_url=...).",
+            hint="Set it where the policy is made, or give --model and --base-url in place of the policy.",
         )
 
 

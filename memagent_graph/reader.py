@@ -9,9 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, cast, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+    from langchain_core.runnables import RunnableConfig
 
 from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
@@ -29,11 +33,11 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
 from memagent_graph.policy import Policy, TokenUsage
-from memagent_graph.policy_registry import make_policy, require_own_settings
+from memagent_graph.policy_registry import make_policy, policy_of, require_own_settings
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.inputs import check_question, checked_questions
+from memagent_graph.reading.inputs import check_question, checked_questions, is_reference
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
@@ -49,6 +53,8 @@ from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
+_SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
+"""The parts of a caller's config that a read uses; the others belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
 
@@ -78,6 +84,8 @@ class _ReadOptions:
 
     limits: Limits | None
     """None for the reader's own."""
+    config: RunnableConfig | None = None
+    """Whose callbacks, tags, metadata and name its run in traces gets."""
     shown: bool = True
     """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
     pace: Reach | None = None
@@ -90,11 +98,12 @@ class MemAgent:
     was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
     >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
-    >>> MemAgent(model="qwen", base_url="http://localhost:8000/v1")  # doctest: +SKIP
+    >>> MemAgent("http://localhost:8000/v1")  # doctest: +SKIP
+    >>> MemAgent(init_chat_model("openai:gpt-5-mini"), tokenizer="o200k_base")  # doctest: +SKIP
 
     Args:
-        policy: the language model, or its name; if left out, `model` or `base_url` says it, else OPENAI_BASE_URL, else
-            one that was added to this machine (`memagent policy add`), else the embedded one (needs the extra "local").
+        policy: the language model, a LangChain chat model, a server's URL, or a policy's name; if left out, `model` or
+            `base_url` says it, else OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`).
         settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
@@ -108,13 +117,13 @@ class MemAgent:
     Raises:
         MemAgentError: there is no such setting, or it is for a policy that is made already.
         BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
-        PolicyError: a policy that does not exist or cannot be loaded.
+        PolicyError: no policy is named and none was added, or it does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
 
     def __init__(
         self,
-        policy: Policy | str | None = None,
+        policy: Policy | BaseChatModel | str | None = None,
         *,
         settings: ReadSettings | None = None,
         store: DocumentStore | Path | None = None,
@@ -124,14 +133,14 @@ class MemAgent:
     ) -> None:
         settings = settings or ReadSettings()
         if policy is not None:
-            choices["policy"] = policy
+            choices["base_url" if isinstance(policy, str) and "://" in policy else "policy"] = policy
         settings = settings.replace(**choices)
         if isinstance(settings.policy, str | None):
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
             require_own_settings(settings)
-            self.policy = settings.policy
+            self.policy = policy_of(settings.policy)
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
@@ -175,6 +184,7 @@ class MemAgent:
         pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
+        config: RunnableConfig | None = None,
     ) -> ReadResult: ...
 
     @overload
@@ -187,6 +197,7 @@ class MemAgent:
         pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
+        config: RunnableConfig | None = None,
         max_concurrency: int = AT_ONCE,
         return_exceptions: Literal[False] = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
@@ -202,6 +213,7 @@ class MemAgent:
         pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
+        config: RunnableConfig | None = None,
         max_concurrency: int = AT_ONCE,
         return_exceptions: bool,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
@@ -217,6 +229,7 @@ class MemAgent:
         pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
+        config: RunnableConfig | None = None,
         max_concurrency: int = AT_ONCE,
         return_exceptions: bool = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
@@ -242,6 +255,7 @@ class MemAgent:
             run_id: your own id; if left out, one is made. An existing run with this id is replaced. With
                 `questions`, the beginning of the runs' ids; a hyphen and the question's number, from 0, follow.
             limits: bounds for each question's run in this call, instead of the reader's own.
+            config: LangChain's, of which callbacks, tags, metadata and the run's name are used.
             max_concurrency: how many of `questions` are read for in one pass; the others follow in later passes.
             return_exceptions: return failures in the list instead of raising the first of them.
             on_update: called with the question and each of its memory updates.
@@ -268,10 +282,11 @@ class MemAgent:
                 )
             reference = self._chosen(document, pages)
             return await result_of(
-                self._start(reference, question, response_format, run_id, _ReadOptions(limits, shown=False))
+                self._start(reference, question, response_format, run_id, _ReadOptions(limits, config, shown=False))
             )
+        options = _ReadOptions(limits, config, shown=on_update is not None)
         outcomes = await self._read_each(
-            self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
+            self._chosen(document, pages), questions or (), response_format, run_id, options, max_concurrency, on_update
         )
         return outcomes if return_exceptions else raise_first(outcomes)
 
@@ -286,13 +301,14 @@ class MemAgent:
         pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
+        config: RunnableConfig | None = None,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        options = _ReadOptions(limits, pace=pace)
+        options = _ReadOptions(limits, config, pace=pace)
         started = self._start(self._chosen(document, pages), question, response_format, run_id, options)
         async with aclosing(started) as parts:
             async for part in parts:
@@ -630,7 +646,7 @@ class MemAgent:
         """Return the document with the pages that were chosen."""
         if pages is None:
             return document
-        if isinstance(document, dict):
+        if is_reference(document):
             raise DocumentError(
                 f"{document.get('name', 'the document')} is stored already, and pages are chosen before",
                 hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
@@ -638,7 +654,7 @@ class MemAgent:
         return Document.of(document).only(pages)
 
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
-        if isinstance(document, dict):
+        if is_reference(document):
             return cast("DocumentRef", document)
         return await self.store.add_async(Document.of(document), replace_undecodable=self.settings.replace_undecodable)
 
@@ -648,7 +664,7 @@ class MemAgent:
         questions: Iterable[str],
         response_format: ResponseFormatSource | None,
         run_id: str | None,
-        limits: Limits | None,
+        options: _ReadOptions,
         max_concurrency: int,
         on_update: Callable[[str, MemoryUpdate], None] | None,
     ) -> list[ReadResult | Exception]:
@@ -662,8 +678,8 @@ class MemAgent:
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
             own_id = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            options = _ReadOptions(limits, shown=report is not None, pace=pace)
-            return await result_of(self._start(reference, question, form, own_id, options), report)
+            own_options = replace(options, pace=pace)
+            return await result_of(self._start(reference, question, form, own_id, own_options), report)
 
         reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
         outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
@@ -710,7 +726,9 @@ class MemAgent:
             pace=options.pace,
         )
         values: dict[str, Any] = dict(state)
-        stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
+        shown: Any = {name: value for name, value in (options.config or {}).items() if name in _SHOWN_IN_TRACES}
+        config: RunnableConfig = {**shown, **thread(run_id)}
+        stream = graph.astream(given, config, context=context, stream_mode=["updates", "values"])
         async for mode, part in stream:
             if mode == "values":
                 values = part

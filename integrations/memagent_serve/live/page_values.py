@@ -67,7 +67,8 @@ def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
 
 
 def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the lines of the newest memory, or of an answer from an excerpt, each with its origin and quotes."""
+    """Return the lines that the answer rests on, each with its origin and quotes; without an answer, all of memory."""
+    supporting = {quote.line_index for quote in timeline.view.evidence}
     if timeline.excerpt is not None:
         return [
             {"line": line, "from": "an excerpt", "edited": False, "quotes": _quotes(list(quotes))}
@@ -81,6 +82,7 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
             "quotes": _quotes(timeline.quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
+        if timeline.view.answer is None or index in supporting
     ]
 
 
