@@ -57,6 +57,7 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
         "is_enough": True,
         "version": number,
         "stage": 0,
+        "asked": 4,
         "group_of": {f"collection-{number}-0-{place}": f"collection-{number}-0" for place in range(2)},
         "by_length": {500: LengthReward(0.5, 8)},
         "all_right": 1,

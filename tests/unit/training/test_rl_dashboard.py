@@ -41,7 +41,8 @@ class Clock:
 def record(iteration: int, *, number: int | None = None, reward: float = 0.25, **values: Any) -> CollectionRecord:
     lengths = {500: LengthReward(reward + 0.1, 96), 1000: LengthReward(reward - 0.1, 96)}
     usual: dict[str, Any] = {
-        "is_enough": True, "version": iteration, "stage": 1, "by_length": lengths, "all_right": 3, "other_uniform": 5,
+        "is_enough": True, "version": iteration, "stage": 1, "asked": 16, "by_length": lengths,
+        "all_right": 3, "other_uniform": 5,
         "group_of": {f"run-{each}": f"group-{each // 4}" for each in range(16)}, "failed": 2, "prompt_tokens": 100_000,
         "cached_tokens": 25_000, "completion_tokens": 20_000, "turns": 99, "seconds": 60.0,
     }  # fmt: skip

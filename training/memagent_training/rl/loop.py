@@ -146,6 +146,9 @@ class _Source:
         if wants_follower:
             run_sync(self._begun_ahead(follower, iteration))
         metrics = _metrics(record, self.journal.measurements_before(iteration), self._spent.times(iteration))
+        records = self.journal.records[: record.number + 1]
+        if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
+            metrics["collect/epoch"] = epochs
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
             groups=self._collector.groups(record),
