@@ -262,13 +262,13 @@ def _finished(job: RLJob, *, quiet: bool) -> Finished:
     """Run the loop; if it ends early, report what was kept."""
     from memagent_training.rl import run  # noqa: PLC0415
     from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
-    from memagent_training.rl.dashboard import Dashboard  # noqa: PLC0415
+    from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
     from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
     from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415
 
     try:
-        with Dashboard(job.iterations, quiet=quiet or not is_main_process()) as dashboard:
-            return run(job, dashboard)
+        with LoopStatus(job.iterations, quiet=quiet or not is_main_process()) as status:
+            return run(job, status)
     except CollapsedError:
         if is_main_process() and (job.out / BEST).is_dir():
             best = job.out / BEST
@@ -293,7 +293,7 @@ def _calm_libraries() -> Iterator[None]:
     disabled = logging.root.manager.disable
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
-    logging.disable(logging.INFO)  # the dashboard shows the same
+    logging.disable(logging.INFO)  # the status shows the same
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=_WARNING)
