@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import rich.console
@@ -67,21 +68,9 @@ class Console:
 
             return await _result(parts, show)
 
-    async def follow_questions(
-        self,
-        read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]],
-    ) -> _T:
+    async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
-        with self._progress("{task.fields[status]}") as progress:
-            task = progress.add_task("reading", total=None, status="")
-            places = dict[str, float]()
-
-            def show(question: str, update: MemoryUpdate) -> None:
-                places[question] = max(update.progress or 0.0, places.get(question, 0.0))
-                chunk = "" if update.chunk_index is None else f"chunk {update.chunk_index + 1}"
-                progress.update(task, completed=min(places.values()), total=1.0, status=chunk)
-
-            return await read(show)
+        return await self.follow_documents(1, lambda show: read(partial(show, "")))
 
     async def follow_documents(
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
@@ -94,8 +83,10 @@ class Console:
             def show(document: str, question: str, update: MemoryUpdate) -> None:
                 own = places.setdefault(document, {})
                 own[question] = max(update.progress or 0.0, own.get(question, 0.0))
-                completed = sum(min(each.values()) for each in places.values())
-                progress.update(task, completed=completed, status=f"{int(completed)} of {documents} documents")
+                completed = sum(min(shares.values()) for shares in places.values())
+                chunk = "" if update.chunk_index is None else f"chunk {update.chunk_index + 1}"
+                status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
+                progress.update(task, completed=completed, status=status)
 
             return await read(show)
 
