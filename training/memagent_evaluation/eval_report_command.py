@@ -1,0 +1,95 @@
+"""Write the report of one evaluation, or of several."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, PriceIn, PriceOut
+from memagent_graph.cli.output import print_json
+
+if TYPE_CHECKING:
+    from memagent_evaluation.result_table import Results
+    from memagent_graph.prices import Prices
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalReport:
+    """Make the tables and plots of an evaluation again, finished or not, or compare two evaluations."""
+
+    examples: ClassVar = (
+        "memagent eval-report results",
+        "memagent eval-report results other-results",
+    )
+    folder: Annotated[Path, typer.Argument(help="A folder that `memagent eval` wrote to.")]
+    other: Annotated[Path | None, typer.Argument(help="Another one, to compare on the questions that both have.")] = (
+        None
+    )
+    price_in: PriceIn = None
+    price_out: PriceOut = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_evaluation.report import render_comparison, write_outputs  # noqa: PLC0415
+        from memagent_evaluation.result_journal import RUNS, load_results  # noqa: PLC0415
+        from memagent_evaluation.standings import evaluations_compared  # noqa: PLC0415
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.prices import prices_of  # noqa: PLC0415
+
+        folder, other = self.folder, self.other
+        with failures_told(as_json=self.as_json):
+            if other is None:
+                log = folder / RUNS if (folder / RUNS).exists() else None
+                prices = prices_of(self.price_in, self.price_out)
+                with Console().working("drawing tables and plots"):
+                    results = write_outputs(folder, log, prices)
+                ended = "unfinished" if results.missing else "done"
+                print_results(results, folder, log, ended, prices, as_json=self.as_json)
+                return
+            with Console().working("comparing the evaluations"):
+                first, second = load_results(folder), load_results(other)
+            names = (str(folder), str(other))
+            if self.as_json:
+                compared = evaluations_compared(first, second, names)
+                standings = {system: [line.to_dict() for line in lines] for system, lines in compared.items()}
+                print_json({"first": names[0], "second": names[1], "standings": standings})
+            else:
+                sys.stdout.write(render_comparison(first, second, names))
+
+
+def print_results(
+    results: Results, folder: Path, log: Path | None, ended: str, prices: Prices | None, *, as_json: bool
+) -> None:
+    """Print the report, or the figures as JSON."""
+    from memagent_evaluation.report import render_report, summary  # noqa: PLC0415
+    from memagent_evaluation.standings import standings  # noqa: PLC0415
+    from memagent_evaluation.suites import suites_as_json  # noqa: PLC0415
+
+    if as_json:
+        values = {
+            "evaluation": results.evaluation,
+            "folder": str(folder),
+            "ended": ended,
+            "rows": len(results.rows),
+            "missing": results.missing,
+            "settings": results.settings,
+            "results": summary(results, prices),
+            "suites": suites_as_json(results.rows),
+            "standings": [line.to_dict() for line in standings(results)],
+        }
+        print_json(values)
+        return
+    sys.stdout.write(render_report(results, log=log, prices=prices))
+    typer.echo(f"table, report and plots are in {folder}", err=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "eval-report", EvalReport)
