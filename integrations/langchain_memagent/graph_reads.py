@@ -132,14 +132,14 @@ def run_id_in(config: RunnableConfig, *key: object) -> str | None:
     return "in-" + hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()[:24]
 
 
-def run_in_graph(coroutine: Coroutine[Any, Any, T], config: RunnableConfig | None = None) -> T:
+def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine for a synchronous node or tool. It ends if the caller breaks off the stream of a graph around.
 
     Raises:
         LastingError: the stream was broken off.
     """
     cancellation = Cancellation()
-    for exits in exits_of_graphs_around(ensure_config(config)):
+    for exits in exits_of_graphs_around(ensure_config()):
         exits.callback(cancellation.cancel)
     return run_sync(coroutine, cancellation)
 

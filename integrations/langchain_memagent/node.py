@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
@@ -93,6 +93,9 @@ def memagent_node(
         written = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
         return written | dict(write(state, results if is_list else results[0]) if write else {})
 
+    def taken(state: Any) -> tuple[Any, Any]:
+        return _value(state, document, "document"), _value(state, question, "question")
+
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         _require_texts(questions)
         texts = checked_questions(questions, await reads.prepare())
@@ -101,12 +104,16 @@ def memagent_node(
         outcomes = dict(zip(run_ids, await reads.read_each(reference, run_ids, Around.here().report), strict=True))
         return raise_first([outcomes[text] for text in texts])
 
-    async def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = _value(state, document, "document"), _value(state, question, "question")
+    def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        source, questions = taken(state)
+        return change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
+
+    async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        source, questions = taken(state)
         results = await read(source, questions, config)
         return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
 
-    return _UntracedState(run, name=name)
+    return _UntracedState(run, arun, name=name)
 
 
 class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
@@ -116,11 +123,17 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
     """
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
-        """Run it for a synchronous graph."""
-        return run_in_graph(self.ainvoke(input, config), config)
+        """Run it."""
+        function: Any = self.func
+
+        def run(shown: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> dict[str, Any]:
+            written: dict[str, Any] = function(input, config)
+            return written
+
+        return self._call_with_config(run, _keys(input), ensure_config(config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
-        """Run it."""
+        """`invoke` for asynchronous code."""
         function: Any = self.afunc
 
         async def run(
