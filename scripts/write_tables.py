@@ -19,7 +19,7 @@ from memagent_graph.strategies import load_strategy, strategy_names
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/reference/tables.md"
 _DOCS: Final = {
     "conversation": "Its row in the log: what `memagent reward --conversation` takes.",
-    "escaped": "The columns of this row whose text is written as in a JSON string, because it has half surrogate pairs.",
+    "escaped": "The columns whose text is written as in a JSON string, because it has half surrogate pairs.",
     "run_events": "Events of no conversation: edited memories, withdrawn rewards; JSON.",
     "run_rewards": "The run's rewards, oldest first: name, value, source, time, note.",
     "rewards": "The conversation's own rewards, as `run_rewards`.",
