@@ -8,7 +8,7 @@ english_KIND                 facts in plain English: one (fact), of a kind never
                              (change), several (list), that lead to each other (hop_2, hop_3), the same with the
                              last one first (hop_2_backward, hop_3_backward), or none (absent)
 
-Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "state_2:facts=0:prose_share=0.8".
+Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "english_fact:foreign=100".
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, english_task
 from memagent_evaluation.tasks.generated import GeneratedTask
 from memagent_evaluation.tasks.lists import LISTS, list_task
 from memagent_evaluation.tasks.multi_hop import MULTI_HOP, MultiHopTask, multi_hop_task
-from memagent_evaluation.tasks.needles import SHAPES, needle_task
+from memagent_evaluation.tasks.needles import SHAPES, needle_task, variables_task
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, passage_task
 from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_task
-from memagent_evaluation.tasks.variables import variables_task
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
