@@ -47,6 +47,7 @@ _PARTICLE: Final = re.compile(
     "(?<=[0-9가-힣][가-힣])(?:은|는|이|가|을|를|의|에|에서|에게|에는|에서는|께|로|으로|와|과|도|만|까지|부터|처럼|보다"
     "|라고|이라고|이다|입니다|이며|이고|였다|이었다)$"
 )
+_HIDDEN_ANYWHERE: Final = re.compile(f"[{_HIDDEN}]")
 _HIRAGANA: Final = re.compile("[\u3041-\u309f]")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
@@ -126,6 +127,19 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in (_ASCII_WORD if text.isascii() else WORD).finditer(text)]
 
 
+def normal_form(text: str) -> str:
+    """Return a text composed, without case, without what is hidden in words, and with ASCII digits; accents stay."""
+    if text.isascii():
+        return text.lower()
+    text = unicodedata.normalize("NFC", _HIDDEN_ANYWHERE.sub("", text).casefold())
+    return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in text)
+
+
+def ends_with_particle(word: str, at: int) -> bool:
+    """Return whether what a Korean word has from a place on is a particle."""
+    return (found := _PARTICLE.search(word)) is not None and found.start() == at
+
+
 @lru_cache(maxsize=1 << 16)
 def fold(word: str) -> str:
     """Return the form in which a word is compared: see the module. A particle at a Korean word's end is left out."""
@@ -133,8 +147,7 @@ def fold(word: str) -> str:
         return (word if word.isalnum() else _JOINTS.sub("", word)).lower()
     folded = unicodedata.normalize("NFKD", _JOINTS.sub("", word)).casefold().replace("ı", "i")
     folded = unicodedata.normalize("NFKC", _OPTIONAL.sub("", folded))
-    digits = "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in folded)
-    return _PARTICLE.sub("", digits)
+    return _PARTICLE.sub("", normal_form(folded))
 
 
 def words(text: str) -> list[str]:
