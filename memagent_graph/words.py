@@ -54,6 +54,7 @@ _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
 _SENTENCE_MARKS: Final = str.maketrans({"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u0f0e": "。"})
 """Lines wrap within sentences, and ICU does not count these marks as ends."""
+_OPENING: Final = "「『（《〈【“‘"
 _REACH: Final = 200
 """Characters around a place that decide whether a sentence or a word ends there."""
 _LONGEST: Final = 1024
@@ -97,6 +98,8 @@ def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int
     begin = max(0, start - _REACH)
     window = text[begin : end + _REACH]
     ends = {begin + place for place in _ends(SentenceBreaker, window.translate(_SENTENCE_MARKS))}
+    if not window.isascii():  # ICU leaves an opening quotation mark to the sentence before it, if no space does
+        ends = {begin + len(text[begin:place].rstrip(_OPENING)) for place in ends}
     ends = {place for place in ends if not _ABBREVIATION.search(text, max(0, place - 8), place)}
     ends.update(match.end() for match in _PARAGRAPH_END.finditer(text, start, end))
     return sorted(place for place in ends if start < place <= end and place < len(text))
@@ -156,10 +159,11 @@ def words(text: str) -> list[str]:
 
 
 def terms(text: str) -> Iterator[str]:
-    """Yield what a text is searched by: folded words; in scripts without spaces, pairs of characters in a row."""
+    """Yield what a text is searched by: folded words; in scripts without spaces, characters and pairs of them."""
     for run in _runs(text):
         folded = [fold(word) for word in run]
-        yield from (folded if len(run) == 1 else _pairs(folded))
+        yield from folded
+        yield from _pairs(folded)
 
 
 def _pairs(run: Sequence[str]) -> list[str]:

@@ -15,7 +15,8 @@ from memagent_graph.no_answers import gives_no_answer
         "cannot be determined",
         "The document does not say.", "the memory does not hold the answer", "The text does not mention a lighthouse.",
         "none", "Nothing.",
-        "Nicht angegeben.", "No se menciona", "non precisé", "não informado", "Неизвестно.", "belirtilmemiş", "غير مذكور",
+        "Nicht angegeben.", "No se menciona", "non precisé", "não informado", "Неизвестно.", "belirtilmemiş",
+        "غير مذكور",
         "उल्लेख नहीं है।", "未提及。", "記載なし", "언급되지 않음", "ไม่ได้ระบุ", "KHÔNG RÕ", "tidak disebutkan",
     ],
 )  # fmt: skip
