@@ -156,6 +156,9 @@ class PolicyAuthenticationError(PolicyError, LastingError):
 class PolicyRequestError(PolicyError, LastingError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
 
+    words: str = ""
+    """What the server said, without secrets."""
+
 
 class PolicyOverloadedError(PolicyError):
     """The server kept answering 408, 409, 429 or 5xx after all retries."""

@@ -2,26 +2,24 @@
 
 Only the fields that are used are decoded: a reply has hundreds of log-prob entries, each with token, bytes and
 alternatives, of which one number is kept. The client's own typed models take more processor time than everything else
-in a step, and drop what vLLM adds (token ids).
+in a step, and drop what vLLM adds (token ids). A reply in another dialect of the API is decoded once more, liberally.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
-from memagent_graph.policies.sending import MalformedReplyError
-from memagent_graph.policy import Completion, FinishReason, TokenUsage
-
-_FINISH_REASONS: Final = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "content_filter": FinishReason.REFUSED,
-}
-
-_LARGEST_COUNT: Final = 2**40
-"""A larger number is not a count of tokens, and databases could not add it up."""
+from memagent_graph.events import EventKind
+from memagent_graph.policies.dialects import content_text, finish_notes, finish_reason, has_refusal, token_usage
+from memagent_graph.policies.refusals import words_of
+from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
+from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 
 
 class _Logprob(msgspec.Struct, gc=False):
@@ -42,9 +40,9 @@ class _Logprobs(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    refusal: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
     @property
     def says_why_it_is_empty(self) -> bool:
@@ -57,87 +55,165 @@ class _Choice(msgspec.Struct):
     """/chat/completions"""
     text: str | None = None
     """/completions"""
-    finish_reason: str | None = None
+    index: Any = None
+    finish_reason: Any = None
+    stop_reason: Any = None
+    error: Any = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     """/completions has the prompt's ids here, /chat/completions next to the choices."""
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
     id: Any = None
-    model: str | None = None
-    usage: _Usage | None = None
+    model: Any = None
+    usage: Any = None
+    error: Any = None
     prompt_token_ids: list[int] | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Reply)
+_DAMAGED: Final[Note] = (EventKind.LOGPROBS_DROPPED, "the server's token ids or log-probs are not all numbers")
 
 
-def decode_completion(content: bytes, *, model: str, policy_version: str = "") -> Completion:
+def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, policy_version: str = "") -> Completion:
     """Return the completion in a reply's body.
 
     A reply without text is accepted only with a reason: the model refused, was cut off, called a tool, or wrote only
-    its reasoning. It is then an empty completion, for which the reader has a rule.
+    its reasoning. It is then an empty completion, for which the reader has a rule. Token ids and log-probs that cannot
+    be used are left out, with a note if they were asked for.
 
     Args:
         content: the body.
         model: the model's name, if the server gives none.
+        sampling: what was asked for.
         policy_version: which weights the server runs.
 
     Raises:
+        BrokenOffError: the server says that it failed while it wrote.
         MalformedReplyError: the body is not a completion; the reason says why.
     """
-    try:
-        reply = _decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedReplyError(str(error), content) from error
+    reply, is_damaged = _decoded(content)
     if not reply.choices:
+        if reply.error:
+            raise BrokenOffError(words_of(content), content)
         raise MalformedReplyError("it has no choices", content)
-    choice = reply.choices[0]
+    choice = min(reply.choices, key=_place) if len(reply.choices) > 1 else reply.choices[0]
     message = choice.message
     text = message.content if message else choice.text
-    explained = message is not None and message.says_why_it_is_empty
-    if text is None and not explained and choice.finish_reason in {None, "stop"}:
+    word = choice.finish_reason or choice.stop_reason
+    reason, usage = finish_reason(word), token_usage(reply.usage)
+    if reason is FinishReason.FAILED or choice.error or reply.error:
+        raise BrokenOffError(str(choice.error or reply.error or word), content)
+    if text is None and reason is FinishReason.STOP and not (message and message.says_why_it_is_empty):
         raise MalformedReplyError("its text is null, without a reason", content)
-    refused = message is not None and bool(message.refusal) and not text
+    if message and message.refusal and not text:
+        reason = FinishReason.REFUSED
+    elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
+        reason = FinishReason.LENGTH
+    notes = finish_notes(reason, word, text)
+    completion = Completion(
+        text=text or "",
+        finish_reason=reason,
+        model=reply.model if reply.model and isinstance(reply.model, str) else model,
+        usage=usage,
+        policy_version=policy_version,
+        request_id=reply.id if isinstance(reply.id, str) else "",
+        notes=notes,
+    )
     try:
-        return Completion(
-            text=text or "",
-            finish_reason=FinishReason.REFUSED if refused else _finish_reason(choice.finish_reason),
-            model=reply.model or model,
-            usage=_usage(reply.usage),
+        return replace(
+            completion,
             prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
             token_ids=choice.token_ids,
             logprobs=choice.logprobs.values() if choice.logprobs else None,
-            policy_version=policy_version,
-            request_id=reply.id if isinstance(reply.id, str) else "",
+            notes=(*notes, _DAMAGED) if is_damaged and sampling.logprobs else notes,
         )
-    except OverflowError as error:
-        raise MalformedReplyError(f"a token id is out of range: {error}", content) from error
+    except OverflowError:  # an id that is none
+        return replace(completion, notes=(*notes, _DAMAGED)) if sampling.logprobs else completion
 
 
-def _finish_reason(word: str | None) -> FinishReason:
-    return _FINISH_REASONS.get(word or "", FinishReason.OTHER)
+def _decoded(content: bytes) -> tuple[_Reply, bool]:
+    """Return the reply, and whether it has token ids or log-probs that cannot be used.
+
+    Raises:
+        MalformedReplyError: the body is not a reply in any dialect.
+    """
+    try:
+        return _decoder.decode(content), False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # another dialect, perhaps
+    try:
+        liberal = _Liberal()
+        return liberal.reply(content), liberal.is_damaged
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MalformedReplyError(str(error), content) from error
 
 
-def _usage(usage: _Usage | None) -> TokenUsage | None:
-    """Return the server's token counts; None if there are none, or they are impossible."""
-    if usage is None:
+@dataclass
+class _Liberal:
+    """Decodes what other dialects write, and remembers whether there were numbers that cannot be used."""
+
+    is_damaged: bool = False
+
+    def reply(self, content: bytes) -> _Reply:
+        reply = json.loads(content.decode("utf-8-sig"))
+        if not isinstance(reply, dict):
+            raise ValueError(f"it is of type {type(reply).__name__}")
+        choices = reply.get("choices")
+        return _Reply(
+            [self._choice(each) for each in (choices if isinstance(choices, list) else ()) if isinstance(each, dict)],
+            reply.get("id"),
+            reply.get("model"),
+            reply.get("usage"),
+            reply.get("error"),
+            self._numbers(reply.get("prompt_token_ids"), int),
+        )
+
+    def _choice(self, choice: Mapping[str, Any]) -> _Choice:
+        message = choice.get("message") or choice.get("delta")
+        if isinstance(message, str | list):
+            message = {"content": message}
+        return _Choice(
+            _message(message) if isinstance(message, dict) else None,
+            content_text(choice.get("text")),
+            choice.get("index"),
+            choice.get("finish_reason"),
+            choice.get("stop_reason"),
+            choice.get("error"),
+            self._logprobs(choice.get("logprobs")),
+            self._numbers(choice.get("token_ids"), int),
+            self._numbers(choice.get("prompt_token_ids"), int),
+        )
+
+    def _logprobs(self, logprobs: object) -> _Logprobs | None:
+        if not isinstance(logprobs, dict):
+            return None
+        content = logprobs.get("content")
+        values = logprobs.get("token_logprobs")
+        if isinstance(content, list):
+            values = [each.get("logprob") if isinstance(each, dict) else each for each in content]
+        return _Logprobs(token_logprobs=self._numbers(values, float))
+
+    def _numbers(self, values: object, kind: type) -> list[Any] | None:
+        """Return a list of finite numbers; None if it is anything else."""
+        if values is None:
+            return None
+        if isinstance(values, list) and all(
+            isinstance(each, int | kind) and not isinstance(each, bool) and math.isfinite(each) for each in values
+        ):
+            return values
+        self.is_damaged = True
         return None
-    details = usage.prompt_tokens_details
-    counts = usage.prompt_tokens or 0, usage.completion_tokens or 0, (details.cached_tokens or 0) if details else 0
-    if not all(0 <= count <= _LARGEST_COUNT for count in counts):
-        return None
-    return TokenUsage(*counts)
+
+
+def _message(message: Mapping[str, Any]) -> _Message:
+    content = message.get("content")
+    thoughts = message.get("reasoning") or message.get("thinking") or (bool(content) and isinstance(content, list))
+    return _Message(content_text(content), has_refusal(message), thoughts, message.get("reasoning_content"))
+
+
+def _place(choice: _Choice) -> int:
+    return choice.index if isinstance(choice.index, int) else 0

@@ -216,8 +216,8 @@ class Ask:
         self.cost = add_cost(self.cost, cost) if self._attempts else cost
         self._execution.consumption.tokens += usage.prompt_tokens + usage.completion_tokens
         self._attempts += 1
-        if completion.schema_refused:
-            self._note(EventKind.SCHEMA_REFUSED, "the server did not accept the JSON schema; decoding was not guided")
+        for kind, detail in completion.notes:
+            self._note(kind, detail)
         if completion.retries:
             self._note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
         self._call = replace(self._call, completion=completion)
