@@ -197,7 +197,7 @@ class _Liberal:
             values = [each.get("logprob") if isinstance(each, dict) else each for each in content]
         return _Logprobs(token_logprobs=self._numbers(values, float))
 
-    def _numbers(self, values: object, kind: type) -> list[Any] | None:
+    def _numbers(self, values: Any, kind: type) -> list[Any] | None:
         """Return a list of finite numbers; None if it is anything else."""
         if values is None:
             return None
