@@ -63,6 +63,8 @@ class EventKind(StrEnum):
     """The completion was discarded and requested again."""
     REQUEST_RETRIED = "request_retried"
     """The request was sent again after a network or server error."""
+    PROMPT_CUT = "prompt_cut"
+    """The server cut the prompt, so that a part of it, often of the document, never reached the model."""
     UNUSUAL_FINISH = "unusual_finish"
     """The policy stopped for a reason that is not known; what it wrote was used as if it were whole."""
     SAMPLING_CHANGED = "sampling_changed"

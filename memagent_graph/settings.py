@@ -216,6 +216,10 @@ class RuleSettings:
     update_retries: int = setting(2)
     """How often the rule `retry` asks again."""
     replace_undecodable: bool = setting(False, "Replace bytes that cannot be decoded with U+FFFD.")
+    on_incomplete: Literal["report", "stop"] = setting(
+        "report",
+        "What to do where text does not reach the policy, as on pages that are images: report it as an event, or stop.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,7 +195,10 @@ class OpenAICompatiblePolicy:
         self._session_header = None if session_header is None else _header_name(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
-        self._unsupported = _optional_fields(unsupported)
+        self._unsupported = set(unsupported)
+        if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
+            names = ", ".join(OPTIONAL_FIELDS)
+            raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
         self._connections = PerLoop(self._connect)
 
     @property
@@ -236,7 +239,8 @@ class OpenAICompatiblePolicy:
                 reply = await self._completed(prompt, sampling, gives_ids, schema)
                 break
             except PolicyRequestError as error:
-                field = refused_field(error.words, self._body(sampling, gives_ids, schema).keys() - self._extra_body)
+                sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
+                field = refused_field(error.words, sent - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
                     log.info("%s does not take %s: %s", self.base_url, field, error.message)
                     learnt.add(field)
@@ -615,15 +619,6 @@ def _trust(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
         raise PolicyRequestError(
             f"the certificates in {ca_file} cannot be used: {error}", hint="It has to be a file in PEM format."
         ) from error
-
-
-def _optional_fields(names: Collection[str]) -> set[str]:
-    for name in names:
-        if name not in OPTIONAL_FIELDS:
-            raise PolicyRequestError(
-                f"the field {name!r} cannot be left out", hint=f"These can be: {', '.join(OPTIONAL_FIELDS)}."
-            )
-    return set(names)
 
 
 def _header_name(name: str, taken: Mapping[str, str]) -> str:

@@ -8,9 +8,8 @@ in a step, and drop what vLLM adds (token ids). A reply in another dialect of th
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -55,6 +54,8 @@ class _Choice(msgspec.Struct):
     """/chat/completions"""
     text: str | None = None
     """/completions"""
+    delta: Any = None
+    """/chat/completions, from servers that send every reply as a part of a stream"""
     index: Any = None
     finish_reason: Any = None
     stop_reason: Any = None
@@ -75,6 +76,7 @@ class _Reply(msgspec.Struct):
 
 
 _decoder: Final = msgspec.json.Decoder(_Reply)
+_NUMBERS: Final = ("logprobs", "token_ids", "prompt_token_ids")
 _DAMAGED: Final[Note] = (EventKind.LOGPROBS_DROPPED, "the server's token ids or log-probs are not all numbers")
 
 
@@ -123,16 +125,15 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         request_id=reply.id if isinstance(reply.id, str) else "",
         notes=notes,
     )
-    try:
-        return replace(
-            completion,
-            prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
-            token_ids=choice.token_ids,
-            logprobs=choice.logprobs.values() if choice.logprobs else None,
-            notes=(*notes, _DAMAGED) if is_damaged and sampling.logprobs else notes,
-        )
-    except OverflowError:  # an id that is none
-        return replace(completion, notes=(*notes, _DAMAGED)) if sampling.logprobs else completion
+    if not is_damaged:
+        with suppress(OverflowError):  # an id that is none
+            return replace(
+                completion,
+                prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+                token_ids=choice.token_ids,
+                logprobs=choice.logprobs.values() if choice.logprobs else None,
+            )
+    return replace(completion, notes=(*completion.notes, _DAMAGED)) if sampling.logprobs else completion
 
 
 def _decoded(content: bytes) -> tuple[_Reply, bool]:
@@ -142,77 +143,36 @@ def _decoded(content: bytes) -> tuple[_Reply, bool]:
         MalformedReplyError: the body is not a reply in any dialect.
     """
     try:
-        return _decoder.decode(content), False
+        reply = _decoder.decode(content)
+        if not any(choice.delta for choice in reply.choices):
+            return reply, False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # another dialect, perhaps
     try:
-        liberal = _Liberal()
-        return liberal.reply(content), liberal.is_damaged
-    except (ValueError, TypeError, RecursionError) as error:
+        return _usual_form(content)
+    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedReplyError(str(error), content) from error
 
 
-@dataclass
-class _Liberal:
-    """Decodes what other dialects write, and remembers whether there were numbers that cannot be used."""
-
-    is_damaged: bool = False
-
-    def reply(self, content: bytes) -> _Reply:
-        reply = json.loads(content.decode("utf-8-sig"))
-        if not isinstance(reply, dict):
-            raise ValueError(f"it is of type {type(reply).__name__}")
-        choices = reply.get("choices")
-        return _Reply(
-            [self._choice(each) for each in (choices if isinstance(choices, list) else ()) if isinstance(each, dict)],
-            reply.get("id"),
-            reply.get("model"),
-            reply.get("usage"),
-            reply.get("error"),
-            self._numbers(reply.get("prompt_token_ids"), int),
-        )
-
-    def _choice(self, choice: Mapping[str, Any]) -> _Choice:
+def _usual_form(content: bytes) -> tuple[_Reply, bool]:
+    """Return a reply in another dialect as if it were in the usual one, and whether it has numbers that are none."""
+    reply = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
+    choices, is_damaged = [], False
+    for choice in filter(None, reply.get("choices") or ()):
+        numbers = {name: choice.get(name) or reply.get(name) for name in _NUMBERS}
+        try:
+            msgspec.convert(numbers, _Choice)
+        except msgspec.ValidationError:
+            numbers, is_damaged = dict.fromkeys(_NUMBERS), True
         message = choice.get("message") or choice.get("delta")
-        if isinstance(message, str | list):
-            message = {"content": message}
-        return _Choice(
-            _message(message) if isinstance(message, dict) else None,
-            content_text(choice.get("text")),
-            choice.get("index"),
-            choice.get("finish_reason"),
-            choice.get("stop_reason"),
-            choice.get("error"),
-            self._logprobs(choice.get("logprobs")),
-            self._numbers(choice.get("token_ids"), int),
-            self._numbers(choice.get("prompt_token_ids"), int),
-        )
-
-    def _logprobs(self, logprobs: object) -> _Logprobs | None:
-        if not isinstance(logprobs, dict):
-            return None
-        content = logprobs.get("content")
-        values = logprobs.get("token_logprobs")
-        if isinstance(content, list):
-            values = [each.get("logprob") if isinstance(each, dict) else each for each in content]
-        return _Logprobs(token_logprobs=self._numbers(values, float))
-
-    def _numbers(self, values: Any, kind: type) -> list[Any] | None:
-        """Return a list of finite numbers; None if it is anything else."""
-        if values is None:
-            return None
-        if isinstance(values, list) and all(
-            isinstance(each, int | kind) and not isinstance(each, bool) and math.isfinite(each) for each in values
-        ):
-            return values
-        self.is_damaged = True
-        return None
-
-
-def _message(message: Mapping[str, Any]) -> _Message:
-    content = message.get("content")
-    thoughts = message.get("reasoning") or message.get("thinking") or (bool(content) and isinstance(content, list))
-    return _Message(content_text(content), has_refusal(message), thoughts, message.get("reasoning_content"))
+        if message is not None:
+            message = message if isinstance(message, dict) else {"content": message}
+            content_parts = message.get("content")
+            has_parts = isinstance(content_parts, list) and bool(content_parts)
+            thoughts = message.get("reasoning") or message.get("thinking") or has_parts
+            message |= {"content": content_text(content_parts), "refusal": has_refusal(message), "reasoning": thoughts}
+        choices.append({**choice, **numbers, "message": message, "text": content_text(choice.get("text"))})
+    return msgspec.convert({**reply, "choices": choices, "prompt_token_ids": None}, _Reply), is_damaged
 
 
 def _place(choice: _Choice) -> int:
