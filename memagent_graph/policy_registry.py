@@ -62,7 +62,7 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
         PolicyError: it is nothing of these.
         MemAgentError: something is set that belongs to the object itself.
     """
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).mro()}
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
     if is_openai_client(value):
         options = _server_options(settings)
         if settings.timeout == PolicySettings.timeout:

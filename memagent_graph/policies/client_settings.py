@@ -14,7 +14,7 @@ _CLASSES: Final = frozenset({"OpenAI", "AsyncOpenAI"})
 def is_openai_client(value: object) -> bool:
     """Whether a value is a client of the `openai` package, also one for Azure."""
     return any(
-        kind.__module__.partition(".")[0] == "openai" and kind.__name__ in _CLASSES for kind in type(value).mro()
+        kind.__module__.partition(".")[0] == "openai" and kind.__name__ in _CLASSES for kind in type(value).__mro__
     )
 
 

@@ -14,6 +14,7 @@ from support.scripts import perfect_reader
 from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS
 
 from memagent_graph import Budget, MemAgent, ReadResult
+from memagent_graph.cli.examination import Health, examine
 from memagent_graph.errors import PolicyRequestError, PolicyResponseError, PromptCutError
 from memagent_graph.events import EventKind
 from memagent_graph.tokenizers import load_tokenizer
@@ -156,3 +157,14 @@ async def test_a_server_that_counts_otherwise_did_not_cut(name: str) -> None:
     with counting_server(OTHER_COUNTS[name]) as server:
         result = await read(server, LONG_TEXT, LONG_BUDGET)
     assert (result.answer, result.events) == ("4711", ())
+
+
+@pytest.mark.parametrize(("window", "health"), [(1500, Health.BAD), (100_000, Health.GOOD)])
+async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, health: Health) -> None:
+    with counting_server(OWN_COUNT, window) as server:
+        async with MemAgent(
+            base_url=server.base_url, model="fake", tokenizer="embedded", budget=LONG_BUDGET, run_log=False
+        ) as reader:
+            *_, last = [check async for check in examine(reader)]
+    assert (last.subject, last.health) == ("longest prompt", health)
+    assert ("--context-window" in (last.remedy or "")) is (health is Health.BAD)
