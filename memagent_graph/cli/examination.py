@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from memagent_graph.calls import Span
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
@@ -127,7 +128,9 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
     prompt = _ask(f"The word is umbrella.\n{filler}\nWhich word is named at the beginning? Answer with this word only.")
     completion = await context.policy.complete(prompt, SamplingParams(max_tokens=16))
     counted = completion.usage.prompt_tokens if completion.usage else 0
-    if missing := await counts.missing_tokens(prompt, (), counted):
+    text = prompt[0]["content"]
+    whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
+    if missing := await counts.missing_tokens(prompt, [whole], counted):
         detail = f"of a prompt of about {counted + missing:,} tokens, as reads will send, the server counts {counted:,}"
         remedy = f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {counted}."
         return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)
