@@ -45,6 +45,8 @@ def finish_reason(word: object) -> FinishReason:
         word = word.get("type") or word.get("reason")
     if word is None or word == "":
         return FinishReason.STOP
+    if isinstance(word, str) and word in _REASONS:
+        return _REASONS[word]
     letters = _NO_LETTER.sub("", str(word).lower())
     return _REASONS.get(_PREFIX.sub("", letters) or letters, FinishReason.OTHER)
 
@@ -80,16 +82,14 @@ def has_refusal(message: Mapping[str, Any]) -> bool:
 
 def token_usage(usage: object) -> TokenUsage | None:
     """Return the counts of tokens in a reply; None if there are none, or they are impossible."""
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     details = usage.get("prompt_tokens_details") or usage.get("input_token_details")
-    details = details if isinstance(details, Mapping) else {}
+    cached = _count(details, "cached_tokens", "cache_read") if isinstance(details, dict) else 0
     counts = (
         _count(usage, "prompt_tokens", "input_tokens"),
         _count(usage, "completion_tokens", "output_tokens"),
-        _count(
-            {**usage, **details}, "cached_tokens", "cache_read", "prompt_cache_hit_tokens", "cache_read_input_tokens"
-        ),
+        cached or _count(usage, "prompt_cache_hit_tokens", "cache_read_input_tokens"),
     )
     if not any(counts[:2]) or not all(0 <= count <= _LARGEST_COUNT for count in counts):
         return None
@@ -98,7 +98,12 @@ def token_usage(usage: object) -> TokenUsage | None:
 
 def _count(usage: Mapping[str, Any], *names: str) -> int:
     """Return the first of these numbers that is there, also if it is written as a text; 0 if none is."""
-    value = next((usage[name] for name in names if usage.get(name) is not None), 0)
+    value = None
+    for name in names:
+        if (value := usage.get(name)) is not None:
+            break
+    if value is None or type(value) is int:
+        return value or 0
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -115,25 +114,25 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         reason = FinishReason.REFUSED
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
+    facts: dict[str, Any] = {
+        "text": text or "",
+        "finish_reason": reason,
+        "model": reply.model if reply.model and isinstance(reply.model, str) else model,
+        "usage": usage,
+        "policy_version": policy_version,
+        "request_id": reply.id if isinstance(reply.id, str) else "",
+    }
     notes = finish_notes(reason, word, text)
-    completion = Completion(
-        text=text or "",
-        finish_reason=reason,
-        model=reply.model if reply.model and isinstance(reply.model, str) else model,
-        usage=usage,
-        policy_version=policy_version,
-        request_id=reply.id if isinstance(reply.id, str) else "",
-        notes=notes,
-    )
     if not is_damaged:
         with suppress(OverflowError):  # an id that is none
-            return replace(
-                completion,
+            return Completion(
+                **facts,
                 prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
                 token_ids=choice.token_ids,
                 logprobs=choice.logprobs.values() if choice.logprobs else None,
+                notes=notes,
             )
-    return replace(completion, notes=(*completion.notes, _DAMAGED)) if sampling.logprobs else completion
+    return Completion(**facts, notes=(*notes, _DAMAGED) if sampling.logprobs else notes)
 
 
 def _decoded(content: bytes) -> tuple[_Reply, bool]:
