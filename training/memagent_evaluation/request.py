@@ -16,7 +16,6 @@ from typing import Any
 from memagent_evaluation.grading import Grader, judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
 from memagent_evaluation.markdown_tables import length_label
-from memagent_evaluation.planned_costs import PlannedCost, planned_costs
 from memagent_evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
 from memagent_evaluation.result_journal import (
     CHECKPOINTS,
@@ -118,20 +117,6 @@ async def carry_out(request: EvaluationRequest) -> EvaluationEnd:
                 if journal.rows:
                     write_table(journal.results, request.out / TABLE)
                 shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
-
-
-async def planned(request: EvaluationRequest) -> list[PlannedCost]:
-    """Check everything, and count what would be asked; nothing is read, and nothing is written.
-
-    Raises:
-        EvaluationError, MissingExtraError, PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: like
-            `carry_out` before its first question.
-    """
-    # A store makes its folder only when a document is added.
-    async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
-        checked = await _check(request, reader)
-        strategies = {name: request.system(name, reader).strategy for name in request.systems}
-        return planned_costs(checked.plan, checked.tasks, strategies, await reader.aprepare())
 
 
 @dataclass(frozen=True, slots=True)
