@@ -213,7 +213,7 @@ def test_questions_share_a_document_where_that_is_asked_for(tmp_path) -> None:
         memagent(*base, "-n", 3, "--questions-per-document", 3)
         memagent(*base, "-n", 6, "--questions-per-document", 3, "--resume")
         refused = memagent(*base, "-n", 6, "--resume", code=7)
-    assert "tasks.questions_per_document is not set and was 3" in refused.stderr
+    assert "tasks.questions_per_document is 1 and was 3" in refused.stderr
     results = load_results(out)
     assert (len(results.rows), results.missing) == (12, 0)
     assert results.settings["tasks"]["questions_per_document"] == 3
