@@ -23,7 +23,7 @@ OUR_OWN = (
     *(f"english_hop_{hops}{order}" for hops in (2, 3) for order in ("", "_backward")),
     *(f"english_{kind}" for kind in ("fact", "new", "change", "list", "absent")),
 )
-DATA_TASKS = ("memagent_files", "hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files", "qa_files")
+DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files", "qa_files", "memagent_files")
 
 
 def test_all_of_ruler_our_own_and_the_data_files_have_names():
