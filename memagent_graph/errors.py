@@ -18,6 +18,7 @@
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
     │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
+    │   ├── PromptCutError              the server cut the prompt, and that is to stop the read
     │   ├── PolicyOverloadedError       408, 409, 429 or 5xx after all retries
     │   └── PolicyResponseError         a reply that is damaged, too long, or a redirect to another server
     ├── RunError                    a problem with a run's identity or state
@@ -41,10 +42,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_OPTION: Final = re.compile(r"`[^`]*`|(?<!\S)\(?--([a-z]+(?:-[a-z]+)*)")
-"""An option of the command line, outside a command in backticks."""
-_ARGUMENTS: Final = {"log": "run_log", "no_log": "run_log=False"}
-"""Arguments whose names are not those of the options."""
+_OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
+"""A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
 
 
 class MemAgentError(Exception):
@@ -77,7 +76,7 @@ class MemAgentError(Exception):
     @property
     def remedy(self) -> str | None:
         """The hint in the words of Python, as in "Lower chunk_tokens."."""
-        return None if self.hint is None else _OPTION.sub(_argument, self.hint)
+        return self.hint and _OPTION.sub(lambda at: at[1] or at[2] + at[3].replace("-", "_"), self.hint)
 
     def __str__(self) -> str:
         place = []
@@ -93,14 +92,6 @@ class MemAgentError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling with every attribute, whatever the subclass's constructor takes."""
         return _rebuild, (type(self), self.message), dict(self.__dict__)
-
-
-def _argument(option: re.Match[str]) -> str:
-    """Return what Python calls an option; a command stays as it is."""
-    if option[1] is None:
-        return option[0]
-    name = option[1].replace("-", "_")
-    return option[0].partition("--")[0] + _ARGUMENTS.get(name, name)
 
 
 def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
@@ -183,6 +174,13 @@ class PolicyAuthenticationError(PolicyError, LastingError):
 
 class PolicyRequestError(PolicyError, LastingError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
+
+    words: str = ""
+    """What the server said, without secrets."""
+
+
+class PromptCutError(PolicyError, LastingError):
+    """The server cut the prompt, and a read that is not whole is to stop."""
 
 
 class PolicyOverloadedError(PolicyError):

@@ -8,15 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from typing_extensions import Unpack
-
-if TYPE_CHECKING:
-    from langchain_core.language_models import BaseChatModel
 
 from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
@@ -34,7 +30,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
 from memagent_graph.policy import Policy, TokenUsage
-from memagent_graph.policy_registry import make_policy, policy_of, require_own_settings
+from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
@@ -58,14 +54,6 @@ _SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
 """The parts of a caller's config that a read uses; the others belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """One document and one question, for `MemAgent.batch`."""
-
-    document: DocumentSource
-    question: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +95,9 @@ class MemAgent:
     >>> MemAgent(init_chat_model("openai:gpt-5-mini"), tokenizer="o200k_base")  # doctest: +SKIP
 
     Args:
-        policy: the language model, a LangChain chat model, a server's URL, or a policy's name; if left out, `model` or
-            `base_url` says it, else OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`).
+        policy: the language model: a policy, a LangChain chat model, a client of the `openai` package (its settings are
+            taken over), a policy's name, or a server's address; if left out, `model` or `base_url` says it, else
+            OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`).
         settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
@@ -128,7 +117,7 @@ class MemAgent:
 
     def __init__(
         self,
-        policy: Policy | BaseChatModel | str | None = None,
+        policy: Any = None,
         *,
         settings: ReadSettings | None = None,
         store: DocumentStore | Path | None = None,
@@ -138,14 +127,13 @@ class MemAgent:
     ) -> None:
         settings = settings or ReadSettings()
         if policy is not None:
-            choices["base_url" if isinstance(policy, str) and "://" in policy else "policy"] = policy
+            choices["policy"] = policy
         settings = settings.replace(**choices)
         if isinstance(settings.policy, str | None):
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
-            require_own_settings(settings)
-            self.policy = policy_of(settings.policy)
+            self.policy = policy_of(settings.policy, settings)
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
@@ -278,13 +266,13 @@ class MemAgent:
 
     async def abatch(
         self,
-        requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
+        requests: Iterable[tuple[DocumentSource, str]],
         *,
         response_format: ResponseFormatSource | None = None,
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
-        """Read many documents, at most `max_concurrency` at once; for many questions on one document, see `aread`.
+        """Read many documents, each for its question; for many questions on one document, see `aread`.
 
         Results are in the order of the requests; `response_format` is that of all their answers. All reads run to
         their end; then the first failure is raised, or, with `return_exceptions`, each failure is in the place of its
@@ -292,15 +280,11 @@ class MemAgent:
         """
         slots = asyncio.Semaphore(max_concurrency)
 
-        async def one(request: ReadRequest) -> ReadResult | Exception:
+        async def one(request: tuple[DocumentSource, str]) -> ReadResult:
             async with slots:
-                try:
-                    return await self.aread(request.document, request.question, response_format=response_format)
-                except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
-                    return error
+                return await self.aread(*request, response_format=response_format)
 
-        pairs = (request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests)
-        outcomes = await asyncio.gather(*map(one, pairs))
+        outcomes: list[Any] = await asyncio.gather(*map(one, requests), return_exceptions=True)
         return outcomes if return_exceptions else [*raise_first(outcomes)]
 
     batch = synchronous(abatch)
@@ -568,17 +552,13 @@ class MemAgent:
     async def __aenter__(self) -> MemAgent:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     def __enter__(self) -> MemAgent:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     async def _graph(self) -> ReaderGraph:
