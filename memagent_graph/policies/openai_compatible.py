@@ -138,7 +138,7 @@ class OpenAICompatiblePolicy:
         self._session_header = None if session_header is None else _header_name(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
-        self._connections = PerLoop(self._connect)
+        self._connections = PerLoop(self._connect, _Connection.close)
 
     @property
     def name(self) -> str:
@@ -299,8 +299,7 @@ class OpenAICompatiblePolicy:
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
-        if connection := self._connections.pop():
-            await connection.close()
+        await self._connections.aclose()
 
     def _body(self, sampling: SamplingParams, gives_ids: bool, schema: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {
