@@ -97,6 +97,10 @@ class DocumentError(LastingError):
     """A source cannot be read, or is another document than expected."""
 
 
+class StoreError(DocumentError):
+    """The document store itself cannot be used, as on a full disk; every document meets that."""
+
+
 class EmptyDocumentError(DocumentError):
     """The document holds only white space."""
 

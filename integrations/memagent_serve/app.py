@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
+_LEAST_FREE: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
 """The maximum size of an upload's form around the file."""
 
@@ -102,7 +105,8 @@ def make_app(
         await serving.aclose()
 
     names = AllowedNames(settings.names, settings.origins)
-    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions)]
+    secrets = getattr(serving.reader.policy, "secrets", ())
+    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions, secrets)]
     if settings.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -205,7 +209,12 @@ def _routes(serving: ServerResources) -> list[Route]:
         return await read(request)
 
     async def health(request: Request) -> Response:
-        parts = {"server": "ok", "policy": await _policy_health(reader), "reads": await _ledger_health(serving.ledger)}
+        parts = {
+            "server": "ok",
+            "policy": await _policy_health(reader),
+            "reads": await _ledger_health(serving.ledger),
+            "disk": await asyncio.to_thread(_disk_health, serving.settings.folder),
+        }
         is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
 
@@ -293,3 +302,7 @@ async def _ledger_health(ledger: Ledger) -> str:
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"
+
+
+def _disk_health(folder: Path) -> str:
+    return "ok" if shutil.disk_usage(folder).free >= _LEAST_FREE else "its disk is full"

@@ -27,7 +27,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, too_busy
+from memagent_serve.api_errors import ApiError, api_error, too_busy
 from memagent_serve.keys import LOCAL, Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
@@ -340,7 +340,7 @@ class ReadManager:
 
     def _mark_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
         try:
-            self._ledger.mark(run_id, state, str(error))
+            self._ledger.mark(run_id, state, api_error(error).message)
         except MemAgentError as failure:
             log.warning("%s", failure)
 

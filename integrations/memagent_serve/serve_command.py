@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _MEGABYTE: Final = 2**20
 _SECONDS_TO_STOP: Final = 5
-_IDLE_SECONDS: Final = 75
-"""How long a connection without a request stays open: longer than clients and proxies keep theirs, so that they close
-it first. Otherwise a request could be sent into a connection that this server is closing."""
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -175,7 +172,8 @@ async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
     import uvicorn  # noqa: PLC0415
 
-    from memagent_graph.addresses import BOUNDED_HTTP, in_url, listen  # noqa: PLC0415
+    from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
+    from memagent_graph.bounded_http import BOUNDED_HTTP  # noqa: PLC0415
     from memagent_serve.app import ServerResources, make_app  # noqa: PLC0415
     from memagent_serve.live import LivePage  # noqa: PLC0415
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
@@ -200,7 +198,6 @@ async def _serve(request: Serve) -> None:
                 access_log=False,
                 server_header=False,
                 limit_concurrency=settings.max_connections,
-                timeout_keep_alive=_IDLE_SECONDS,
                 # Without this, a stream that never ends would keep the server from stopping.
                 timeout_graceful_shutdown=_SECONDS_TO_STOP,
                 **BOUNDED_HTTP,

@@ -21,6 +21,7 @@ from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
 _RELAYED: Final = frozenset({"content-type", "retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
+_LONGEST_LINE: Final = 1 << 20
 PATHS: Final = frozenset({"chat/completions", "models"})
 """All paths that are requested from the policy server for clients. No path comes from a request."""
 
@@ -75,9 +76,17 @@ def is_stream(reply: aiohttp.ClientResponse) -> bool:
 
 
 async def _chunks(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+    """Yield the reply's whole lines as they arrive: a secret in one of them is not divided."""
     async with stack:
+        rest = b""
         async for chunk in reply.content.iter_any():
-            yield chunk
+            end = (rest + chunk).rfind(b"\n") + 1
+            lines, rest = (rest + chunk)[:end], (rest + chunk)[end:]
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = lines + rest, b""
+            if lines:
+                yield lines
+        yield rest
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:

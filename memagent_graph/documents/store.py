@@ -25,7 +25,13 @@ from memagent_graph.documents.conversion import ConversionBounds, ConversionCanc
 from memagent_graph.documents.headings import headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, LabelledText, opened
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
-from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError, EncodingError
+from memagent_graph.errors import (
+    DocumentError,
+    DocumentMismatchError,
+    EmptyDocumentError,
+    EncodingError,
+    StoreError,
+)
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import write_whole
 
@@ -126,7 +132,7 @@ class DocumentStore:
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
-        with self._path(ref).open("rb", buffering=0) as file:
+        with self._disk_errors_translated("read"), self._path(ref).open("rb", buffering=0) as file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
 
@@ -193,14 +199,15 @@ class DocumentStore:
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _disk_errors_translated(self) -> Iterator[None]:
-        """Raise the package's own error for a full or read-only disk."""
+    def _disk_errors_translated(self, verb: str = "written") -> Iterator[None]:
+        """Raise the package's own error for a full, read-only or damaged disk, or too many open files."""
         try:
             yield
         except OSError as error:
-            raise DocumentError(
-                f"the document store {self.root} cannot be written: {error}",
-                hint="Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
+            raise StoreError(
+                f"the document store {self.root.absolute()} cannot be {verb}: {error}",
+                hint="Free disk space there, allow more open files (ulimit -n), or set MEMAGENT_HOME to another folder "
+                "for everything that is kept.",
             ) from error
 
     def _make_folders(self) -> None:

@@ -129,7 +129,9 @@ class OpenAICompatiblePolicy:
         self._headers = _headers(basic_authorization(url) or f"Bearer {key or 'none'}")
         proxy = proxy_for(self.base_url)
         secrets = (key, password(url), password(proxy) if proxy else "", self._headers["Authorization"].split()[-1])
-        self._redacted = SecretRedaction(each for each in secrets if each != "none")
+        self.secrets = tuple(secret for secret in secrets if secret not in {"", "none"})
+        """Keys and passwords that no message may show."""
+        self._redacted = SecretRedaction(self.secrets)
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import MemAgentError, RunNotFoundError
+from memagent_graph.errors import CheckpointError, MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.reader import AnswerSoFar
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
@@ -216,6 +216,8 @@ class LiveReads:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
                 await asyncio.to_thread(self._ledger.mark_edited, run_id, edited=entry.edited)
+                if isinstance(error, CheckpointError | RunLogError):
+                    raise  # as on a full disk
                 raise bad_request(str(error), "text") from error
             await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1

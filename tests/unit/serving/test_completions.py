@@ -349,6 +349,8 @@ def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_pat
             )
             assert reply.status_code == 503
             assert "Is the server running?" in reply.json()["error"]["message"]
+            assert url not in reply.text
+            assert int(reply.headers["Retry-After"]) > 0
         health = httpx2.get(f"{server.url}/health")
         assert health.status_code == 503
         assert health.json()["parts"]["server"] == "ok"
