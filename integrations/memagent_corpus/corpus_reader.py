@@ -29,6 +29,7 @@ from memagent_graph.errors import (
     CheckpointError,
     CorpusError,
     DocumentError,
+    DocumentStoreError,
     MemAgentError,
     PolicyAuthenticationError,
     PolicyError,
@@ -54,7 +55,7 @@ _LOADS_AT_ONCE: Final = 16
 _LOCK_WAIT_SECONDS: Final = 60.0
 """How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
-_DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class CorpusReader:
@@ -133,7 +134,7 @@ class CorpusReader:
             A row for each question that was not skipped, in the order of the questions.
 
         Raises:
-            CorpusError, CheckpointError: the disk is full or read-only.
+            CorpusError, CheckpointError: the texts or checkpoints cannot be stored, or too many files are open.
             PolicyAuthenticationError: the server rejects the API key.
         """
         questions = self.questions_of(document) if questions is None else tuple(questions)
@@ -282,9 +283,11 @@ def fingerprint_of(settings: Mapping[str, Any]) -> str:
 def _raise_if_fatal(error: Exception) -> None:
     """Raise an error that every other document would cause too."""
     cause = error.__cause__
-    if isinstance(error, DocumentError) and isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+    has_no_descriptor = isinstance(cause, OSError) and cause.errno in _TOO_MANY_FILES
+    if isinstance(error, DocumentStoreError) or (isinstance(error, DocumentError) and has_no_descriptor):
+        remedy = "Raise the limit of open files (`ulimit -n`)." if has_no_descriptor else error.hint or ""
         raise CorpusError(
-            error.message, hint="Free some disk space and run the same command again. Finished rows are not lost."
+            error.message, hint=f"{remedy} Then run the same command again. Finished rows are not lost."
         ) from error
     if isinstance(error, CheckpointError | CorpusError | PolicyAuthenticationError):
         raise error

@@ -10,6 +10,7 @@ from typing import Any, Final
 from memagent_graph.errors import (
     CheckpointError,
     DocumentError,
+    DocumentStoreError,
     MemAgentError,
     MissingExtraError,
     PolicyAuthenticationError,
@@ -18,7 +19,6 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
     RunHeldError,
     RunLogError,
-    StoreError,
 )
 
 _TYPES: Final = {
@@ -94,7 +94,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, OSError) and error.errno in _FULL:
-        error = StoreError(str(error))
+        error = DocumentStoreError(str(error))
     for kinds, status, code, words in _FAILURES:
         if isinstance(error, kinds):
             message = words.format(_PRIVATE.sub("[hidden]", str(error)))
@@ -104,7 +104,7 @@ def api_error(error: Exception) -> ApiError:
 
 _DISK: Final = "the server cannot use its disk now, which may be full; its log says more. Send the request again later"
 _FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
-    ((StoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK),
+    ((DocumentStoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK),
     ((DocumentError, MissingExtraError), 400, "document_not_readable", "{}"),
     ((PolicyUnreachableError, PolicyOverloadedError), 503, "policy_server_unavailable", "{}"),
     (PolicyAuthenticationError, 502, "policy_server_failed", "the policy server refused this server's key"),

@@ -14,9 +14,10 @@ from typing import Any
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
+from memagent_graph.reasoning import extract_reply
 from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
@@ -117,7 +118,7 @@ class Ask:
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
             completion = await self._complete()
-            text = strip_reasoning(completion.text).strip()
+            text = extract_reply(completion.text).strip()
             outcome = self._checked(completion, text)
             if isinstance(outcome, Parsed):
                 if outcome.text is None:
@@ -156,7 +157,7 @@ class Ask:
         extract = self._context.prompts.extract_answer
         for remaining in range(self._context.rules.retries, -1, -1):
             completion = await self._complete()
-            text = strip_reasoning(completion.text).strip()
+            text = extract_reply(completion.text).strip()
             if completion.finish_reason is FinishReason.REFUSED:
                 self._note(EventKind.REFUSED, "the policy refused to answer")
                 self._log(completion, Outcome.ACCEPTED)

@@ -19,12 +19,11 @@ from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
-from memagent_training.rl.loop_progress import LoopProgress
+from memagent_training.rl.loop_status import Phase, PhaseClock, Watcher
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare
-from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")
@@ -109,7 +108,7 @@ class _Source:
         self._ahead: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
         self._told = 0
-        self._spent = LoopProgress(self._job.iterations)
+        self._spent = PhaseClock()
         """The time of each phase, for the training log."""
         self._collector = Collector(prepared, serving, journal)
         self.best = BestPolicy(prepared)
@@ -146,6 +145,9 @@ class _Source:
         if wants_follower:
             run_sync(self._begun_ahead(follower, iteration))
         metrics = _metrics(record, self.journal.measurements_before(iteration), self._spent.times(iteration))
+        records = self.journal.records[: record.number + 1]
+        if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
+            metrics["collect/epoch"] = epochs
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
             groups=self._collector.groups(record),
@@ -162,7 +164,8 @@ class _Source:
     # One phase each
 
     def _serve(self, iteration: int) -> None:
-        self._watcher.serves(iteration, self._during(iteration, Phase.SYNC, self.serving.serve(iteration)))
+        served = self._during(iteration, Phase.SYNC, self.serving.serve(iteration))
+        self._watcher.serves(iteration, served.version, served.how.value)
 
     def _is_due(self, iteration: int) -> bool:
         every = self._job.measure.every
@@ -202,7 +205,7 @@ class _Source:
 
     def _begins(self, iteration: int, phase: Phase) -> None:
         if (iteration, phase) != (self._spent.iteration, self._spent.phase):
-            self._spent.begins(iteration, phase)
+            self._spent.begin(iteration, phase)
             self._watcher.begins(iteration, phase)
 
     def _during(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
@@ -221,10 +224,6 @@ class _Told(TrainerCallback):
         if logs and "loss" in logs:
             self._watcher.trained(state.global_step, logs)
             check_metrics(logs, state.global_step)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take note of a complete checkpoint."""
-        self._watcher.saved(state.global_step)
 
 
 def _metrics(

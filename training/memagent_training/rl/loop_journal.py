@@ -45,6 +45,8 @@ class CollectionRecord:
     """The iteration whose weights read; the oldest one if it was interrupted and continued with newer ones."""
     stage: int
     """Of the curriculum."""
+    asked: int
+    """Questions, each of which was read several times."""
     group_of: Mapping[str, str]
     """The group of each run of groups with variance, which are trained on."""
     by_length: Mapping[int, LengthReward]

@@ -11,7 +11,6 @@ from memagent_evaluation.statistics import estimate
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.rl_job import PreparedLoop
 
@@ -45,13 +44,12 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             except MemAgentError:
                 return None
 
-    tasks = prepared.curriculum.tasks
-    asked = [
-        (length, tasks[number % len(tasks)].sample(length, HELD_OUT + number))
+    samples = [
+        (length, sample)
         for length in prepared.measured_lengths
-        for number in range(job.measure.count)
+        for sample in prepared.curriculum.held_out(length, job.measure.count)
     ]
-    reads = [asyncio.create_task(score_of(sample)) for _, sample in asked]
+    reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
     try:
         found = await asyncio.gather(*reads)  # the first error unchanged; a TaskGroup would wrap it
     finally:
@@ -59,7 +57,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
     scores: dict[int, list[float]] = {}
-    for (length, _), right in zip(asked, found, strict=True):
+    for (length, _), right in zip(samples, found, strict=True):
         scores.setdefault(length, []).append(right or 0.0)
     return Measurement(
         iteration=iteration,
