@@ -106,7 +106,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--profile", "embedded", "--layout", "section_first", "--answer-format", "plain", "--empty-memory", "none"),
         *("--update-template", "u.txt", "--answer-template", "a.txt", "--context-window", "900", "--chunk-tokens", "5"),
         *("--question-tokens", "6", "--memory-tokens", "7", "--answer-tokens", "8", "--boundary", "sentence"),
-        *("--strategy", "ours.py:Ours", "--data", "mine.csv", "--held-out", "0.2"),
+        *("--strategy", "ours.py:Ours", "--engine", "vllm", "--data", "mine.csv", "--held-out", "0.2"),
         *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'", "--server-timeout", "30"),
         least=False,
     )

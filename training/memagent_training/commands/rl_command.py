@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 
 import typer
 
@@ -50,6 +50,7 @@ _CODES: Final = {
     "VLLMNotInstalledError": ExitCode.SETTINGS,
     "VLLMServerError": ExitCode.POLICY,
 }
+RLEngine: TypeAlias = Literal["vllm", "local"]
 _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
 """Modules whose warnings do not concern users: they are about how trainer and libraries call each other."""
 
@@ -64,6 +65,7 @@ class RL(WordingSettings):
 
     examples: ClassVar = (
         "memagent rl --data questions.jsonl --model rl-base --out rl-policy",
+        "memagent rl --engine local --task niah_multikey_2 --small --lengths 500 --iterations 4 --out rehearsal",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy --resume",
     )
@@ -137,6 +139,9 @@ class RL(WordingSettings):
     small: Small = False
     haystack: Haystack = None
     seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
+    engine: Annotated[
+        RLEngine, typer.Option(help="Where the policy reads: vllm, or local, in this process, for small policies.")
+    ] = "vllm"
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -193,7 +198,7 @@ def _job(request: RL) -> RLJob:
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import chosen_reward  # noqa: PLC0415
     from memagent_training.rl.reading_settings import ReadingSettings  # noqa: PLC0415
-    from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.rl_job import Engine, MeasureSettings, RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
@@ -214,6 +219,7 @@ def _job(request: RL) -> RLJob:
         reward=chosen_reward(request.reward),
         reading=from_options(ReadingSettings, request),
         measure=measure,
+        engine=Engine(request.engine),
         api_key=key,
         server_options=_words(request.server_option or ()),
         lora_rank=request.lora,

@@ -97,6 +97,8 @@ class Measurement:
     failed: int
     """Reads that failed; they count as wrong."""
     seconds: float
+    as_used: bool = False
+    """Whether invented memories were refused as the policy's profile says; in training they are not."""
 
     @property
     def mean(self) -> float:
@@ -106,7 +108,7 @@ class Measurement:
     def is_like(self, other: Measurement) -> bool:
         """Whether the same questions were asked in the same way, so that the means can be compared."""
         asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
-        return self.temperature == other.temperature and asked == others
+        return (self.temperature, self.as_used, asked) == (other.temperature, other.as_used, others)
 
 
 _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {

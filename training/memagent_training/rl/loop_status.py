@@ -169,7 +169,8 @@ class LoopStatus(Watcher):
             f"after {counted(measurement.iteration, 'iteration')}" if measurement.iteration else "before any training"
         )
         self._print(
-            f"accuracy {after}, at temperature {measurement.temperature:g}: {lengths}{failed}; "
+            f"accuracy {after}, at temperature {measurement.temperature:g}"
+            f"{', as it will be used' if measurement.as_used else ''}: {lengths}{failed}; "
             f"took {_duration(measurement.seconds)}"
         )
 

@@ -15,7 +15,9 @@ from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.rl_job import PreparedLoop
 
 
-async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float) -> Measurement:
+async def measure(
+    prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float, *, as_used: bool = False
+) -> Measurement:
     """Read every held-out question once; a read that fails is wrong, and counted.
 
     Args:
@@ -23,6 +25,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
         agent: reads with the weights to measure.
         iteration: the one that begins with these weights.
         temperature: the sampling temperature.
+        as_used: whether the agent refuses invented memories as the policy's profile says.
 
     Raises:
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
@@ -65,4 +68,5 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
         accuracy={length: estimate(values) for length, values in scores.items()},
         failed=found.count(None),
         seconds=time.monotonic() - began,
+        as_used=as_used,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from memagent_evaluation.planning import OwnLengths
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.errors import EvaluationError
+from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
@@ -43,6 +45,15 @@ POLICIES: Final = "policies"
 """The folder of the readers' weights, by iteration."""
 BEST: Final = "best"
 """The policy with the best measurement so far."""
+
+
+class Engine(StrEnum):
+    """Where the policy reads."""
+
+    VLLM = "vllm"
+    LOCAL = "local"
+    """In the process that trains: for small policies, and for a rehearsal without a server."""
+
 
 _PATIENCE: Final = 86_400
 """Seconds that the other processes wait for the one that collects and measures."""
@@ -108,6 +119,7 @@ class RLJob:
     """The tasks' small-context variants."""
     haystack: Path | None = None
     seed: int = 0
+    engine: Engine = Engine.VLLM
     base_url: str | None = None
     """The URL of a vLLM server that you run, with the model's weights; by default the loop starts its own."""
     served_name: str = "policy"
@@ -128,7 +140,7 @@ class RLJob:
     @property
     def serves_adapters(self) -> bool:
         """Whether the server holds a version's adapters beside the weights that the loop starts from."""
-        return self.lora_rank is not None and not self.serve_merged
+        return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
 
     @property
     def reloads_embeddings(self) -> bool:
@@ -154,6 +166,11 @@ class PreparedLoop:
     def profile(self) -> Profile | None:
         """The profile that the policy reads with; None for the reader's defaults."""
         return self.base.profile or load_profile(self.base.folder)
+
+    @property
+    def has_guard(self) -> bool:
+        """Whether those who use the policy refuse invented memories, which training does not."""
+        return self.profile is not None and self.profile.on_invented is not UpdateRule.ACCEPT
 
     @property
     def measured_lengths(self) -> tuple[int, ...]:
@@ -302,6 +319,11 @@ def _check(job: RLJob) -> None:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     if job.serve_merged and job.lora_rank is None:
         raise TrainingError("there are no adapters to merge", hint="Train adapters (--lora), or leave this out.")
+    if job.engine is Engine.LOCAL and (job.base_url is not None or job.server_options):
+        raise TrainingError(
+            "a server is named, and the policy is to read in this process (--engine local)",
+            hint="Leave --engine out, or --base-url and --server-option.",
+        )
     if job.base_url is not None and job.server_options:
         raise TrainingError(
             f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is not started by the loop",
