@@ -13,12 +13,13 @@ from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for a chat template's text around each message."""
 OTHER_PART_TOKENS: Final = 1024
-"""The assumed tokens of a part that is not text, such as an image."""
+"""The assumed tokens of an image, a sound or a video."""
+_MEDIA: Final = re.compile("image|audio|video")
 _STUB_TOKENS: Final = 64
 """The replacement of a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
@@ -62,16 +63,22 @@ Sizes = Sequence[Sequence[int]]
 
 
 def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the tokens of each part; files count as 0, because they are always read."""
+    """Return the tokens of each part; files count as 0, because they are always read.
 
-    def size(text: JsonText | None, kind: str) -> int:
-        if text is None:
-            return 0 if kind == "file" else OTHER_PART_TOKENS
-        if text.size > _EXACT_BYTES:
-            return text.size // _BYTES_PER_TOKEN
-        return tokenizer.count(text.text())
+    A part of another type, such as a tool's result with parts of its own, counts with its JSON.
+    """
 
-    return [[size(part.text, part.kind) for part in message.parts] for message in request.messages]
+    def size(part: MessagePart) -> int:
+        if part.text is None and (part.kind == "file" or part.raw is None):
+            return 0
+        if part.text is None and _MEDIA.search(part.kind):
+            return OTHER_PART_TOKENS
+        size = part.text.size if part.text is not None else len(memoryview(part.raw))
+        if size > _EXACT_BYTES:
+            return size // _BYTES_PER_TOKEN
+        return tokenizer.count(part.text.text() if part.text is not None else bytes(part.raw).decode(errors="replace"))
+
+    return [[size(part) for part in message.parts] for message in request.messages]
 
 
 def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
@@ -138,6 +145,15 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
         if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
             return number
     return None
+
+
+def is_task(request: ChatRequest, pattern: str) -> bool:
+    """Whether the user's latest request is a chat front end's own task, such as a title for the conversation."""
+    latest = latest_request(request.messages)
+    if latest is None or not pattern:
+        return False
+    first = next(part.text for part in request.messages[latest].parts if part.text and part.text.size)
+    return re.match(pattern, first.text()) is not None
 
 
 def question_of(

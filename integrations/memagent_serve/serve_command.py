@@ -96,7 +96,15 @@ class Serve(ReaderOptions):
     request_memory: Annotated[
         int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
     ] = 256
-    uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
+    storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
+    storage_of_all: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
+    task_pattern: Annotated[
+        str,
+        typer.Option(
+            help="A request whose last message begins like this regular expression is a chat front end's own task, "
+            "such as a title: if it is long, it is shortened, not read. An empty one means none."
+        ),
+    ] = r"\s*### Task:"
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
@@ -152,7 +160,9 @@ class Serve(ReaderOptions):
             read_above=self.read_above,
             max_body=self.max_body * _MEGABYTE,
             request_memory=self.request_memory * _MEGABYTE,
-            uploads=self.uploads * _MEGABYTE,
+            storage=self.storage * _MEGABYTE,
+            storage_of_all=self.storage_of_all * _MEGABYTE,
+            task_pattern=self.task_pattern,
             heartbeat=self.heartbeat,
             max_connections=self.max_connections,
         )

@@ -26,7 +26,7 @@ from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProc
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
 from memagent_serve.api_errors import ApiError
-from memagent_serve.chat_requests import parse
+from memagent_serve.chat_requests import parse, parse_fields
 from memagent_serve.keys import Keys, Owner
 
 LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
@@ -52,7 +52,7 @@ def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> It
         "keys": KEYS,
         "max_body": 3 * MEGABYTE,
         "request_memory": 4 * MEGABYTE,
-        "uploads": MEGABYTE,
+        "storage": MEGABYTE,
         "idle_seconds": 0.5,
     }
     with pytest.MonkeyPatch.context() as environment:
@@ -345,13 +345,13 @@ def test_a_key_may_have_a_lower_bound_of_its_own(upstream: FakeServer, tmp_path:
 )
 def test_countless_small_values_are_refused_before_they_take_memory(body: bytes) -> None:
     with pytest.raises(ApiError, match="too many values") as caught:
-        parse(body)
+        parse_fields(body)
     assert caught.value.status == 413
 
 
 def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(json.dumps(chat(text)).encode())
+    parsed = parse(parse_fields(json.dumps(chat(text)).encode()))
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.text() == text
 
