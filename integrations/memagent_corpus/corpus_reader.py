@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, RelativePaths, digest_of, failed_row, row_id, row_of
+from memagent_corpus.corpus_rows import CorpusRow, digest_of, failed_row, row_id, row_of
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_of
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
@@ -92,7 +92,6 @@ class CorpusReader:
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         self.keeps_texts = keep_texts
-        self._relative_paths = RelativePaths((self.access.root, str(agent.store.root)))
         self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="memagent-loading")
         self._text_users: Counter[str] = Counter()
         """The number of running reads for each text. Two documents may have the same text."""
@@ -248,7 +247,8 @@ class CorpusReader:
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
     ) -> CorpusRow:
         identity = row_id(document.name, digest or "", question, settings)
-        return failed_row(identity, document.name, digest, question, error, self._relative_paths, document.metadata)
+        roots = (self.access.root, str(self.agent.store.root))
+        return failed_row(identity, document.name, digest, question, error, roots, document.metadata)
 
 
 def _evidence(result: ReadResult) -> Sequence[Evidence]:

@@ -21,7 +21,8 @@ from memagent_graph.reasoning import extract_reply
 from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
-from memagent_graph.tokenizers.fitting import beginning, invented_word, shown_tokens
+from memagent_graph.tokenizers.fitting import beginning, shown_tokens
+from memagent_graph.words import invented_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class Ask:
         self.cost: Counters = no_cost()
         if any(span.shortened for span in call.reads):
             self._note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
+        if any(span.splits for span in call.reads):
+            self._note(EventKind.SPLIT_CHARACTER, "a character is longer than a chunk, or no token ends it")
         self._events += call.events
 
     async def reply(self) -> Reply:

@@ -66,7 +66,7 @@ def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_services_in_the_docs_and_the_container_file_start_the_server(asked: list[Serve]) -> None:
-    page = (ROOT / "docs" / "serve.md").read_text("utf-8")
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
     compose = yaml.safe_load(page.partition("```yaml\n# compose")[2].partition("\n")[2].partition("```")[0])
     unit = page.partition("```ini\n")[2].partition("```")[0]
     container = (ROOT / "Dockerfile").read_text("utf-8")
