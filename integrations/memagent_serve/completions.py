@@ -286,8 +286,8 @@ class ChatCompletions:
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
-        content = io.BytesIO(await asyncio.to_thread(_decoded, data))
-        return await self._uploads.add_text(owner, Document.from_file(content, shown_name(file.filename)))
+        data_file = io.BytesIO(await asyncio.to_thread(_decoded, data))
+        return await self._uploads.add_text(owner, Document.from_file(data_file, shown_name(file.filename)))
 
     # Replies
 

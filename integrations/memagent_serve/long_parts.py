@@ -69,14 +69,16 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
     """
 
     def size(part: MessagePart) -> int:
-        if part.text is None and (part.kind == "file" or part.raw is None):
+        if part.text is not None:
+            exact, text = part.text.size <= _EXACT_BYTES, part.text
+            return tokenizer.count(text.text()) if exact else text.size // _BYTES_PER_TOKEN
+        if part.kind == "file" or part.raw is None:
             return 0
-        if part.text is None and _MEDIA.search(part.kind):
+        if _MEDIA.search(part.kind):
             return OTHER_PART_TOKENS
-        size = part.text.size if part.text is not None else len(memoryview(part.raw))
-        if size > _EXACT_BYTES:
-            return size // _BYTES_PER_TOKEN
-        return tokenizer.count(part.text.text() if part.text is not None else bytes(part.raw).decode(errors="replace"))
+        content = bytes(part.raw)
+        exact = len(content) <= _EXACT_BYTES
+        return tokenizer.count(content.decode(errors="replace")) if exact else len(content) // _BYTES_PER_TOKEN
 
     return [[size(part) for part in message.parts] for message in request.messages]
 
