@@ -48,7 +48,7 @@ from memagent_serve.chat_requests import (
 from memagent_serve.keys import Owner
 from memagent_serve.long_parts import PartPlace, ReadingPlan, is_task, planned, question_of, sizes_of, total_of
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import ReadManager, ReadProgress, ServedRead, ServedRequest
+from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Source,
     body_after,
@@ -428,7 +428,7 @@ def _reply_tokens(chat: ChatRequest, usual: int) -> int:
         return usual
 
 
-def _has_news(progress: ReadProgress) -> bool:
+def _has_news(progress: ServedRead) -> bool:
     return progress.update is not None or not progress.state.has_ended
 
 

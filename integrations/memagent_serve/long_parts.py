@@ -248,20 +248,9 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if one:
-        chosen = first if first.endswith("?") and not last.endswith("?") else last
-        return _last_tokens(chosen, tokens, tokenizer) if chosen is last else shortened(chosen, tokens, tokenizer)
+        return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer)
     half = max(1, tokens // 2 - 4)
-    return f"{_first_tokens(first, half, tokenizer)}\n[...]\n{_last_tokens(last, half, tokenizer)}"
-
-
-def _first_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    ids = tokenizer.encode(text)
-    return text if len(ids) <= tokens else tokenizer.decode(ids[:tokens]).rstrip("\ufffd") + " [...]"
-
-
-def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    ids = tokenizer.encode(text)
-    return text if len(ids) <= tokens else tokenizer.decode(ids[-tokens:]).lstrip("\ufffd")
+    return f"{shortened(first, half, tokenizer)}\n[...]\n{shortened(last, half, tokenizer)}"
 
 
 def _largest_first(

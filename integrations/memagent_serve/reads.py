@@ -117,16 +117,6 @@ class ServedRead:
         return self._version, self._changed
 
 
-@dataclass(frozen=True, slots=True)
-class ReadProgress:
-    """The progress of a read."""
-
-    run_id: str
-    state: ReadState
-    chunks: int
-    update: MemoryUpdate | None
-
-
 class ReadManager:
     """Starts reads, finds them again, and lets any number of clients follow them.
 
@@ -235,8 +225,8 @@ class ReadManager:
         """Return the reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
 
-    async def follow(self, read: ServedRead) -> AsyncGenerator[ReadProgress | ReadResult, None]:
-        """Yield the progress of a read, now and at each change, and its result at the end.
+    async def follow(self, read: ServedRead) -> AsyncGenerator[ServedRead | ReadResult, None]:
+        """Yield a read, now and at each change, and its result at the end.
 
         A slow follower misses changes in between, and nothing waits for it.
 
@@ -250,7 +240,7 @@ class ReadManager:
                 version, changed = read.version
                 if version != seen:
                     seen = version
-                    yield ReadProgress(read.run_id, read.state, read.chunks, read.update)
+                    yield read
                     continue
                 await changed.wait()
             if read.error is not None:

@@ -22,8 +22,9 @@ from memagent_serve.ledger import Ledger
 
 _ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _LONGEST_NAME: Final = 200
-_MOST_FILES: Final = 10_000
-_MOST_TEXTS: Final = 100_000
+_MOST: Final = 10_000
+"""Files and texts of one key."""
+_WHOSE: Final = "WHERE coalesce(?1 = owner, 1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,10 @@ class Uploads:
             shown = in_one_line(purpose, _LONGEST_NAME)
             file = UploadedFile(file_id, size, int(time.time()), shown_name(name), shown)
             with self._ledger.lock:
-                if self._excess(owner, size) > 0 or self._count("files", owner) >= _MOST_FILES:
+                if self._is_over(owner, size):
                     words = "the files and texts of this key would exceed their limit; delete some files"
                     raise ApiError(413, words, code="files_too_large")
-                if self._excess(None, size) > 0:
+                if self._is_over(None, size):
                     raise _full()
                 self._ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
@@ -127,14 +128,15 @@ class Uploads:
             self._ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
             in_use = {*self._texts_in_use(), ref["key"]}
             for whose in (owner, None):
-                while self._excess(whose) > 0 or self._count("texts", whose) > _MOST_TEXTS:
+                while self._is_over(whose):
                     if not self._remove_oldest_text(whose, in_use):
                         self._remove_text(owner.name, ref)
                         raise _full()
 
     def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:
         """Remove the oldest text that is not in use; returns whether there was one."""
-        for row in self._ledger.run(f"SELECT owner, key, ref FROM texts {_of(owner)} ORDER BY used", _name(owner)):  # noqa: S608
+        name = owner and owner.name
+        for row in self._ledger.run(f"SELECT owner, key, ref FROM texts {_WHOSE} ORDER BY used", (name,)):  # noqa: S608
             if row["key"] not in in_use:
                 self._remove_text(row["owner"], json.loads(row["ref"]))
                 return True
@@ -146,16 +148,13 @@ class Uploads:
         if not others and ref["key"] not in self._texts_in_use():
             self._store.remove(ref)
 
-    def _excess(self, owner: Owner | None, more: int = 0) -> int:
-        """By how many bytes the files and texts of a key, or of all, exceed their limit."""
-        quota = self._quota_of_all if owner is None else owner.max_bytes or self._quota
-        return sum(self._sum(table, owner) for table in ("files", "texts")) + more - quota
-
-    def _sum(self, table: str, owner: Owner | None) -> int:
-        return int(self._ledger.run(f"SELECT coalesce(sum(bytes), 0) FROM {table} {_of(owner)}", _name(owner))[0][0])  # noqa: S608
-
-    def _count(self, table: str, owner: Owner | None) -> int:
-        return int(self._ledger.run(f"SELECT count(*) FROM {table} {_of(owner)}", _name(owner))[0][0])  # noqa: S608
+    def _is_over(self, owner: Owner | None, more: int = 0) -> bool:
+        """Whether the files and texts of a key, or of all, and some more bytes exceed their limit."""
+        quota, most = (owner.max_bytes or self._quota, _MOST) if owner else (self._quota_of_all, 100 * _MOST)
+        both = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
+        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {both} {_WHOSE}"  # noqa: S608  our own words
+        ((size, number),) = self._ledger.run(query, (owner and owner.name,))
+        return bool(size + more > quota or number > most)
 
     def all(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
@@ -191,14 +190,6 @@ class Uploads:
         if not _ID.fullmatch(file_id):
             raise _no_file(file_id)
         return self._folder / owner.name / f"{file_id}.bin"
-
-
-def _of(owner: Owner | None) -> str:
-    return "" if owner is None else "WHERE owner = ?"
-
-
-def _name(owner: Owner | None) -> tuple[str, ...]:
-    return () if owner is None else (owner.name,)
 
 
 def _full() -> ApiError:
