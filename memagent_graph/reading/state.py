@@ -149,8 +149,8 @@ class UpdateRules:
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
     """For a memory with a word that is not in the prompt. `ACCEPT` does not check; None is the
-    policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase, in languages that put spaces
-    between words: a new word is an accident there."""
+    policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase: a new word is an accident
+    there. What counts as new in each script: `words.invented_word`."""
     malformed: UpdateRule = UpdateRule.RETRY
     """The reply does not have the form that its role asks for."""
     retries: int = 2
