@@ -178,7 +178,7 @@ def parted(text: str, *, lists: bool = True) -> str:
     With `lists`, it also separates numbers, as in "12/7"; otherwise that is one fraction.
     """
     folded = _folded(text)
-    whole = _GROUPED.sub(lambda found: found[0].replace(",", ""), re.sub("['’]", "", folded))
+    whole = _GROUPED.sub(lambda match: match[0].replace(",", ""), re.sub("['’]", "", folded))
     return _without_articles(_stripped(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
 
 
@@ -189,7 +189,7 @@ def _folded(text: str) -> str:
 def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
     """Return the text with `instead` for its punctuation, except `meant`."""
     places = {at for match in meant.finditer(text) for at in range(*match.span())}
-    stripped: str = _PUNCTUATION.sub(lambda found: found[0] if found.start() in places else instead, text)
+    stripped: str = _PUNCTUATION.sub(lambda match: match[0] if match.start() in places else instead, text)
     return stripped
 
 

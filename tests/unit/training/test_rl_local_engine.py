@@ -29,6 +29,16 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     watcher = Recorder()
     finished = run(job, watcher)
     assert (finished.steps, watcher.ways) == (2, ["local"] * 3)
+    card = (job.out / "README.md").read_text()
+    for words in (
+        "| base | embedded",
+        "| reward | strict |",
+        "niah_multikey_2",
+        "after 0 iterations",
+        "after 2 iterations",
+    ):
+        assert words in card, words
+    assert "None" not in card
     log = RunLog(job.out / "runs.sqlite")
     versions = {each.policy_version for record in log.runs() for each in log.conversations(record.run_id)}
     assert versions == {"iteration-0", "iteration-1"}
