@@ -250,15 +250,15 @@ def _part(raw: Raw) -> MessagePart:
     return MessagePart(kind if text is None else "text", text, raw=raw)
 
 
-class _Source(msgspec.Struct, frozen=True):
+class _DocumentSource(msgspec.Struct, frozen=True):
     """The source of a document part."""
 
     type: str | None = None
     data: Raw = Raw(b"")
 
 
-def _source(fields: Fields) -> _Source | None:
-    return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_Source | None)
+def _source(fields: Fields) -> _DocumentSource | None:
+    return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
 
 
 def _blamed(words: str) -> str | None:
