@@ -84,6 +84,7 @@ def is_character_end(text: str, at: int) -> bool:
     if not 0 < at < len(text) or (text[at] < "\u0300" and text[at - 1] < "\u0300"):
         return True
     begin = max(0, at - _LONGEST)
+    begin = max(begin, text.rfind(" ", begin, at))  # no character goes on after a space but with it
     while begin and "\U0001f1e6" <= text[begin] <= "\U0001f1ff":  # flags are pairs, counted from the first letter
         begin -= 1
     return at - begin in _ends(CharacterBreaker, text[begin : at + 1])

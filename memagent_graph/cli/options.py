@@ -18,14 +18,14 @@ from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
         "policy", "profile", "tokenizer", "dtype", "api_key", "concurrency", "timeout", "retries",
-        "requests_per_minute", "tokens_per_minute", "session_header",
+        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported", "header", "ca_file", "proxy",
     ),
     "Several machines": ("ray", "ray_actors"),
     "Prompts and budgets": (
         "layout", "answer_format", "update_template", "answer_template", "empty_memory", "context_window",
         "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens", "boundary",
     ),
-    "Document": ("pages", "encoding", "replace_undecodable", "max_bytes"),
+    "Document": ("pages", "encoding", "replace_undecodable", "on_incomplete", "max_bytes"),
     "Tables and datasets": (
         "text_column", "path_column", "id_column", "question_column", "keep_column", "root", "subset", "split",
     ),

@@ -25,6 +25,7 @@ from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
+from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.tokenizers import Tokenizer
@@ -208,6 +209,10 @@ class ReaderContext:
     """How many branches of one read run in parallel."""
     shape: ModelShape | None = None
     """The model's size, if known, for estimates of floating-point operations."""
+    on_incomplete: str = "report"
+    """What to do with a document that is not wholly text: report, or stop."""
+    prompt_counts: PromptCounts | None = field(default=None, repr=False)
+    """Finds out that a server cut a prompt; None for policies in this process."""
     replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
