@@ -15,43 +15,48 @@ Reach: TypeAlias = Callable[[int], Awaitable[None]]
 
 
 class Pace:
-    """A reader may begin a chunk only when all others have begun as many, or have left.
+    """A reader may begin a chunk only when all others have begun as many, or have left. All are on one event loop.
 
-    Its readers are in one event loop. A server whose prefix cache holds one section then needs to compute that section
-    only once. The others also wait for one that joins late or continues from the middle: after they meet, all stay
-    together.
+    A server whose prefix cache holds one section then needs to compute that section only once. The others also wait
+    for one that joins late or continues from the middle: after they meet, all stay together.
     """
 
     def __init__(self) -> None:
         self._places: dict[object, int] = {}
         self._lowest = -1
-        self._moved = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     @contextmanager
     def reader(self) -> Iterator[Reach]:
         """Add a reader at the document's beginning; it leaves when the context ends."""
         name = object()
-        self._places[name] = self._lowest = -1
+        self._put(name, -1)
 
         async def reach(chunks: int) -> None:
-            self._places[name] = max(chunks, self._places[name])
-            self._wake()
+            self._put(name, chunks)
             while chunks > self._lowest:
-                await self._moved.wait()
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiting.append(waiter)
+                await waiter
 
         try:
             yield reach
         finally:
-            del self._places[name]
-            self._wake()
+            self._put(name, None)
 
-    def _wake(self) -> None:
-        """Let those that wait look again, if the reader that was behind has moved."""
-        lowest = min(self._places.values(), default=-1)
+    def _put(self, name: object, chunks: int | None) -> None:
+        """Note where a reader is (None if it has left), and wake those that waited for it."""
+        if chunks is None:
+            del self._places[name]
+        else:
+            self._places[name] = max(chunks, self._places.get(name, chunks))
+        lowest = min(self._places.values(), default=self._lowest)
         if lowest != self._lowest:
-            self._lowest = lowest
-            self._moved.set()
-            self._moved = asyncio.Event()
+            self._lowest, waiting = lowest, self._waiting
+            self._waiting = []
+            for waiter in waiting:
+                if not waiter.done():  # as if its reader was cancelled
+                    waiter.set_result(None)
 
 
 async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: int) -> list[T | Exception]:
@@ -68,6 +73,7 @@ async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: i
     async def one(read: Callable[[Reach], Awaitable[T]], pace: Pace) -> T | Exception:
         with pace.reader() as reach:
             try:
+                await asyncio.sleep(0)  # until all have joined
                 return await read(reach)
             except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                 return error

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
-from memagent_graph.concurrency.pace import Pace
+from memagent_graph.concurrency.pace import Pace, Reach, in_passes
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
@@ -161,6 +162,27 @@ async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
     assert not going.done()
     waiting.cancel()
     await going
+
+
+async def test_readers_stay_at_the_same_chunk_and_one_that_fails_leaves() -> None:
+    reached: list[tuple[int, int]] = []
+
+    async def read(number: int, reach: Reach) -> int:
+        for chunk in range(20):
+            await reach(chunk)
+            reached.append((chunk, number))
+            if (number, chunk) == (1, 7):
+                raise KeyError("a defect")
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
+        return number
+
+    outcomes = await in_passes([partial(read, number) for number in range(6)], at_once=4)
+    assert [each for each in outcomes if not isinstance(each, Exception)] == [0, 2, 3, 4, 5]
+    assert isinstance(outcomes[1], KeyError)
+    for together in (range(4), range(4, 6)):
+        chunks = [chunk for chunk, number in reached if number in together]
+        assert chunks == sorted(chunks)
 
 
 def test_what_does_not_go_together_is_refused(make_reader) -> None:
