@@ -157,7 +157,7 @@ class MemAgent:
         self.settings = parts.settings
         """How it reads."""
         self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
-        self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
+        self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
         if parts.is_sufficient:
@@ -580,16 +580,18 @@ class MemAgent:
 
         Another read opens them again.
         """
-        if graphs := self._graphs.pop():
-            for graph in graphs:
-                if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
-                    await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
+        await self._graphs.aclose()
         if hasattr(self.policy, "aclose"):
             await self.policy.aclose()
         if self.run_log is not None and self._owns_log:
             await asyncio.to_thread(self.run_log.close)
 
     close = synchronous(aclose)
+
+    async def _close_graphs(self, graphs: list[ReaderGraph]) -> None:
+        for graph in graphs:
+            if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
+                await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> MemAgent:
         return self

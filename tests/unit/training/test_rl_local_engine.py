@@ -13,6 +13,7 @@ from support.rl_loops import SETTINGS, Recorder, small_job
 
 from memagent_graph import LocalPolicy, MemAgentError, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.policy import Message
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
@@ -50,7 +51,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
 
 
 async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution() -> None:
-    prompt = [{"role": "user", "content": "Where is the harbor?"}]
+    prompt: list[Message] = [{"role": "user", "content": "Where is the harbor?"}]
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
     own, processed = [
         await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, sampling)
