@@ -132,7 +132,9 @@ class MemAgent:
         else:
             require_own_settings(settings)
             self.policy = settings.policy
-        self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
+        self.store = (
+            store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
+        ).with_converter(settings.converter)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints

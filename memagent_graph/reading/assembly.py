@@ -92,6 +92,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         own_words_only=profile is not None and profile.prompts.fingerprint == prompts.fingerprint,
         boundary=settings.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
+        on_incomplete=settings.on_incomplete,
         replace_undecodable=settings.replace_undecodable,
         run_log=parts.run_log,
         log_settings=settings.for_log(),

@@ -208,6 +208,8 @@ class ReaderContext:
     """How many branches of one read run in parallel."""
     shape: ModelShape | None = None
     """The model's size, if known, for estimates of floating-point operations."""
+    on_incomplete: str = "report"
+    """What to do with a document that is not wholly text: report, or stop."""
     replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
