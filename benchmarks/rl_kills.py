@@ -271,7 +271,7 @@ def job_of(out: Path, given: argparse.Namespace) -> RLJob:
 def run_loop(folder: Path, given: argparse.Namespace) -> None:
     """The main function of a loop's process."""
     from memagent_training.rl import run
-    from memagent_training.rl.watching import Phase, Watcher
+    from memagent_training.rl.loop_status import Phase, Watcher
 
     class Teller(Watcher):
         def begins(self, iteration: int, phase: Phase) -> None:

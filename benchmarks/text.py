@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 
-from memagent_evaluation.prose import prose
+from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph.tokenizers import load_tokenizer
 
 
@@ -26,5 +26,5 @@ def prose_of(tokens: int, documents: int = 1) -> Iterator[str]:
 @cache
 def _paragraphs() -> tuple[list[str], list[int]]:
     tokenizer = load_tokenizer("embedded")
-    paragraphs = list(islice(prose(), 6000))
+    paragraphs = list(islice(python_prose(), 6000))
     return paragraphs, [tokenizer.count(paragraph) + 2 for paragraph in paragraphs]

@@ -43,12 +43,14 @@ class Span:
     tokens: int
     shortened: bool = field(default=False, compare=False)
     """Whether it is shorter than other chunks, because escaping would make it too long. Logs have an event instead."""
+    splits: bool = field(default=False, compare=False)
+    """Whether it ends inside a character, which was too long or which no token ends. Logs have an event instead."""
 
     @classmethod
     def of(cls, chunk: Chunk, *, shortened: bool = False) -> Span:
         """Return a chunk's place."""
         start, end = (chunk.start_char, chunk.end_char), (chunk.start_byte, chunk.end_byte)
-        return cls(chunk.index, *start, *end, chunk.tokens, shortened)
+        return cls(chunk.index, *start, *end, chunk.tokens, shortened, chunk.splits)
 
     @property
     def stored(self) -> dict[str, Any]:

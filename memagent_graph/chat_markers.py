@@ -34,6 +34,10 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
     ),
 }
 """What follows a marker's first character, as a regular expression, by that character."""
+TURN_END: Final = re.compile(
+    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>|<end_of_turn>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[\|endofturn\|\]|\[/INST\])\s*\Z"
+)
+"""A token at a text's end with which a template ends a turn, and which a server may leave there."""
 _MARKER: Final = re.compile("|".join(f"{re.escape(first)}(?:{rest})" for first, rest in FAMILY_MARKERS.items()))
 _WORDS: Final = re.compile(r"[\w\s]*")
 

@@ -7,6 +7,7 @@
     │   ├── EncodingError               bytes that cannot be decoded with the charset
     │   ├── UnsupportedDocumentError    a binary file that cannot be converted to text
     │   ├── DocumentMismatchError       another text than the one of the run
+    │   ├── DocumentStoreError          the place where texts are kept cannot be read or written
     │   └── RefusedSourceError          a source that a language model may not read
     ├── TokenizerError              there is no such tokenizer, or it cannot be loaded
     ├── PromptError                 a template with missing, unknown or repeated fields
@@ -116,6 +117,10 @@ class UnsupportedDocumentError(DocumentError):
 
 class DocumentMismatchError(DocumentError):
     """Another text than the one of a reference or a run."""
+
+
+class DocumentStoreError(DocumentError):
+    """The place where texts are kept cannot be read or written; it is no defect of a document."""
 
 
 class RefusedSourceError(DocumentError):

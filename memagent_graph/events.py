@@ -69,6 +69,8 @@ class EventKind(StrEnum):
     """There were not as many log-probs as tokens, so none of them counts; the run cannot be trained on by them."""
     SHORTENED_CHUNK = "shortened_chunk"
     """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
+    SPLIT_CHARACTER = "split_character"
+    """The chunk ends inside a character, because that has more tokens than a chunk may, or because no token ends it."""
     UNBOXED_ANSWER = "unboxed_answer"
     """The answer did not have the required form; the whole completion is the answer."""
     INVALID_ANSWER = "invalid_answer"

@@ -1,11 +1,16 @@
-"""Text for people: counts in words, and text of documents, policies and servers without control sequences."""
+"""Text for people: counts in words, text without control sequences, and messages without this machine's folders."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 # Control characters except tab and newline, and those that change the direction of writing.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
 
 
 def plain(text: str) -> str:
@@ -22,3 +27,17 @@ def in_one_line(text: str, longest: int | None = None) -> str:
 def counted(count: int, what: str) -> str:
     """As in "1 run", "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def without_folders(message: str, roots: Iterable[str] = ()) -> str:
+    """Return a message that does not reveal folders of this machine.
+
+    Args:
+        message: for example an error about a file.
+        roots: folders or URLs. Paths below them become relative to them; of all others, the last part is left.
+    """
+    names = {variant.rstrip("/\\") for root in roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
+    for name in sorted(filter(None, names), key=len, reverse=True):
+        message = re.sub(rf"(?<![\w/.-]){re.escape(name)}[/\\]", "", message)
+    home = str(Path.home())
+    return _PATH.sub(r"\1", message.replace(home, "~") if len(home) > 1 else message)

@@ -6,7 +6,6 @@ A policy turns one prompt into one completion. Anything with a `name` and an asy
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -155,24 +154,3 @@ class Policy(Protocol):
             PolicyError: the model cannot be reached or fails, after all useful retries.
         """
         ...
-
-
-_REASONING_BLOCK = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_REASONING_OPEN = re.compile(r"<(?:think|thinking|reasoning)>", re.IGNORECASE)
-_REASONING_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
-
-
-def strip_reasoning(text: str) -> str:
-    """Completion text without its reasoning blocks, which must never get into memory.
-
-    Handles complete blocks, a block whose opening tag was in the prompt (text up to a lone closing tag), and a
-    block that was cut off before it closed.
-    """
-    if "<" not in text:
-        return text
-    text = _REASONING_BLOCK.sub("", text)
-    if closing := list(_REASONING_CLOSE.finditer(text)):
-        text = text[closing[-1].end() :]
-    if opening := _REASONING_OPEN.search(text):
-        text = text[: opening.start()]
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from array import array
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from typing import Any, Final, Protocol, runtime_checkable
 from langchain_core.embeddings import Embeddings
 
 from memagent_graph.errors import MemAgentError, MissingExtraError, RetrievalError
+from memagent_graph.words import is_character_end, sentence_ends, terms
 
-_WORD: Final = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
-"""A run of letters and digits; in scripts without spaces between words, a character."""
 _QUESTION_WORDS: Final = frozenset(
     ("what", "which", "who", "whom", "whose", "where", "when", "why", "how", "do", "does", "did")
 )
-_SENTENCE_END: Final = re.compile(r"[.!?。！？][\"'”’)]*\s+|\n|[。！？]")
 _BATCH: Final = 64
 """Texts in one call of an embedder."""
 
@@ -76,9 +73,9 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
 class WordRetriever:
     """BM25 by bm25s, with its defaults and its list of English stop words; it needs no model.
 
-    Words such as "what" and "who" in a query do not count, unless it has no others. Texts that share no word with the
-    query are left out. Texts are not kept: it needs 4 bytes per word while it reads, then 8 bytes per different word of
-    each.
+    Words such as "what" and "who" in a query do not count, unless it has no others. In scripts without spaces, pairs of
+    characters are words. Texts that share no word with the query are left out. Texts are not kept: it needs 4 bytes per
+    word while it reads, then 8 bytes per different word of each.
 
     Raises:
         MissingExtraError: bm25s is not installed.
@@ -113,7 +110,7 @@ def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
     def words(text: str) -> Iterator[str]:
-        return (word for word in _WORD.findall(text.lower()) if word not in stop_words)
+        return (word for word in terms(text) if word not in stop_words)
 
     numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
     known = [word for word in dict.fromkeys(words(question)) if word in numbers]
@@ -185,7 +182,11 @@ def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
     while start < len(text):
         end = start + most_chars
         if end < len(text):
-            ends = [found.end() for found in _SENTENCE_END.finditer(text, start, end)]
-            end = ends[-1] if ends else end
+            ends = [*sentence_ends(text, start, end)[-1:], text.rfind("\n", start, end) + 1]
+            end = max(ends) if max(ends) > start else _character_start(text, start, end)
         yield start, min(end, len(text))
         start = end
+
+
+def _character_start(text: str, start: int, end: int) -> int:
+    return next((at for at in range(end, start, -1) if is_character_end(text, at)), end)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from memagent_corpus.source_access import (
     PATH_HINT,
@@ -26,7 +26,15 @@ from memagent_corpus.source_access import (
     shown,
     store_errors,
 )
-from memagent_corpus.table_inputs import DatasetTable, FileTable, InputColumns, TableInputs, is_table
+from memagent_corpus.table_inputs import (
+    DatasetTable,
+    FileTable,
+    InputColumns,
+    InputTable,
+    document_of,
+    is_table,
+    name_of,
+)
 from memagent_graph.documents.allowed_paths import path_below
 from memagent_graph.errors import DocumentError
 
@@ -37,38 +45,51 @@ _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "l
 _PATTERN_HINT: Final = "Check the pattern, and put it in quotes."
 
 
-class CorpusInputs(Protocol):
+class CorpusInputs(ABC):
     """A corpus that can be listed any number of times, with only a few documents in memory."""
 
-    @property
-    def description(self) -> str:
-        """The name of the corpus in messages."""
-        ...
+    access: SourceAccess
+    """Opens the documents."""
 
     @property
-    def access(self) -> SourceAccess:
-        """Opens the documents."""
-        ...
+    @abstractmethod
+    def description(self) -> str:
+        """The name of the corpus in messages."""
+
+    @abstractmethod
+    def listed(self) -> Iterator[CorpusDocument]:
+        """List all documents from the beginning; there may be none."""
 
     def documents(self) -> Iterator[CorpusDocument]:
         """List all documents from the beginning.
 
         Raises:
-            DocumentError: the source cannot be read, or lacks a column.
+            DocumentError: the source cannot be read, lacks a column, or has no documents.
         """
-        ...
+        documents = self.listed()
+        first = next(documents, None)
+        if first is None:
+            raise DocumentError(
+                f"there are no documents in {self.description}",
+                hint="Check the name. Hidden files, whose names begin with a dot, are left out.",
+            )
+        yield first
+        yield from documents
 
     def ids(self) -> Iterator[str] | None:
         """List the documents' names if they come from a user's column; None if they cannot have duplicates."""
-        ...
+        return None
 
     def total(self) -> CorpusSize:
         """Count documents and bytes, as far as possible without opening the documents.
 
         Raises:
-            DocumentError: the source cannot be read, or lacks a column.
+            DocumentError: as `documents`.
         """
-        ...
+        sizes = Counter(documents=0, known=0, bytes=0)
+        for document in self.documents():
+            sizes.update(documents=1, known=document.size is not None, bytes=document.size or 0)
+        return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,27 +147,8 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     return FileInputs(source, access if scheme_of(source) in WEB else _with_root(access, folder), is_file=True)
 
 
-class _NamedFiles(ABC):
-    """Files, each named by its path."""
-
-    @abstractmethod
-    def documents(self) -> Iterator[CorpusDocument]:
-        """List the files."""
-
-    def ids(self) -> None:
-        """Return None, because paths are unique."""
-        return
-
-    def total(self) -> CorpusSize:
-        """Count the files by listing them."""
-        sizes = Counter(documents=0, known=0, bytes=0)
-        for document in self.documents():
-            sizes.update(documents=1, known=document.size is not None, bytes=document.size or 0)
-        return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
-
-
 @dataclass(frozen=True)
-class FileInputs(_NamedFiles):
+class FileInputs(CorpusInputs):
     """The files in a folder and its subfolders, those that match a pattern, or one file, on a disk or in a store.
 
     Each file is named by its path below the folder. Hidden files and folders, whose names begin with a dot, are left
@@ -168,12 +170,8 @@ class FileInputs(_NamedFiles):
         kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
         return f"the files {shown(self.pattern)}" if self.pattern else f"{kind}{shown(self.location)}"
 
-    def documents(self) -> Iterator[CorpusDocument]:
-        """List the files, folder by folder.
-
-        Raises:
-            DocumentError: a folder cannot be listed, or there are no files.
-        """
+    def listed(self) -> Iterator[CorpusDocument]:
+        """List the files, folder by folder."""
         scheme = scheme_of(self.location)
         filesystem, root = self.access.filesystem(self.location)
         if self.is_file:
@@ -189,7 +187,6 @@ class FileInputs(_NamedFiles):
             location = self.location if scheme else root
             yield CorpusDocument(name=_unicode(name), version=_version(info), size=info.get("size"), location=location)
             return
-        is_empty = True
         for info in self._files(filesystem, root.rstrip("/")):
             path = str(info["name"])
             name = path.removeprefix(root.rstrip("/")).lstrip("/")
@@ -200,12 +197,7 @@ class FileInputs(_NamedFiles):
                 document = linked
             else:
                 continue
-            is_empty = False
             yield document
-        if is_empty and self.pattern:
-            raise DocumentError(f"no file matches {shown(self.pattern)}", hint=_PATTERN_HINT)
-        if is_empty and scheme:
-            raise DocumentError(f"there is nothing at {shown(self.location)}", hint="Check the bucket and the path.")
 
     def _files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
         """Yield the information of all files that match, without following links to folders."""
@@ -228,7 +220,7 @@ class FileInputs(_NamedFiles):
 
 
 @dataclass(frozen=True)
-class ArchiveInputs(_NamedFiles):
+class ArchiveInputs(CorpusInputs):
     """The files in a zip archive at a path or URL."""
 
     location: str
@@ -241,7 +233,7 @@ class ArchiveInputs(_NamedFiles):
         """The archive's path or URL."""
         return f"the archive {shown(self.location)}"
 
-    def documents(self) -> Iterator[CorpusDocument]:
+    def listed(self) -> Iterator[CorpusDocument]:
         """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
 
         Raises:
@@ -273,6 +265,53 @@ class ArchiveInputs(_NamedFiles):
                 member=member.filename,
                 error=error,
             )
+
+
+@dataclass(frozen=True)
+class TableInputs(CorpusInputs):
+    """The rows of one or more tables, one table after another."""
+
+    tables: tuple[InputTable, ...]
+    access: SourceAccess
+    columns: InputColumns = field(default_factory=InputColumns)
+
+    @property
+    def description(self) -> str:
+        """The table's path, URL or name."""
+        first, count = shown(self.tables[0].location), len(self.tables)
+        return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
+
+    def listed(self) -> Iterator[CorpusDocument]:
+        """Yield one document for each row. An invalid row gives a document with an error."""
+        for table, name in zip(self.tables, self._names, strict=True):
+            columns = self.columns.resolve(table.known_columns(), name)
+            for number, row in enumerate(table.rows(columns.needed)):
+                if isinstance(row, str):
+                    yield CorpusDocument(name=f"{name}#{number}", error=row)
+                else:
+                    yield document_of(row, f"{name}#{number}", columns, self.access)
+
+    def ids(self) -> Iterator[str] | None:
+        """Yield the names of all documents; None if there is no id column, because row numbers are unique."""
+        return self._ids(self.columns.id) if self.columns.id else None
+
+    def _ids(self, column: str) -> Iterator[str]:
+        for table, name in zip(self.tables, self._names, strict=True):
+            InputColumns.require([column], table.known_columns(), name)
+            for number, row in enumerate(table.rows([column])):
+                yield name_of("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
+
+    def total(self) -> CorpusSize:
+        """Count the rows, if all tables know their number."""
+        counts = [table.count() for table in self.tables]
+        known = [count for count in counts if count is not None]
+        return CorpusSize(sum(known) if len(known) == len(counts) else None, None)
+
+    @property
+    def _names(self) -> list[str]:
+        """The tables' file names. If two are equal, all get their number as a prefix."""
+        names = [PurePosixPath(shown(table.location).replace("\\", "/")).name for table in self.tables]
+        return names if len(set(names)) == len(names) else [f"{number}/{name}" for number, name in enumerate(names)]
 
 
 def is_pattern(location: str) -> bool:

@@ -255,9 +255,12 @@ class CorpusLedger:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
+            is_damaged = type(error) is sqlite3.DatabaseError
             raise CorpusError(
-                f"the ledger {self.path} cannot be used: {error}",
-                hint="Free some disk space and run the same command again. Finished documents are not lost.",
+                f"the ledger {self.path} {'is damaged' if is_damaged else 'cannot be used'}: {error}",
+                hint="Remove it and run the same command again: it is built again from the table."
+                if is_damaged
+                else "Free some disk space and run the same command again. Finished documents are not lost.",
             ) from error
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, RelativePaths, digest_of, failed_row, row_id, row_of
+from memagent_corpus.corpus_rows import CorpusRow, digest_of, failed_row, row_id, row_of
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_of
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
@@ -29,6 +29,7 @@ from memagent_graph.errors import (
     CheckpointError,
     CorpusError,
     DocumentError,
+    DocumentStoreError,
     MemAgentError,
     PolicyAuthenticationError,
     PolicyError,
@@ -54,7 +55,7 @@ _LOADS_AT_ONCE: Final = 16
 _LOCK_WAIT_SECONDS: Final = 60.0
 """How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
-_DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class CorpusReader:
@@ -91,7 +92,6 @@ class CorpusReader:
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         self.keeps_texts = keep_texts
-        self._relative_paths = RelativePaths((self.access.root, str(agent.store.root)))
         self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="memagent-loading")
         self._text_users: Counter[str] = Counter()
         """The number of running reads for each text. Two documents may have the same text."""
@@ -133,7 +133,7 @@ class CorpusReader:
             A row for each question that was not skipped, in the order of the questions.
 
         Raises:
-            CorpusError, CheckpointError: the disk is full or read-only.
+            CorpusError, CheckpointError: the texts or checkpoints cannot be stored, or too many files are open.
             PolicyAuthenticationError: the server rejects the API key.
         """
         questions = self.questions_of(document) if questions is None else tuple(questions)
@@ -247,7 +247,8 @@ class CorpusReader:
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
     ) -> CorpusRow:
         identity = row_id(document.name, digest or "", question, settings)
-        return failed_row(identity, document.name, digest, question, error, self._relative_paths, document.metadata)
+        roots = (self.access.root, str(self.agent.store.root))
+        return failed_row(identity, document.name, digest, question, error, roots, document.metadata)
 
 
 def _evidence(result: ReadResult) -> Sequence[Evidence]:
@@ -282,9 +283,11 @@ def fingerprint_of(settings: Mapping[str, Any]) -> str:
 def _raise_if_fatal(error: Exception) -> None:
     """Raise an error that every other document would cause too."""
     cause = error.__cause__
-    if isinstance(error, DocumentError) and isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+    has_no_descriptor = isinstance(cause, OSError) and cause.errno in _TOO_MANY_FILES
+    if isinstance(error, DocumentStoreError) or (isinstance(error, DocumentError) and has_no_descriptor):
+        remedy = "Raise the limit of open files (`ulimit -n`)." if has_no_descriptor else error.hint or ""
         raise CorpusError(
-            error.message, hint="Free some disk space and run the same command again. Finished rows are not lost."
+            error.message, hint=f"{remedy} Then run the same command again. Finished rows are not lost."
         ) from error
     if isinstance(error, CheckpointError | CorpusError | PolicyAuthenticationError):
         raise error

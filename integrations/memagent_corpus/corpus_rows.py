@@ -8,10 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +16,7 @@ import msgspec
 from memagent_corpus.typed_columns import TypedColumn, typed_values
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.events import EventKind, StopReason
+from memagent_graph.plain_text import without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 
@@ -115,22 +113,6 @@ class CorpusRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.error is not None
 
 
-@dataclass(frozen=True, slots=True)
-class RelativePaths:
-    """Makes the paths in error messages relative, because the table must not show this machine's folders."""
-
-    roots: Sequence[str] = ()
-
-    def __call__(self, text: str) -> str:
-        """Return the text with all paths below the roots made relative to them."""
-        roots = {variant for root in self.roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
-        for root in sorted((root.rstrip("/\\") for root in roots), key=len, reverse=True):
-            text = re.sub(rf"(?<![\w/.-]){re.escape(root)}[/\\]", "", text)
-            if len(root) > 1 and root.startswith("/"):
-                text = re.sub(rf"(?<![\w/.-]){re.escape(root)}(?![\w-])", ".", text)
-        return text
-
-
 def row_id(document: str, digest: str, question: str, settings: str) -> str:
     """Return the id of a run. It is the same on every machine for the same document, text, question and settings."""
     parts = "\0".join((document, digest, question, settings))
@@ -199,9 +181,9 @@ def _schema_error(result: ReadResult) -> str | None:
 
 def failed_row(
     identity: str, document: str, digest: str | None, question: str, error: Exception,
-    relative_paths: RelativePaths, metadata: Mapping[str, Any],
+    roots: Iterable[str], metadata: Mapping[str, Any],
 ) -> CorpusRow:  # fmt: skip
-    """Build the row of a document or question that could not be read."""
+    """Build the row of a document or question that could not be read; paths below `roots` become relative."""
     message = (
         f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
     )
@@ -210,7 +192,7 @@ def failed_row(
         document=document,
         digest=digest,
         question=question,
-        error=relative_paths(message) or type(error).__name__,
+        error=without_folders(message, roots) or type(error).__name__,
         error_kind=type(error).__name__,
         metadata=metadata,
     )

@@ -43,6 +43,9 @@ _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+"""The only IPv6 addresses that are assigned to hosts of the public internet."""
+_DOCUMENTATION: Final = ipaddress.IPv6Network("3fff::/20")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +286,8 @@ def require_public_address(address: str) -> None:
     if isinstance(parsed, ipaddress.IPv6Address):
         translated = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
         parsed = parsed.ipv4_mapped or parsed.sixtofour or translated or parsed
-    if not parsed.is_global or parsed.is_multicast:
+    is_unassigned = parsed.version == 6 and (parsed not in _UNICAST or parsed in _DOCUMENTATION)
+    if not parsed.is_global or parsed.is_multicast or is_unassigned:
         raise _private_address_error(address)
 
 

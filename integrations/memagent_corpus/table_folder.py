@@ -177,9 +177,18 @@ class TableFolder:
                 f"the part {part.name} of {self.shown} {'is missing' if content is None else 'is damaged'}",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
-        file = arrow_module("pyarrow.parquet").ParquetFile(io.BytesIO(content))
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns) if columns else None):
-            yield from batch.to_pylist()
+        arrow, parquet = arrow_module(), arrow_module("pyarrow.parquet")
+        try:
+            file = parquet.ParquetFile(io.BytesIO(content))
+            if missing := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
+                raise arrow.ArrowInvalid(f"it has no column {min(missing)}")
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns) if columns else None):
+                yield from batch.to_pylist()
+        except (arrow.ArrowException, OSError) as error:
+            raise CorpusError(
+                f"the part {part.name} of {self.shown} is not one that `memagent corpus` wrote: {error}",
+                hint="Use another folder with --out.",
+            ) from error
 
     def damaged(self, parts: Iterable[TablePart]) -> list[TablePart]:
         """Return the parts that are missing or differ from what was written.

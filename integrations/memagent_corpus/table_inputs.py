@@ -14,12 +14,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
-from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess, scheme_of, shown, store_errors
+from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.errors import DocumentError, MissingExtraError
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
@@ -99,57 +99,6 @@ class InputTable(Protocol):
     def count(self) -> int | None:
         """Return the number of rows; None if it is unknown before they are read."""
         ...
-
-
-@dataclass(frozen=True)
-class TableInputs:
-    """The rows of one or more tables, one table after another."""
-
-    tables: tuple[InputTable, ...]
-    access: SourceAccess
-    columns: InputColumns = field(default_factory=InputColumns)
-
-    @property
-    def description(self) -> str:
-        """The table's path, URL or name."""
-        first, count = shown(self.tables[0].location), len(self.tables)
-        return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
-
-    def documents(self) -> Iterator[CorpusDocument]:
-        """Yield one document for each row. An invalid row gives a document with an error.
-
-        Raises:
-            DocumentError: a table cannot be read, or lacks a column.
-        """
-        for table, name in zip(self.tables, self._names, strict=True):
-            columns = self.columns.resolve(table.known_columns(), name)
-            for number, row in enumerate(table.rows(columns.needed)):
-                if isinstance(row, str):
-                    yield CorpusDocument(name=f"{name}#{number}", error=row)
-                else:
-                    yield document_of(row, f"{name}#{number}", columns, self.access)
-
-    def ids(self) -> Iterator[str] | None:
-        """Yield the names of all documents; None if there is no id column, because row numbers are unique."""
-        return self._ids(self.columns.id) if self.columns.id else None
-
-    def _ids(self, column: str) -> Iterator[str]:
-        for table, name in zip(self.tables, self._names, strict=True):
-            InputColumns.require([column], table.known_columns(), name)
-            for number, row in enumerate(table.rows([column])):
-                yield name_of("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
-
-    def total(self) -> CorpusSize:
-        """Count the rows, if all tables know their number."""
-        counts = [table.count() for table in self.tables]
-        known = [count for count in counts if count is not None]
-        return CorpusSize(sum(known) if len(known) == len(counts) else None, None)
-
-    @property
-    def _names(self) -> list[str]:
-        """The tables' file names. If two are equal, all get their number as a prefix."""
-        names = [PurePosixPath(shown(table.location).replace("\\", "/")).name for table in self.tables]
-        return names if len(set(names)) == len(names) else [f"{number}/{name}" for number, name in enumerate(names)]
 
 
 @dataclass(frozen=True)

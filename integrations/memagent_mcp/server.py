@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Annotated, Any, Final
 from mcp.server.fastmcp import FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
 from mcp.types import Resource, ToolAnnotations
-from pydantic import AnyUrl, Field
+from pydantic import AnyUrl, Field, ValidationError
 
 from memagent_graph.errors import RunError
 from memagent_graph.plain_text import plain
@@ -29,7 +28,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_mcp.client_roots import Roots
 from memagent_mcp.report_writer import ReportWriter
-from memagent_mcp.tool_results import shortened
+from memagent_mcp.tool_results import failure, shortened
 from memagent_mcp.tools import Tools
 
 MAX_BYTES: Final = 256 * 2**20
@@ -38,7 +37,6 @@ _READING: Final = ("read_document", "ask_again", "write_report")
 _LISTED: Final = 20
 _LONGEST_DOCUMENT: Final = 2**20
 _TEXT: Final = "text/plain"
-_PYDANTIC_LINK: Final = re.compile(r"\s*For further information visit \S+")
 _INSTRUCTIONS = """\
 Reads documents of any length to answer questions, also documents that do not fit in a context window. Call \
 read_document with a path or a text and precise questions; use ask_again with the run id for further questions. Read \
@@ -85,11 +83,21 @@ class MemAgentServer(FastMCP[Any]):
         ]
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool. Errors have no characters that the protocol does not allow, as in file names, and no links."""
+        """Call a tool. Errors have no folders of this machine, and no characters that the protocol does not allow."""
+        known = next(
+            (tool.inputSchema["properties"] for tool in await self.list_tools() if tool.name == name), arguments
+        )
+        problems = {argument: "there is no such argument" for argument in arguments if argument not in known}
         try:
-            return await super().call_tool(name, arguments)
+            if not problems:
+                return await super().call_tool(name, arguments)
         except ToolError as error:
-            raise ToolError(plain(_PYDANTIC_LINK.sub("", str(error)))) from error
+            if not isinstance(error.__cause__, ValidationError):
+                raise ToolError(failure(error)) from error
+            # Reversed, since a union has an error for each of its types, and the first fits best.
+            problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.__cause__.errors())}
+        words = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())
+        raise ToolError(plain(f"{name} cannot be called like this: {words}. Its arguments are {', '.join(known)}."))
 
 
 def make_server(

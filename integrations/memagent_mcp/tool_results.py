@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import counted, plain
+from memagent_graph.plain_text import counted, plain, without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.results import ReadResult
@@ -83,7 +83,7 @@ def answer_data(read: ActiveRead) -> dict[str, Any]:
             "progress": update.progress if update else 0.0,
             "chunks_read": 0 if update is None or update.chunk_index is None else update.chunk_index + 1,
         }
-    error = str(outcome) if isinstance(outcome, BaseException) else None
+    error = failure(outcome) if isinstance(outcome, BaseException) else None
     data: dict[str, Any] = encodable({**values, "error": error, "is_reading": outcome is None})
     return data
 
@@ -97,7 +97,7 @@ def answer_text(read: ActiveRead) -> str:
         lines.append(f"Answer: not yet, the document is still being read{share}; call wait with the run id")
         lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
     elif isinstance(outcome, BaseException):
-        lines.append(f"Answer: none, the read failed: {plain(str(outcome))}")
+        lines.append(f"Answer: none, the read failed: {failure(outcome)}")
     else:
         lines += [f"Answer: {_answer(outcome)}", outcome.extent]
         if outcome.answer is None:
@@ -307,6 +307,11 @@ def _lost(timeline: Timeline) -> Iterator[str]:
     yield from (f"- {shortened(line.line)} [{plain(timeline.held(line))}]" for line in longest)
     if len(lost) > len(longest):
         yield f"- and {len(lost) - len(longest):,} lines that were kept for fewer chunks"
+
+
+def failure(error: BaseException) -> str:
+    """Return an error's message for a client, without folders of this machine."""
+    return plain(without_folders(str(error)))
 
 
 def encodable(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ def reserve_standard_output() -> TextIOWrapper:
 
     Call this before anything that may print is imported.
     """
+    logging.getLogger().addFilter(_first_line)
     sys.stdout.flush()
     protocol = TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", newline="\n")
     os.dup2(2, 1)
@@ -57,6 +59,7 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
             of another host, are refused. This prevents DNS rebinding: a web page cannot reach the server through a host
             name of its own.
     """
+    logging.getLogger().addFilter(_first_line)
     server.settings.transport_security = allowed_names(names)
     config = uvicorn.Config(
         server.streamable_http_app(),
@@ -67,6 +70,12 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
         **BOUNDED_HTTP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _first_line(record: logging.LogRecord) -> bool:
+    """Shorten a log entry: the SDK logs hundreds of lines for a request of a newer protocol, and then answers it."""
+    record.msg, record.args = record.getMessage().partition("\n")[0], ()
+    return True
 
 
 def url_of(listener: socket.socket) -> str:

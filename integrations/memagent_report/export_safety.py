@@ -7,7 +7,6 @@ all of it as plain text.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final
 
 _UNWRITABLE: Final = re.compile(
@@ -22,7 +21,6 @@ _TEX: Final = {
 }  # fmt: skip
 _BREAK: Final = "\u2060"
 """The word joiner: it is invisible, and programs do not turn an address that contains it into a link."""
-_PATH: Final = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
 
 
 def writable(text: str) -> str:
@@ -54,10 +52,3 @@ def _escaped_in_markdown(match: re.Match[str]) -> str:
 def tex_text(text: str) -> str:
     """Escape a text, in one line, so that TeX and BibTeX find no command in it."""
     return "".join(_TEX.get(character, character) for character in one_line(text))
-
-
-def without_folders(message: str) -> str:
-    """Shorten each path in a message to its last part, so that it does not reveal folders of this machine."""
-    home = str(Path.home())
-    shown = message.replace(home, "~") if len(home) > 1 else message
-    return _PATH.sub(r"\1", shown)

@@ -28,6 +28,7 @@ from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
+from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext
@@ -45,7 +46,6 @@ from memagent_report.evidence_matrix import (
     from_json,
     to_json,
 )
-from memagent_report.export_safety import without_folders
 from memagent_report.report_data import ReportEvent
 from memagent_report.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, has_prompts_for
 from memagent_report.report_writing import ReportPlan, ReportWriting, pairs_to_judge

@@ -14,12 +14,12 @@ from typing import Any, Final
 from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
+from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.inputs import check_question, checked_questions
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_of
 from memagent_report.evidence_matrix import ReportDocument
-from memagent_report.export_safety import without_folders
 from memagent_report.references import metadata_of
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork

@@ -15,7 +15,8 @@ import aiohttp
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from memagent_graph.policy import Completion, FinishReason, Message, Policy, SamplingParams, strip_reasoning
+from memagent_graph.policy import Completion, FinishReason, Message, Policy, SamplingParams
+from memagent_graph.reasoning import extract_reply
 from memagent_serve.api_errors import api_error, bad_request, not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
@@ -167,7 +168,7 @@ async def local_reply(
     )
     completion = await policy.complete(messages, sampling)
     head = ReplyHead.of(secrets.token_hex(12), completion.model)
-    text, reason, usage = strip_reasoning(completion.text).strip(), _reason(completion), _usage(completion)
+    text, reason, usage = extract_reply(completion.text).strip(), _reason(completion), _usage(completion)
     if not options.stream:
         values = head.completion({"content": text}, reason, usage, {})
         del values["memagent"]

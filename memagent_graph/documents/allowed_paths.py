@@ -6,6 +6,7 @@ links followed at every level, below a folder that the user has named.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,7 +89,8 @@ class AllowedRoots:
 
         Raises:
             RefusedSourceError: it is not a path, leads outside the roots, does not exist, is not a regular file, or is
-                too large. The message is written for a model: it says what would work, and nothing about files outside.
+                too large. The message is written for a model: it says what would work, and nothing about files or
+                folders outside.
         """
         name = shortened_name(path)
         if _SCHEME.match(path):
@@ -147,7 +149,8 @@ class AllowedRoots:
     def _remedy(self) -> str:
         if not self.roots:
             return "No files may be read; pass the text itself."
-        return "Name a file below " + ", ".join(str(root) for root in self.roots) + "."
+        names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
+        return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
 
 
 def shortened_name(name: str) -> str:
@@ -164,9 +167,13 @@ def _is_below(path: Path, root: Path) -> bool:
 
 
 def _target_below(root: Path, path: str) -> Path | None:
-    """Return what a path leads to, if that exists and is below the root, which is resolved."""
-    try:
-        target = (root / path).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError):
-        return None
-    return target if _is_below(target, root) else None
+    """Return what a path leads to, if that exists and is below the root, which is resolved.
+
+    The path may begin with the root's own name, since errors show no other part of the root.
+    """
+    for folder in (root, root.parent):
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            target = (folder / path).resolve(strict=True)
+            if _is_below(target, root):
+                return target
+    return None

@@ -1,15 +1,15 @@
 """Cuts a stored document into chunks of an exact number of tokens; it can continue from a cursor.
 
 The text is tokenised in pieces (`pieces.py`); together they have the ids of the whole text. A chunk is the next
-`chunk_tokens` ids, across pieces; if the last one ends inside a character, it is left to the next chunk. A `Cursor`
-names the piece and how many of its tokens were used, so that the chunks after a stop are the same as without it.
+`chunk_tokens` ids, across pieces; if the last one ends inside a character, as a reader sees it (a grapheme cluster),
+the character is left to the next chunk. A `Cursor` names the piece and how many of its tokens were used, so that the
+chunks after a stop are the same as without it.
 """
 
 from __future__ import annotations
 
 import codecs
 import itertools
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.headings import heading_starts, is_markdown
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
+from memagent_graph.words import is_character_end, is_unspaced, paragraph_ends, sentence_ends, word_ends
 
 Boundary = Literal["token", "sentence", "paragraph", "heading"]
 """Where chunks may end: after any token, or, if there is one nearby, at the end of a sentence or paragraph, or before a
@@ -30,14 +31,14 @@ heading."""
 _TAIL_PERCENT = 15
 _HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
+_CHARACTER_TOKENS = 64
+"""Longer characters are cut, as are those that a chunk has no room for."""
+_BEYOND = 3
+"""Tokens that a chunk may have too many, for a code point that has several."""
 _CACHED_BYTES = 8 * 1024 * 1024
 _BYTES_PER_TOKEN = 40
 _BYTES_PER_PIECE = 600
 """What a piece takes besides its text and tokens: a corpus of tiny documents has many of them."""
-_PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=(\s+))|[。！？]+[」』”’）]*|\n[^\S\n]*\n\s*")
-
-
 _TAILS: dict[Boundary, tuple[tuple[Boundary, int], ...]] = {
     "sentence": (("sentence", _TAIL_PERCENT),),
     "paragraph": (("paragraph", _TAIL_PERCENT),),
@@ -80,6 +81,7 @@ class Chunk:
         text: the characters from `start_char` to `end_char`.
         next: the next chunk's cursor.
         last: whether it is the document's last chunk.
+        splits: whether it ends inside a character, as a reader sees it, that is too long or that no token ends.
     """
 
     index: int
@@ -91,6 +93,7 @@ class Chunk:
     text: str
     next: Cursor
     last: bool
+    splits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,12 @@ class Chunker:
         store: where the document is.
         ref: the document.
         tokenizer: the policy's own.
-        chunk_tokens: tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to 3
-            fewer. A chunk has more only if a single character has more.
+        chunk_tokens: tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to
+            64 fewer; a longer character is split. A chunk has more only if a single code point has more: up to 3 with
+            tokenizers that know all bytes.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
             `heading` ends it before the last heading or numbered clause within its second half, or else as `paragraph`.
+            In scripts without spaces, a chunk without such an end ends with a word.
         tail_percent: another part than 15 %, for short chunks, in which few sentences end.
     """
 
@@ -203,13 +208,16 @@ class Chunker:
         if at_char >= len(piece.text):
             return None
         texts: list[str] = []
-        tokens = 0
+        tokens, splits = 0, False
+        taken: int | None
         while True:
             wanted = first + self._chunk_tokens - tokens
             if wanted >= len(piece.ids) and piece.at_end:
                 taken, cut = len(piece.ids), len(piece.text)
             elif wanted <= len(piece.ids):
-                taken, cut = self._cut(piece, first, at_char, wanted, may_be_empty=bool(texts))
+                place = self._cut(piece, first, at_char, wanted) or ((first, at_char) if texts else None)
+                splits = place is None
+                taken, cut = place or self._within_character(piece, first, at_char, wanted)
             else:
                 texts.append(piece.text[at_char:])
                 tokens += len(piece.ids) - first
@@ -218,20 +226,20 @@ class Chunker:
                 first = at_char = 0
                 continue
             texts.append(piece.text[at_char:cut])
-            tokens += taken - first
             break
         text = "".join(texts)
         end_char = cursor["char"] + len(text)
         end_byte = cursor["byte"] + (len(text) if text.isascii() else len(text.encode()))
         whole = cut == len(piece.text)
-        in_next_piece = whole and not piece.at_end
+        tokens += self._tokenizer.count(piece.text[at_char:cut]) if taken is None else taken - first
+        begins_piece = taken is None or (whole and not piece.at_end)
         following = Cursor(
             index=cursor["index"] + 1,
             char=end_char,
             byte=end_byte,
-            piece_char=end_char if in_next_piece else piece_char,
-            piece_byte=end_byte if in_next_piece else piece.start_byte,
-            piece_tokens=0 if in_next_piece else taken,
+            piece_char=end_char if begins_piece else piece_char,
+            piece_byte=end_byte if begins_piece else piece.start_byte,
+            piece_tokens=0 if begins_piece or taken is None else taken,
         )
         return Chunk(
             index=cursor["index"],
@@ -243,19 +251,17 @@ class Chunker:
             text=text,
             next=following,
             last=whole and piece.at_end,
+            splits=splits and not is_character_end(piece.text, cut),
         )
 
-    def _cut(self, piece: _Piece, first: int, at_char: int, wanted: int, *, may_be_empty: bool) -> tuple[int, int]:
-        """How many of a piece's tokens and characters belong to a chunk that ends near `wanted` tokens."""
+    def _cut(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int, int] | None:
+        """How many of a piece's tokens and characters belong to a chunk that ends near `wanted` tokens.
+
+        None if no character ends within the last tokens.
+        """
         taken, cut = self._whole_characters(piece, wanted, first)
         if cut <= at_char:
-            if may_be_empty:
-                return first, at_char
-            taken = wanted
-            while cut <= at_char:
-                taken += 1
-                cut = self._prefix(piece, taken) or 0
-            return taken, cut
+            return None
         for boundary, percent in self._tails:
             low, low_char = self._whole_characters(piece, taken - self._chunk_tokens * percent // 100, first)
             low_char = max(at_char, low_char)
@@ -265,6 +271,26 @@ class Chunker:
                     return before, end
         return taken, cut
 
+    def _within_character(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int | None, int]:
+        """Return where a chunk ends in a character that is longer than the chunk may be, or that no token ends.
+
+        The number of tokens is None if no token ends there; the rest of the piece is then tokenised again.
+        """
+        fewest = max(first, wanted - _CHARACTER_TOKENS)
+        for taken in (*range(wanted, fewest, -1), *range(wanted + 1, wanted + _BEYOND + 1)):
+            cut = self._prefix(piece, taken)
+            if cut is not None and cut > at_char:
+                return taken, cut
+        room, low = wanted - first, at_char + 1
+        high = min(len(piece.text), at_char + 1 + room * _BYTES_PER_TOKEN)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._tokenizer.count(piece.text[at_char:middle]) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return None, low
+
     def _ends(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:
         """Where the text may be cut between two characters, the best place first."""
         if boundary != "heading":
@@ -273,12 +299,14 @@ class Chunker:
         return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
 
     def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """Return the largest number of tokens up to `taken` that ends at a character's end, and where that is."""
-        while taken > first:
-            cut = self._prefix(piece, taken)
-            if cut is not None:
-                return taken, cut
-            taken -= 1
+        """Return the largest number of tokens up to `taken` that ends at a character's end, and where that is.
+
+        At most `_CHARACTER_TOKENS` fewer are tried.
+        """
+        for number in range(taken, max(first, taken - _CHARACTER_TOKENS - 1), -1):
+            cut = self._prefix(piece, number)
+            if cut is not None and is_character_end(piece.text, cut):
+                return number, cut
         return first, -1
 
     def _tokens_before(self, piece: _Piece, low: tuple[int, int], high: tuple[int, int], end: int) -> int | None:
@@ -322,6 +350,8 @@ class Chunker:
             cut = len(text) if at_end else safe_cut(text, len(text) // 2)
             if cut is not None:
                 break
+        else:
+            cut = next((at for at in range(len(text) - 1, 0, -1) if is_character_end(text, at)), None)
         text = text[:cut]
         self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
         _PIECES.put(key, self._current)
@@ -329,15 +359,13 @@ class Chunker:
 
 
 def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-    """Return ends of sentences or paragraphs between two characters, the last first; paragraphs first if requested."""
-    patterns = (_PARAGRAPH_END, _SENTENCE_END) if boundary == "paragraph" else (_SENTENCE_END,)
-    ends: list[int] = []
-    for pattern in patterns:
-        found = []
-        for match in pattern.finditer(text, start, end):
-            found.append(match.end())
-            if match.lastindex:
-                # Some tokenizers keep a full stop and the newline after it in one token.
-                found.append(match.end(1))
-        ends += [position for position in reversed(found) if start < position <= end][:_CANDIDATES]
-    return ends
+    """Return where a chunk may end between two characters, the best place first; none of them splits a character."""
+    ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
+    places: list[int] = []
+    for place in sentence_ends(text, start, end)[: -_CANDIDATES - 1 : -1]:
+        # Some tokenizers keep a full stop and the newline after it in one token.
+        places += place, start + len(text[start:place].rstrip())
+    ends += [place for place in places if place > start][:_CANDIDATES]
+    if not ends and is_unspaced(text[end - 1]):
+        ends = word_ends(text, start, end)[: -_CANDIDATES - 1 : -1]
+    return [place for place in ends if is_character_end(text, place)]

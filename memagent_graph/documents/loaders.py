@@ -110,7 +110,7 @@ def _open(path: Path) -> IO[bytes]:
     except PermissionError:
         reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        reason = f"cannot be opened: {error}"
+        raise DocumentError(f"the file {path} cannot be opened: {error}") from error
     raise DocumentError(f"the file {path} {reason}", hint=hint)
 
 

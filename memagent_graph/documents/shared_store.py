@@ -27,7 +27,7 @@ from memagent_graph.documents.conversion import ConversionBounds, ConversionCanc
 from memagent_graph.documents.loaders import READ_BYTES
 from memagent_graph.documents.sources import DocumentRef, SourceMark
 from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, digest_of, publish
-from memagent_graph.errors import DocumentError, MissingExtraError
+from memagent_graph.errors import DocumentError, DocumentStoreError, MissingExtraError
 from memagent_graph.storage.paths import data_folder, default_store
 
 _RENAMING: Final = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "memory"})
@@ -217,7 +217,7 @@ class _RemoteFiles:
             raise
         except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
             reason = error.strerror if isinstance(error, OSError) else None
-            raise DocumentError(
+            raise DocumentStoreError(
                 f"the document store {shown_url(self._url)} cannot be {done}: {reason or type(error).__name__}",
                 hint="Check the URL, your rights there, and the connection; then start again. What is on this machine "
                 "is kept.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Literal, Self
 
 from memagent_graph.converting import Omission, Parts
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
@@ -28,7 +29,13 @@ from memagent_graph.documents.headings import headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, opened
 from memagent_graph.documents.omissions import sentence_of, summary_of
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
-from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError, EncodingError
+from memagent_graph.errors import (
+    DocumentError,
+    DocumentMismatchError,
+    DocumentStoreError,
+    EmptyDocumentError,
+    EncodingError,
+)
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import write_whole
 
@@ -151,7 +158,8 @@ class DocumentStore:
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
-        with self._path(ref).open("rb", buffering=0) as file:
+        path = self._path(ref)
+        with self._disk_errors_translated("read"), path.open("rb", buffering=0) as file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
 
@@ -214,18 +222,21 @@ class DocumentStore:
         ]
         if "sections" in ref:
             paths.append(self._sections / f"{ref['sections']}.json")
-        for path in paths:
-            path.unlink(missing_ok=True)
+        with self._disk_errors_translated():
+            for path in paths:
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _disk_errors_translated(self) -> Iterator[None]:
-        """Raise the package's own error for a full or read-only disk."""
+    def _disk_errors_translated(self, deed: Literal["read", "written"] = "written") -> Iterator[None]:
+        """Raise the package's own error for a full or read-only disk, or too many open files."""
         try:
             yield
         except OSError as error:
-            raise DocumentError(
-                f"the document store {self.root} cannot be written: {error}",
-                hint="Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
+            raise DocumentStoreError(
+                f"the document store {self.root} cannot be {deed}: {error.strerror or error}",
+                hint="Raise the limit of open files (`ulimit -n`)."
+                if error.errno in {errno.EMFILE, errno.ENFILE}
+                else "Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
             ) from error
 
     def _make_folders(self) -> None:

@@ -50,6 +50,9 @@ class LocalPolicy:
         dtype: "float32", "bfloat16", "float16", or "int8" (linear layers alone, on a CPU). By default it is the one in
             the policy's profile, if this machine computes fast in it, and float32 otherwise.
         max_batch: how many requests are computed together.
+        version: the name of its weights in the log; by default a hash of them.
+        processed_logprobs: whether log-probs are those after temperature, as vLLM's `--logprobs-mode
+            processed_logprobs`; otherwise they are the model's own.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
@@ -58,15 +61,23 @@ class LocalPolicy:
     """
 
     def __init__(
-        self, model: Path | str, *, device: str = "cpu", dtype: str | None = None, max_batch: int = 64
+        self,
+        model: Path | str,
+        *,
+        device: str = "cpu",
+        dtype: str | None = None,
+        max_batch: int = 64,
+        version: str | None = None,
+        processed_logprobs: bool = False,
     ) -> None:
         self._folder = _folder_of(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         profile = load_profile(self._folder)
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
         """The number format that it computes in."""
-        self._engine = _Engine(str(self._folder), device, self.dtype)
-        self._version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
+        self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
+        own_version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
+        self._version = version or own_version
         self._max_batch = max_batch
         self.after_fork()
         renew_in_children(self)
@@ -241,7 +252,7 @@ def _folder_of(model: Path | str) -> Path:
 class _Engine:
     """The model and its tokenizer: prompts to ids, a batch of ids to drafts. Used by one thread at a time."""
 
-    def __init__(self, model: str, device: str, dtype: str) -> None:
+    def __init__(self, model: str, device: str, dtype: str, *, processed_logprobs: bool) -> None:
         try:
             import torch  # noqa: PLC0415
             import transformers  # noqa: PLC0415
@@ -250,6 +261,7 @@ class _Engine:
         except ImportError as error:
             raise MissingExtraError("local", "a policy in this process") from error
         self._torch = torch
+        self._processed_logprobs = processed_logprobs
         if dtype not in DTYPES or (dtype == "int8" and device != "cpu"):
             raise PolicyError(
                 f"a policy in this process cannot compute in {dtype} on {device}",
@@ -375,9 +387,11 @@ class _Engine:
                     ordered[ordered.cumsum(0) - ordered >= each.top_p] = 0
                     weights = torch.zeros_like(weights).scatter_(0, order, ordered)
                 chosen[row] = torch.multinomial(weights, 1, generator=generators[row])[0]
-            token = int(chosen[row])
+            token, known = int(chosen[row]), logprobs[row]
+            if self._processed_logprobs and each.temperature not in {0, 1}:
+                known = (known / each.temperature).log_softmax(dim=-1)
             draft.ids.append(token)
-            draft.logprobs.append(float(logprobs[row, token]))
+            draft.logprobs.append(float(known[token]))
             draft.stopped = token in self._ends or self._ends_in_stop_string(draft, each)
             draft.finished = draft.stopped or len(draft.ids) >= each.max_tokens
         return chosen

@@ -28,18 +28,16 @@ from memagent_graph.provenance.overlap import (
     shared_runs,
 )
 from memagent_graph.provenance.places import Places
-from memagent_graph.provenance.word_diff import WORD
 from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.words import WORD, sentence_ends, words
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
 _FEWEST_CONTAINED = 3
 _SHORTEST_SENTENCE = 40
 _SUPPORTED = 0.5
-_SENTENCE_END = re.compile(r"(?:[.!?][\"'”’)\]]*\s+(?=[^\sa-z])|[。！？][」』”’）]*)")
-_PART_END = re.compile(_SENTENCE_END.pattern + r"|\n\s*\n")
+_SPACED_SENTENCE = re.compile(r"[.!?][\"'”’)\]]*$")
 _LONGEST_SENTENCE = 500
-_ABBREVIATION = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +239,7 @@ def excerpt_evidence(
 
 def _sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     """Where the sentence begins and ends in which a quote lies; the quote's own ends if it is very long."""
-    ends = [match.end() for match in _PART_END.finditer(text)]
+    ends = sentence_ends(text)
     first = max((each for each in ends if each <= start), default=0)
     last = min((each for each in ends if each >= end), default=len(text))
     sentence = text[first:last]
@@ -340,11 +338,11 @@ def memory_lines(memory: str) -> list[str]:
     lines: list[str] = []
     for line in memory.splitlines():
         start = 0
-        for match in _SENTENCE_END.finditer(line):
-            head = line[start : match.start()]
-            if len(head) >= (_SHORTEST_SENTENCE if match[0][0] in ".!?" else 1) and not _ABBREVIATION.search(head):
-                lines.append(line[start : match.end()].strip())
-                start = match.end()
+        for end in sentence_ends(line):
+            sentence = line[start:end].strip()
+            if len(sentence) > _SHORTEST_SENTENCE or not _SPACED_SENTENCE.search(sentence):
+                lines.append(sentence)
+                start = end
         lines.append(line[start:].strip())
     return [line for line in lines if WORD.search(line)]
 
@@ -439,17 +437,17 @@ def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[
         if same is not None:
             lines.append(old[same])
             continue
-        words = tuple(match[0].casefold() for match in WORD.finditer(text))
-        content = content_words(words)
+        folded = tuple(words(text))
+        content = content_words(folded)
         shared = Counter(each for word in content for each in holding.get(word, ()))
         likeness = {each: _likeness(count, content, old[each].content) for each, count in shared.items()}
         best = max(likeness, key=lambda each: (likeness[each], -each), default=None)
         if best is None or likeness[best] < _SAME_LINE:
-            lines.append(_Line(text, words, content, place, None, dict.fromkeys(content, place)))
+            lines.append(_Line(text, folded, content, place, None, dict.fromkeys(content, place)))
             continue
         parents = [each for each, count in shared.items() if count >= _SAME_LINE * len(old[each].content)]
         lost.difference_update(parents, (best,))
-        lines.append(_reworded(text, words, content, old[best], [old[each] for each in parents], place))
+        lines.append(_reworded(text, folded, content, old[best], [old[each] for each in parents], place))
     return lines, [old[index] for index in sorted(lost)], [old[index] for index in changed - lost]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from memagent_graph.provenance.word_diff import UNSPACED, WORD
+from memagent_graph.words import fold, is_unspaced, word_spans
 
 MOST_QUOTES = 3
 """Quotes of one line."""
@@ -14,7 +14,6 @@ _WIDEST_GAP = 4
 _MOST_OCCURRENCES = 64
 _RARE = 3
 _UNSPACED_RUN = 4
-_UNSPACED = re.compile(f"[{UNSPACED}]")
 _NAME = re.compile(r"(?<=[a-z,]\s)[A-Z]\w+")
 _STOP_WORDS = frozenset(
     re.findall(
@@ -33,8 +32,9 @@ _STOP_WORDS = frozenset(
 def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
     """Return the passages of a chunk that have a line's words in their order, as spans in the document, longest first.
 
-    Letter case, punctuation and white space do not count. A passage has a number or a word that is not a
-    function word, or four characters of a script without spaces; passages a few words apart are joined.
+    Words are compared folded (`words.fold`); punctuation and white space do not count. A passage has a number or a
+    word that is not a function word, or four characters of a script without spaces; passages a few words apart are
+    joined.
     """
     words = WordedText(line)
     chosen = best_quotes(words, possible_quotes(words, WordedText(chunk_text), 0))
@@ -48,12 +48,8 @@ class WordedText:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.spans = [match.span() for match in WORD.finditer(text)]
-        if text.isascii():
-            lowered = text.lower()
-            self.words = [lowered[start:end] for start, end in self.spans]
-        else:
-            self.words = [text[start:end].casefold() for start, end in self.spans]
+        self.spans = word_spans(text)
+        self.words = [fold(text[start:end]) for start, end in self.spans]
 
     def anchors(self) -> list[tuple[int, str]]:
         """Return what makes a shared passage worth quoting, by its place.
@@ -87,7 +83,7 @@ class WordedText:
             return
         length = 0
         for index, word in enumerate(self.words):
-            length = length + 1 if _is_unspaced(word) else 0
+            length = length + 1 if is_unspaced(word) else 0
             if length >= _UNSPACED_RUN:
                 start = index - _UNSPACED_RUN + 1
                 yield start, "".join(self.words[start : index + 1])
@@ -187,7 +183,7 @@ def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
     """Return the few candidates that together have most of the line's words, longest first."""
-    weights = [10 if _is_content(word) or _is_unspaced(word) else 1 for word in line.words]
+    weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
     left = list(candidates)
     chosen: list[Quote] = []
     held: frozenset[int] = frozenset()
@@ -215,8 +211,4 @@ def content_words(words: Iterable[str]) -> frozenset[str]:
 
 
 def _is_content(word: str) -> bool:
-    return word.isdecimal() or (len(word) > 1 and word not in _STOP_WORDS)
-
-
-def _is_unspaced(word: str) -> bool:
-    return len(word) == 1 and _UNSPACED.match(word) is not None
+    return word.isdecimal() or (len(word) > 1 and word not in _STOP_WORDS and not is_unspaced(word))

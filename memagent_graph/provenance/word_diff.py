@@ -5,7 +5,6 @@ Lines are compared first, and words only if lines differ, so two memories of a t
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,16 +12,11 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
 
-UNSPACED = (
-    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
-)
-"""Characters of scripts without spaces between words, as the inside of a regular expression's class."""
+import regex
 
-WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
-"""A word; in scripts without spaces, every character is one."""
+from memagent_graph.words import WORD, word_spans
 
-_TOKEN = re.compile(rf"(?:[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s{UNSPACED}])[^\S\n]*|\s")
+_TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
 _FEW_COMPARISONS = 4_000
 _DEEPEST = 20
 _WIDEST_ISLAND = 2
@@ -67,7 +61,7 @@ def word_diff(old: str, new: str) -> list[Change]:
 
 def count_words(text: str) -> int:
     """How many words a text has; in scripts without spaces, how many characters."""
-    return sum(1 for _ in WORD.finditer(text))
+    return len(word_spans(text))
 
 
 def _matched(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:

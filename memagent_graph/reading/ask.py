@@ -14,13 +14,15 @@ from typing import Any
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
+from memagent_graph.reasoning import extract_reply
 from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
-from memagent_graph.tokenizers.fitting import beginning, invented_word, shown_tokens
+from memagent_graph.tokenizers.fitting import beginning, shown_tokens
+from memagent_graph.words import invented_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class Ask:
         self.cost: Counters = no_cost()
         if any(span.shortened for span in call.reads):
             self._note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
+        if any(span.splits for span in call.reads):
+            self._note(EventKind.SPLIT_CHARACTER, "a character is longer than a chunk, or no token ends it")
         self._events += call.events
 
     async def reply(self) -> Reply:
@@ -117,7 +121,7 @@ class Ask:
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
             completion = await self._complete()
-            text = strip_reasoning(completion.text).strip()
+            text = extract_reply(completion.text).strip()
             outcome = self._checked(completion, text)
             if isinstance(outcome, Parsed):
                 if outcome.text is None:
@@ -156,7 +160,7 @@ class Ask:
         extract = self._context.prompts.extract_answer
         for remaining in range(self._context.rules.retries, -1, -1):
             completion = await self._complete()
-            text = strip_reasoning(completion.text).strip()
+            text = extract_reply(completion.text).strip()
             if completion.finish_reason is FinishReason.REFUSED:
                 self._note(EventKind.REFUSED, "the policy refused to answer")
                 self._log(completion, Outcome.ACCEPTED)

@@ -22,7 +22,8 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenIds, TokenUsage, strip_reasoning
+from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.reasoning import extract_reply
 
 if TYPE_CHECKING:
     from memagent_graph.reading.state import ReaderContext
@@ -114,7 +115,7 @@ class ObservedPolicy:
     def _result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
         usage = completion.usage or self._counted(prompt, completion)
         message = AIMessage(
-            completion.text if texts else strip_reasoning(completion.text).strip(),
+            completion.text if texts else extract_reply(completion.text).strip(),
             usage_metadata=UsageMetadata(
                 input_tokens=usage.prompt_tokens,
                 output_tokens=usage.completion_tokens,

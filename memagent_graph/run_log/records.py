@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef
-from memagent_graph.policy import Origin, strip_reasoning
+from memagent_graph.policy import Origin
+from memagent_graph.reasoning import extract_reply
 
 LongText: TypeAlias = str | None
 """A text that files hold compressed, lone surrogates included; None if it was redacted, or there is none."""
@@ -182,7 +183,7 @@ class Conversation(Origin):
         """
         if self.memory is not None:
             return self.memory
-        return None if self.text is None else strip_reasoning(self.text).strip()
+        return None if self.text is None else extract_reply(self.text).strip()
 
     @property
     def has_ids(self) -> bool:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from memagent_graph.words import is_character_end
 
 if TYPE_CHECKING:
     from memagent_graph.prompts import Prompts
     from memagent_graph.tokenizers import Tokenizer
-
-_WORD: Final = re.compile(r"\d+|[^\W\d_]+")
-"""A number, or letters in a row: `4711kg` contains both alone, too."""
 
 
 class Wording(Protocol):
@@ -30,13 +26,14 @@ class Wording(Protocol):
 
 
 def first_tokens(wording: Wording, text: str, tokens: int) -> str:
-    """Return a text's first tokens, up to 3 fewer if the last one would end inside a character."""
+    """Return a text's first tokens, a few fewer if the last one would end inside a character."""
     tokenizer = wording.tokenizer
     ids = tokenizer.encode(text)
     if len(ids) <= tokens:
         return text
     lengths = (tokenizer.prefix_chars(text, ids, count) for count in range(tokens, 0, -1))
-    return text[: next((length for length in lengths if length is not None), 0)].rstrip()
+    ends = (length for length in lengths if length is not None and is_character_end(text, length))
+    return text[: next(ends, 0)].rstrip()
 
 
 def shown_tokens(wording: Wording, text: str) -> int:
@@ -50,16 +47,3 @@ def beginning(wording: Wording, text: str, tokens: int) -> str:
     while cut and (excess := shown_tokens(wording, cut) - tokens) > 0:
         cut = first_tokens(wording, cut, max(0, wording.tokenizer.count(cut) - excess))
     return cut
-
-
-def invented_word(text: str, sources: Iterable[str]) -> str | None:
-    """Return the first word or number of a text that is in none of its sources; None if there is none.
-
-    Letter case and Unicode variants of the same characters (NFKC) make no difference.
-    """
-    known = {word for source in sources for word in _words(source)}
-    return next((word for word in _words(text) if word not in known), None)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

@@ -22,10 +22,10 @@ from tokenizers import Tokenizer as Backend
 from memagent_graph.errors import MissingExtraError, TokenizerError
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.tokenizers.pieces import pieces
+from memagent_graph.words import without_surrogates
 
 EMBEDDED = "embedded"
 _composed = functools.partial(unicodedata.normalize, "NFC")
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
@@ -70,17 +70,6 @@ class Tokenizer(Protocol):
         ...
 
 
-def _without_surrogates(text: str) -> str:
-    """Replace code points that UTF-8 cannot encode, one for one."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATES.sub("\ufffd", text)
-    return text
-
-
 class TiktokenTokenizer:
     """A tiktoken encoding as a `Tokenizer`.
 
@@ -106,7 +95,7 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; long texts go to tiktoken in pieces."""
-        return [token for piece in pieces(_without_surrogates(text)) for token in self._encode_piece(piece)]
+        return [token for piece in pieces(without_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
         try:
@@ -197,7 +186,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        return list(self._encoded(_without_surrogates(text))[0])
+        return list(self._encoded(without_surrogates(text))[0])
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -211,7 +200,7 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """How many tokens `text` has."""
-        return len(self._encoded(_without_surrogates(text))[0])
+        return len(self._encoded(without_surrogates(text))[0])
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
         """How many characters of `text` the first `n` of its `ids` cover, None inside a character."""
@@ -219,7 +208,7 @@ class HFTokenizer:
             return len(text)
         if n <= 0:
             return 0
-        offsets = self._encoded(_without_surrogates(text))[1]
+        offsets = self._encoded(without_surrogates(text))[1]
         (start, end), (following, last) = offsets[n - 1], offsets[n]
         if following < end:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memagent_graph.tokenizers.loading import Tokenizer
+from memagent_graph.words import is_character_end
 
 _ELLIPSIS = " [...] "
 _LONGEST_TOKEN = 16
@@ -26,4 +27,9 @@ def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 def _ends(text: str, characters: int) -> str:
     """Return the first two thirds of a number of characters from the beginning, the others from the end."""
     tail = characters // 3
-    return f"{text[: characters - tail].rstrip()}{_ELLIPSIS}{text[len(text) - tail :].lstrip()}".rstrip()
+    head, rest = (_character_start(text, at) for at in (characters - tail, len(text) - tail))
+    return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()
+
+
+def _character_start(text: str, at: int) -> int:
+    return next(place for place in range(at, -1, -1) if is_character_end(text, place))

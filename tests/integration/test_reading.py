@@ -16,7 +16,7 @@ import pytest
 import memagent_graph
 from memagent_evaluation.planted_document import compose
 from memagent_evaluation.planted_facts import PlantedFacts
-from memagent_evaluation.prose import reference_topics
+from memagent_evaluation.tasks.haystacks import reference_topics
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.policies.model_info import ModelInfo

@@ -26,9 +26,8 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.job.training_output import find_checkpoints
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.loop_journal import LoopJournal
+from memagent_training.rl.loop_status import Phase
 from memagent_training.rl.rl_job import MeasureSettings
-from memagent_training.rl.watching import Phase
-from memagent_training.serving.policy_sync import How
 from memagent_training.serving.vllm_server import VLLMServer
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +202,7 @@ def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(v
     watcher = Recorder()
     found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4), watcher)
     assert_whole(found.policy, 2)
-    assert watcher.ways == [How.ADAPTER, How.ADAPTER]
+    assert watcher.ways == ["adapter", "adapter"]
     log = (found.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
 
@@ -215,7 +214,7 @@ def test_merged_adapters_are_reloaded_in_place(vllm_python, tmp_path) -> None:
     watcher = Recorder()
     found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True), watcher)
     assert_whole(found.policy, 2)
-    assert watcher.ways == [How.RELOAD, How.RELOAD]
+    assert watcher.ways == ["reload", "reload"]
     log = (found.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
     assert (found.policy / "policies" / "1" / "model.safetensors").exists()

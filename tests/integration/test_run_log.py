@@ -8,7 +8,7 @@ from itertools import islice
 import httpx2
 
 from memagent_evaluation.planted_facts import PlantedFacts
-from memagent_evaluation.prose import prose
+from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
 from memagent_graph.run_log import Conversation
 from memagent_graph.timeline.run_views import view_of_run
@@ -23,7 +23,7 @@ def document() -> str:
     tokenizer, facts = load_tokenizer("embedded"), PlantedFacts(5, held_out=True)
     paragraphs: list[str] = []
     tokens = 0
-    for number, paragraph in enumerate(islice(prose(), 20_000)):
+    for number, paragraph in enumerate(islice(python_prose(), 20_000)):
         paragraphs.append(paragraph if number % 60 else f"{paragraph} {facts.fact().statement}")
         tokens += tokenizer.count(paragraph)
         if tokens > 256 * CHUNKS:

@@ -20,7 +20,7 @@ from support.clients import CLIENTS, ClientsNotInstalledError
 from support.serving import ServingProcess
 
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
-from memagent_evaluation.prose import reference_topics
+from memagent_evaluation.tasks.haystacks import reference_topics
 from memagent_graph import load_tokenizer
 from memagent_graph.run_log import RunLog
 from memagent_serve.ledger import Ledger, ReadState

@@ -22,9 +22,8 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.rewards import ExactMatch
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.loop_status import Phase, Watcher
 from memagent_training.rl.rl_job import RUN_LOG, MeasureSettings
-from memagent_training.rl.watching import Phase, Watcher
-from memagent_training.serving.policy_sync import How, Served
 
 SETTINGS = {
     "learning_rate": 1e-4,
@@ -57,6 +56,7 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
         "is_enough": True,
         "version": number,
         "stage": 0,
+        "asked": 4,
         "group_of": {f"collection-{number}-0-{place}": f"collection-{number}-0" for place in range(2)},
         "by_length": {500: LengthReward(0.5, 8)},
         "all_right": 1,
@@ -90,16 +90,16 @@ class Recorder(Watcher):
         self.phases: list[tuple[int, Phase]] = []
         self.steps: list[int] = []
         self.served: list[str] = []
-        self.ways: list[How] = []
+        self.ways: list[str] = []
         self.records: list[CollectionRecord] = []
         self.reason = ""
 
     def begins(self, iteration: int, phase: Phase) -> None:
         self.phases.append((iteration, phase))
 
-    def serves(self, iteration: int, served: Served) -> None:
-        self.served.append(served.version)
-        self.ways.append(served.how)
+    def serves(self, iteration: int, version: str, how: str) -> None:
+        self.served.append(version)
+        self.ways.append(how)
 
     def collected(self, record: CollectionRecord) -> None:
         self.records.append(record)

@@ -18,6 +18,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("memagent_graph/*/CARD.md")])
 COMMANDS = dict(reference.commands())
+RESULTS = sorted(f"results/{page.name}" for page in ROOT.glob("docs/results/*.md") if page.name != "index.md")
 
 
 def name_of(page: Path) -> str:
@@ -52,6 +53,18 @@ def test_the_first_page_is_short_and_leads_to_all_others() -> None:
     assert not {name for name in pages if f"](docs/{name}" not in first}
 
 
+def test_pages_for_users_are_short() -> None:
+    """Results have pages of their own, and the commands' page is written from the command line."""
+    pages = {page.name: page.read_text("utf-8") for page in ROOT.glob("docs/*.md") if page.name != "commands.md"}
+    assert {name: len(text.splitlines()) for name, text in pages.items() if len(text.splitlines()) > 150} == {}
+    assert sum(len(text.split()) for text in pages.values()) <= 16_000
+
+
+def test_the_page_of_results_leads_to_all_results() -> None:
+    index = (ROOT / "docs/results/index.md").read_text("utf-8")
+    assert not {name for name in RESULTS if f"]({Path(name).name})" not in index}
+
+
 # The site
 
 
@@ -68,7 +81,8 @@ def test_the_site_s_navigation_has_every_page() -> None:
         return set().union(*map(pages, entry.values() if isinstance(entry, dict) else entry))
 
     named = pages(site["nav"])
-    assert {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} <= named
+    pages_of_users = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - set(RESULTS)
+    assert pages_of_users <= named
     elsewhere = {name.removeprefix("repository/") for name in named if name.startswith("repository/")}
     assert all((ROOT / name).is_file() for name in elsewhere)
     assert {page.name for page in ROOT.glob("*.md")} - {"README.md"} <= elsewhere

@@ -18,7 +18,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, require_pr
 from memagent_graph.roles import Parsed, Role, prompts_for, require_room
 from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.fitting import invented_word
+from memagent_graph.words import invented_word
 from recipes.embedded.role_examples import Problem, RoleRowBuilder, RoleTurn
 from recipes.embedded.role_templates import ROLE_TEMPLATES, write_role_folder
 from recipes.embedded.tokenizer import load_encoding

@@ -334,6 +334,7 @@ async def test_hostile_paths_are_refused_in_words_that_tell_what_would_work(fold
         "huge.txt": "10,737,418,240 bytes",
         "pipe": "not a regular file",
         ".": "contains book.txt",
+        "nosuch.txt": f"Name a file below {folder.name}/.",
         "x" * 5000: there,
     }
     with FakeServer() as server:
@@ -342,12 +343,14 @@ async def test_hostile_paths_are_refused_in_words_that_tell_what_would_work(fold
                 answer = refused(await session.call_tool("read_document", {"path": path, "questions": QUESTION}))
                 assert words in answer, path
                 assert len(answer) < 600
+                assert str(tmp_path) not in answer.replace(path, ""), path
             answers = [
                 refused(await session.call_tool("read_document", {"path": path, "questions": QUESTION}))
                 for path in ("../secret.txt", "../nosuch.txt")
             ]
             assert answers[0].replace("secret", "nosuch") == answers[1]
-            fine = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+            named = {"path": f"{folder.name}/book.txt", "questions": QUESTION}  # as the command line names it
+            fine = await session.call_tool("read_document", named)
             assert not fine.isError
         assert len(server.requests) == fine.structuredContent["answers"][0]["chunks_read"] + 1
 
@@ -360,6 +363,8 @@ async def test_hostile_paths_are_refused_in_words_that_tell_what_would_work(fold
         ({"questions": [], "text": "x"}, "at least 1"),
         ({"questions": ["why?"] * 17, "text": "x"}, "at most 16"),
         ({"questions": " ", "text": TEXT}, "question is empty"),
+        ({"text": TEXT}, "questions: Field required. Its arguments are questions, path"),
+        ({"questions": QUESTION, "text": TEXT, "pagse": "1"}, "pagse: there is no such argument"),
         ({"questions": "why " * 100, "text": TEXT}, "question has"),
         ({"questions": QUESTION, "text": " \n "}, "no text"),
         ({"questions": QUESTION, "text": TEXT, "max_chunks": 0}, "greater than or equal to 1"),

@@ -28,7 +28,7 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
-from memagent_graph.policy import Message, Policy, TokenUsage, strip_reasoning
+from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
 
@@ -250,21 +250,6 @@ async def test_a_refusal_is_no_text() -> None:
         completion = await ask(policy)
         await policy.aclose()
     assert (completion.text, completion.finish_reason, completion.usage) == ("", FinishReason.REFUSED, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("<think>let me see</think>memory", "memory"),
-        ("a<think>x</think>b<thinking>y</thinking>c", "abc"),
-        ("the opening tag stood in the prompt</think>memory", "memory"),
-        ("memory<think>cut off", "memory"),
-        ("<think>cut off", ""),
-        ("1 < 2 is no reasoning", "1 < 2 is no reasoning"),
-    ],
-)
-def test_reasoning_is_stripped(text: str, kept: str) -> None:
-    assert strip_reasoning(text) == kept
 
 
 async def test_any_langchain_chat_model_is_a_policy() -> None:

@@ -248,7 +248,7 @@ async def test_killed_between_choosing_a_chunk_and_reading_it_nothing_is_lost_or
         span = saved["values"].get("span")
         if saved["next"] == ["update_memory"] and span["index"] == chunk:
             assert set(span) == {
-                "index", "start_char", "end_char", "start_byte", "end_byte", "tokens", "shortened",
+                "index", "start_char", "end_char", "start_byte", "end_byte", "tokens", "shortened", "splits",
             }  # fmt: skip
             break
     result = await reader.aresume("r")

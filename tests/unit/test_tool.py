@@ -212,7 +212,7 @@ class TestWhatTheModelMayRead:
         (root / "link.txt").symlink_to(tmp_path / "secret.txt")
         path = str(tmp_path / "secret.txt") if path == "ABSOLUTE" else path
         message = refusal(make_tool(roots=[root]), path=path)
-        assert message == f"there is no file {path!r} that may be read. Name a file below {root.resolve()}."
+        assert message == f"there is no file {path!r} that may be read. Name a file below roots/."
 
     @pytest.mark.parametrize("path", ["file:///etc/passwd", "http://localhost/x", "data:text/plain,x"])
     def test_an_address_as_a_path_is_refused(self, make_tool, tmp_path, path) -> None:

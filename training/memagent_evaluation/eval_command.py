@@ -154,7 +154,7 @@ class Eval(ReaderOptions, SamplingSettings):
         import asyncio  # noqa: PLC0415
 
         from memagent_evaluation.harness import EvaluationEnd  # noqa: PLC0415
-        from memagent_evaluation.output_folder import write_outputs  # noqa: PLC0415
+        from memagent_evaluation.report import write_outputs  # noqa: PLC0415
         from memagent_evaluation.request import carry_out  # noqa: PLC0415
         from memagent_evaluation.result_journal import require_no_results  # noqa: PLC0415
         from memagent_evaluation.result_table import QuestionOutcome  # noqa: PLC0415
@@ -300,5 +300,5 @@ def _typed(context: typer.Context) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
+    """Add `memagent eval` to a command line."""
     add_command(app, "eval", Eval)

@@ -37,9 +37,8 @@ class EvalReport:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_evaluation.output_folder import RUNS, write_outputs  # noqa: PLC0415
-        from memagent_evaluation.report import render_comparison  # noqa: PLC0415
-        from memagent_evaluation.result_journal import load_results  # noqa: PLC0415
+        from memagent_evaluation.report import render_comparison, write_outputs  # noqa: PLC0415
+        from memagent_evaluation.result_journal import RUNS, load_results  # noqa: PLC0415
         from memagent_evaluation.standings import evaluations_compared  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.prices import prices_of  # noqa: PLC0415

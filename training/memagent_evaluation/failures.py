@@ -14,8 +14,8 @@ from memagent_evaluation.scorers import contains
 from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.events import EventKind, StopReason, UpdateRule
-from memagent_graph.policy import strip_reasoning
 from memagent_graph.provenance.evidence import memory_lines
+from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import RunView
 from memagent_graph.timeline.run_views import view_of_run
@@ -80,7 +80,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
     """
     if run.stop_reason not in _ENDED or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
-    reply = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
+    reply = extract_reply(run.raw_answer) if run.raw_answer is not None else run.answer
     return tuple(_analyse(needle, run, reply or "", completions or {}) for needle in sample.needles)
 
 
@@ -92,7 +92,7 @@ def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView
         RunNotFoundError: there is no such run.
     """
     completions = {
-        conversation.step: strip_reasoning(conversation.text)
+        conversation.step: extract_reply(conversation.text)
         for conversation in log.conversations(run_id, with_ids=False)
         if conversation.writes is Writes.MEMORY and conversation.text
     }

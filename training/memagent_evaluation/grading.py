@@ -15,8 +15,9 @@ from typing import Final
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow
 from memagent_graph.errors import EvaluationError, MemAgentError, PolicyError
-from memagent_graph.policy import Message, Policy, SamplingParams, strip_reasoning
+from memagent_graph.policy import Message, Policy, SamplingParams
 from memagent_graph.prompts import last_boxed
+from memagent_graph.reasoning import extract_reply
 
 _BEST: Final = 10.0
 _WORDS: Final = {"yes": 1.0, "no": 0.0}
@@ -55,7 +56,7 @@ class Grader:
         values = {"question": question, "answer": answer, "expected": " / ".join(expected or ("(not known)",))}
         content = _FIELD.sub(lambda field: _OWN_TAG.sub(r"<\\", values[field[1]]), self.prompt)
         completion = await self.policy.complete([Message(role="user", content=content)], self.sampling)
-        reply = strip_reasoning(completion.text)
+        reply = extract_reply(completion.text)
         grade = _grade(last_boxed(reply) or "")
         if grade is None:
             raise EvaluationError(

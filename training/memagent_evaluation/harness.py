@@ -24,7 +24,7 @@ from memagent_evaluation.attempt_rows import OpenQuestion, row_of, run_id_of, wi
 from memagent_evaluation.planning import completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
+from memagent_evaluation.sample_documents import OpenDocuments, Prepared, SampleError, SampleMaker
 from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import Attempt, System
 from memagent_graph.documents import DocumentStore
@@ -105,8 +105,6 @@ class Evaluation:
     """The systems' run log; without it, it is unknown where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
     """The systems' checkpoints; those of questions with a row are deleted."""
-    maker: Maker | None = None
-    """Makes the documents, and is closed at the end; by default one with threads."""
     keep_documents: bool = False
     retry_failed: bool = False
     """Whether to ask again questions that an earlier call counted as failed."""
@@ -139,7 +137,7 @@ class _EvaluationCall:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
-        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store, evaluation.seed)
+        self._maker = SampleMaker(evaluation.tasks, evaluation.store, evaluation.seed)
         self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
         self._ended = EvaluationEnd.DONE
         self._attempts: Counter[Key] = Counter()

@@ -221,8 +221,3 @@ def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
         replace(comparison, p_value=p, corrected_for=number)
         for comparison, p in zip(comparisons, p_values, strict=True)
     )
-
-
-def _round(number: int) -> int:
-    """To two digits; more would suggest too much precision."""
-    return int(float(f"{number:.1e}"))

@@ -13,7 +13,7 @@ from functools import partial
 
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, clear_of
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
-from memagent_evaluation.prose import prose
+from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph.tokenizers import Tokenizer
 
 
@@ -50,7 +50,7 @@ def compose(
     asked, foreign = (_in_english if in_english else _numbers)(generator, questions)
     paragraphs: list[str] = []
     length = 0
-    for paragraph in prose():
+    for paragraph in python_prose():
         if length >= tokens:
             break
         paragraphs.append(paragraph)

@@ -26,10 +26,22 @@ from memagent_evaluation.markdown_tables import (
     markdown,
     scores_shown,
 )
-from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
+from memagent_evaluation.plots import draw_all
+from memagent_evaluation.result_journal import REPORT, load_results
+from memagent_evaluation.result_table import (
+    TABLE,
+    QuestionOutcome,
+    ResultRow,
+    Results,
+    can_be_pooled,
+    write_table,
+    writing,
+)
 from memagent_evaluation.standings import (
     STANDINGS_LEGEND,
     accuracy,
+    as_csv,
+    as_latex,
     evaluations_compared,
     standings,
     standings_table,
@@ -38,6 +50,7 @@ from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import suite_parts
 from memagent_graph.plain_text import counted, in_one_line
 from memagent_graph.prices import Prices
+from memagent_graph.storage.whole_files import write_whole
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
@@ -72,6 +85,30 @@ _PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
 """The place in an error's message; see `MemAgentError`."""
 _SHOWN_FAILURES: Final = 12
 _SHOWN_CHARACTERS: Final = 60
+
+
+def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) -> Results:
+    """Write the table, the plots and the report of a folder's results, each file when it is complete.
+
+    Args:
+        folder: the folder, or the table of one.
+        log: the run log, for the command that opens a run.
+        prices: of tokens, if known.
+
+    Raises:
+        EvaluationError: there are no results, or a file cannot be written.
+        MissingExtraError: the extra "eval" is not installed.
+    """
+    results = load_results(folder)
+    folder = folder if folder.is_dir() else folder.parent
+    if results.rows:
+        write_table(results, folder / TABLE)
+        lines = standings(results)
+        report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
+        for name, text in ((REPORT, report), ("standings.csv", as_csv(lines)), ("standings.tex", as_latex(lines))):
+            with writing(folder / name):
+                write_whole(folder / name, text)
+    return results
 
 
 def render_report(

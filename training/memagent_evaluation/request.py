@@ -16,12 +16,17 @@ from typing import Any
 from memagent_evaluation.grading import Grader, judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
 from memagent_evaluation.markdown_tables import length_label
-from memagent_evaluation.output_folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_evaluation.planned_costs import PlannedCost, planned_costs
 from memagent_evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
-from memagent_evaluation.result_journal import ResultJournal, open_results
+from memagent_evaluation.result_journal import (
+    CHECKPOINTS,
+    KEPT_DOCUMENTS,
+    OPEN_DOCUMENTS,
+    RUNS,
+    ResultJournal,
+    open_results,
+)
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
-from memagent_evaluation.sample_documents import MUCH, Maker, ProcessMaker, ThreadMaker
 from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings
@@ -135,7 +140,6 @@ class _Checked:
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
-    task_settings: TaskSettings
     settings: Mapping[str, Any]
     """The settings that determine a row."""
 
@@ -160,7 +164,7 @@ async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
     plan = plan_of(request.systems, tasks, request.lengths, request.count, request.repeats)
     check_plan(plan, tasks, context, seed=request.seed)
     plan = replace(plan, data=data_that_counts(request.tasks, task_settings), identities=tuple(identities))
-    return _Checked(plan, tasks, task_settings, settings_that_count(context, task_settings))
+    return _Checked(plan, tasks, settings_that_count(context, task_settings))
 
 
 async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:
@@ -178,12 +182,9 @@ async def _measure(
     checked: _Checked,
     reader: MemAgent,
 ) -> EvaluationEnd:
-    plan, tasks, task_settings = checked.plan, checked.tasks, checked.task_settings
+    plan, tasks = checked.plan, checked.tasks
     journal.command(request.command)
     context = await reader.aprepare()
-    maker: Maker = ThreadMaker(tasks, context.store, task_settings.seed)
-    if sum(cell.length * cell.count for cell in plan.cells) >= MUCH:
-        maker = ProcessMaker(list(dict.fromkeys(request.tasks)), task_settings, tasks, context.store)
     with closing(RunLog(request.log_path)) as log, ProgressDisplay("evaluating", quiet=request.quiet) as display:
         saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
         reader = reader.copy(run_log=log, checkpoints=saver)
@@ -198,7 +199,6 @@ async def _measure(
             scripted=is_scripted(context.policy),
             run_log=log,
             saver=saver,
-            maker=maker,
             keep_documents=request.keep_documents,
             retry_failed=request.retry_failed,
             concurrency=request.reader.concurrency,

@@ -1,6 +1,12 @@
 """An evaluation while it runs: a line per row in a file that survives any crash.
 
-    FOLDER/journal.jsonl      a line of settings, lines for the plan, then a line per row in order of completion
+    FOLDER/journal.jsonl        a line of settings, lines for the plan, then a line per row in order of completion
+    runs.sqlite                 the run log, for `memagent show`, unless another one was named
+    results.parquet             the table (`result_table`)
+    report.md, *.png, *.svg     the report and its plots
+    standings.csv, .tex         its main table, for spreadsheets and papers
+    documents                   texts that were to be kept
+    checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
 
 The journal is authoritative. A row is in it when its question is answered, and a question without a row is asked again;
 so a killed evaluation continues where it was. It can also grow: more questions, lengths, tasks and systems may be
@@ -34,8 +40,13 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.journal import Journal, open_journal, read_journal
 
 JOURNAL: Final = "journal.jsonl"
-REPLACED: Final = (TABLE, "report.md", "standings.*", "*.png", "*.svg")
-"""What an evaluation writes next to its journal; see `output_folder`."""
+REPORT: Final = "report.md"
+RUNS: Final = "runs.sqlite"
+CHECKPOINTS: Final = "checkpoints.sqlite"
+KEPT_DOCUMENTS: Final = "documents"
+OPEN_DOCUMENTS: Final = "open-documents"
+REPLACED: Final = (TABLE, REPORT, "standings.*", "*.png", "*.svg")
+"""What is made again from the rows at the end."""
 _SYNC_SECONDS: Final = 1.0
 """How much work a power failure may cost; a killed process loses nothing that it wrote."""
 

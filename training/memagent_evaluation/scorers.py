@@ -16,8 +16,8 @@ from typing import Final, Protocol, runtime_checkable
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
-from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import AnswerFormat, last_boxed
+from memagent_graph.reasoning import extract_reply
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _PUNCTUATION: Final = re.compile(f"[{re.escape(string.punctuation)}]")
@@ -97,7 +97,7 @@ def score(
     """
     if outcome is not QuestionOutcome.ANSWERED or answer is None or not sample.gold:
         return WRONG
-    reply = strip_reasoning(answer if raw_answer is None else raw_answer)
+    reply = extract_reply(answer if raw_answer is None else raw_answer)
     metric = sample.task.metric
     wanted = boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
     own = sample.task if isinstance(sample.task, OwnMetric) else None
@@ -141,9 +141,9 @@ def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
-    """RULER's metric: gold strings in the completion, case folded and otherwise unchanged, also inside words."""
-    folded = reply.casefold()
-    matches = [string.casefold() in folded for string in gold]
+    """RULER's metric: gold strings in the completion, both in lower case and otherwise unchanged, also inside words."""
+    lowered = reply.lower()
+    matches = [string.lower() in lowered for string in gold]
     return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)
 
 

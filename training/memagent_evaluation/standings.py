@@ -6,6 +6,8 @@ mean score, since its answers are not independent trials. Two evaluations are co
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -30,6 +32,16 @@ STANDINGS_LEGEND: Final = (
 )
 SCRIPTED: Final = "scripted"
 """Shown instead of the accuracy of a scripted policy."""
+_ESCAPED: Final = str.maketrans(
+    {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
+     "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "–": "--"}
+)  # fmt: skip
+_PARTS: Final = {
+    "accuracy": ("mean", "low", "high"),
+    "against_first": ("difference", "low", "high", "p_value"),
+    "against_first_strict": ("difference", "low", "high", "p_value"),
+}
+"""Numbers of the fields that have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,37 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     shown = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
     return [shown, *([cells[name][place] for name in shown] for place in range(len(lines)))]
+
+
+def as_csv(lines: Sequence[SystemStanding]) -> str:
+    """Return a line for each standing, shares as 0 to 1; unknown values are empty."""
+    file = io.StringIO()
+    rows = [_flat(line) for line in lines]
+    writer = csv.DictWriter(file, list(rows[0]) if rows else ["system"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def as_latex(lines: Sequence[SystemStanding]) -> str:
+    r"""Return a tabular for the package booktabs, with the cells that the report has."""
+    head, *body = standings_cells(lines)
+    rows = [" & ".join(cell.translate(_ESCAPED) for cell in row) + r" \\" for row in (head, *body)]
+    return "\n".join(
+        [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{{'l' * len(head)}}}", r"\toprule", rows[0], r"\midrule",
+         *rows[1:], r"\bottomrule", r"\end{tabular}", ""]
+    )  # fmt: skip
+
+
+def _flat(standing: SystemStanding) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in SystemStanding.__slots__:
+        value = getattr(standing, name)
+        if name in _PARTS:
+            values |= {f"{name}_{part}": None if value is None else getattr(value, part) for part in _PARTS[name]}
+        else:
+            values[name] = value
+    return values
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:

@@ -42,7 +42,7 @@ def task(tmp_path: Path) -> str:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of something else: drawing takes as long as all the rest."""
-    monkeypatch.setattr("memagent_evaluation.output_folder.draw_all", lambda results, folder: [])
+    monkeypatch.setattr("memagent_evaluation.report.draw_all", lambda results, folder: [])
 
 
 def memagent(*arguments: object, code: int = 0) -> Any:
@@ -208,7 +208,7 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) 
 def test_questions_share_a_document_where_that_is_asked_for(tmp_path) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
-        base = ["eval", "multi_hop_2_backward", "state_1", "--base-url", server.base_url, *SMALL, "--small",
+        base = ["eval", "multi_hop_2_backward", "multi_hop_3", "--base-url", server.base_url, *SMALL, "--small",
                 "--out", out, "--lengths", "900"]  # fmt: skip
         memagent(*base, "-n", 3, "--questions-per-document", 3)
         memagent(*base, "-n", 6, "--questions-per-document", 3, "--resume")
@@ -328,7 +328,7 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
 
     for name, script in (("good", respond), ("bad", blind)):
         with FakeServer(script) as server, monkeypatch.context() as drawn_later:
-            drawn_later.setattr("memagent_evaluation.output_folder.draw_all", lambda results, folder: [])
+            drawn_later.setattr("memagent_evaluation.report.draw_all", lambda results, folder: [])
             memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200,400", "-n", 6,
                      "--out", tmp_path / name)  # fmt: skip
     for name in ("report.md", "results.parquet"):
@@ -440,17 +440,6 @@ def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_m
     assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refused.stderr
     assert 'data.ruler_files is "validation.jsonl, ' in refused_too.stderr
     assert "--out" in refused.stderr
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_much_text_is_made_by_other_processes_and_is_the_same(task, tmp_path, monkeypatch) -> None:
-    with FakeServer(respond) as server:
-        options = ["--base-url", server.base_url, *SMALL, "--lengths", "300", "-n", 3, "--quiet"]
-        memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "threads")
-        monkeypatch.setattr("memagent_evaluation.request.MUCH", 0)
-        memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "processes")
-    assert table(tmp_path / "processes") == table(tmp_path / "threads")
-    assert len(table(tmp_path / "processes")) == 6
 
 
 def test_a_plan_counts_what_would_be_asked_and_asks_and_writes_nothing(task, tmp_path) -> None:

@@ -76,8 +76,8 @@ def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path
 
 
 def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 30)
-    with CountingServer(delay=0.05) as server:
+    source = folder_of(tmp_path / "in", 8)
+    with CountingServer(delay=0.02) as server:
         command = corpus_command(source, tmp_path / "out", server, "--documents", "2", "--quiet")
         with Program(command, stderr=subprocess.PIPE) as process:
             while not server.read:
@@ -89,13 +89,16 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_pat
         assert "finished rows are kept" in told and "Traceback" not in told
         memagent(*typed(source, tmp_path / "out", server))
     rows = rows_in(tmp_path / "out")
-    assert len(rows) == 90 == len({row["id"] for row in rows})
+    assert len(rows) == 24 == len({row["id"] for row in rows})
 
 
 def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", 1)
     with CountingServer() as server:
         memagent(*typed(tmp_path / "missing", tmp_path / "o", server), code=ExitCode.DOCUMENT)
+        (tmp_path / "empty").mkdir()
+        told = memagent(*typed(tmp_path / "empty", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
+        assert "there are no documents in the folder" in told
         (tmp_path / "t.csv").write_text("a,b\n1,2\n")
         told = memagent(*typed(tmp_path / "t.csv", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
         assert "neither a column 'text' nor 'path'" in told and "a, b" in told

@@ -61,8 +61,19 @@ def test_a_folder_is_its_files_by_their_paths_below_it(files: Path, tmp_path: Pa
 
 def test_a_pattern_is_what_it_matches(files: Path, tmp_path: Path) -> None:
     assert texts(open_inputs(f"{files}/**/*.md"), tmp_path) == {"sub/b.md": "two"}
-    with pytest.raises(DocumentError, match="no file matches"):
-        list(open_inputs(f"{files}/*.docx").documents())
+
+
+@pytest.mark.parametrize("source", ["folder", "folder/*.txt", "table.csv", "archive.zip", "memory://bucket/none/"])
+def test_a_corpus_without_documents_is_an_error(source: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/.hidden").write_text("no")
+    (tmp_path / "table.csv").write_text("t\n")
+    zipfile.ZipFile(tmp_path / "archive.zip", "w").close()
+    inputs = open_inputs(
+        source if "://" in source else f"{tmp_path}/{source}", InputOptions(columns=InputColumns(text="t"))
+    )
+    with pytest.raises(DocumentError, match=r"there are no documents in .*Check the name"):
+        list(inputs.documents())
 
 
 def test_one_file_is_a_corpus_of_one(files: Path, tmp_path: Path) -> None:
@@ -361,7 +372,8 @@ def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(tmp_
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1%eth0", "fd00::1",
-     "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "224.0.0.1", "100.64.0.1"],
+     "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "::127.0.0.1", "::ffff:0:127.0.0.1", "fec0::1", "5f00::1",
+     "3fff::1", "224.0.0.1", "100.64.0.1"],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str) -> None:
     with pytest.raises(RefusedSourceError, match="is not a public address"):
@@ -392,8 +404,6 @@ def test_a_store_is_its_objects(tmp_path: Path) -> None:
     assert texts(open_inputs("memory://bucket/in/*.md"), tmp_path) == {"c.md": "three"}
     assert texts(open_inputs("memory://bucket/in/**/*.txt"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two"}
     assert texts(open_inputs("memory://bucket/in/a.txt"), tmp_path) == {"a.txt": "one"}
-    with pytest.raises(DocumentError, match="there is nothing at"):
-        list(open_inputs("memory://bucket/none/").documents())
 
 
 def test_a_table_and_an_archive_in_a_store(tmp_path: Path) -> None:

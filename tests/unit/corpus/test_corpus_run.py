@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import shutil
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -332,18 +335,16 @@ def test_a_limit_stops_the_run_and_it_continues_without_it(world: World, limit: 
 
 def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_its_chunk(world: World) -> None:
     world.write("long.txt", 4, words=3000)
-    sections = Counter[str]()
+    sections, seconds = Counter[str](), 0.04
 
     def slow(prompt: str) -> None:
-        import time
-
         sections[prompt] += 1
-        time.sleep(0.01)
+        time.sleep(seconds)
 
     world.fails = slow
-    assert world.run(limits=CorpusLimits(max_seconds=0.3)).ended is StopCause.MAX_SECONDS
+    assert world.run(limits=CorpusLimits(max_seconds=0.8)).ended is StopCause.MAX_SECONDS
     assert rows_in(world.out) == []
-    before = sum(sections.values())
+    before, seconds = sum(sections.values()), 0.0
     world.run()
     assert before and set(world.answers.values()) == {"4"}
     assert sum(sections.values()) - len(sections) <= 1
@@ -487,18 +488,54 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
     assert len(world.answers) == 6 and world.calls == calls and summary.read == 0
 
 
-def test_a_full_disk_is_not_an_error_of_the_documents(world: World, monkeypatch: Any) -> None:
-    for number in range(6):
-        world.write(f"d{number}.txt", number)
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.ENOSPC, "Free disk space"), (errno.EIO, "Free disk space"), (errno.ESTALE, "MEMAGENT_HOME"),
+     (errno.EPERM, "MEMAGENT_HOME"), (errno.EMFILE, "ulimit -n")],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["mkstemp", "open"])
+def test_an_error_of_the_store_is_not_an_error_of_the_documents(
+    world: World, monkeypatch: Any, code: int, remedy: str, place: str
+) -> None:
+    for number in range(3):
+        world.write(f"{place}{code}-{number}.txt", number)  # texts that no chunk cache has
+    unbroken = tempfile.mkstemp if place == "mkstemp" else Path.open
 
-    def full(*arguments: Any, **options: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def broken(*arguments: Any, **options: Any) -> Any:
+        is_of_store = options.get("prefix") == ".incoming-" or (arguments and arguments[0].parent.name == "texts")
+        if not is_of_store:
+            return unbroken(*arguments, **options)
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("memagent_graph.documents.store.tempfile.mkstemp", full)
-    with pytest.raises(CorpusError, match="No space left"):
+    monkeypatch.setattr(tempfile if place == "mkstemp" else Path, place, broken)
+    with pytest.raises(CorpusError, match=rf"the document store .*{os.strerror(code)}.*{remedy}.*not lost"):
         world.run()
     monkeypatch.undo()
     assert world.run().failed_rows == 0
+
+
+def test_too_many_open_files_are_not_an_error_of_the_documents(world: World, monkeypatch: Any) -> None:
+    world.write("a.txt", 1)
+    unbroken = Path.open
+
+    def broken(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "a.txt":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return unbroken(path, *arguments, **options)
+
+    monkeypatch.setattr("pathlib.Path.open", broken)
+    with pytest.raises(CorpusError, match=r"Too many open files.*ulimit -n"):
+        world.run()
+
+
+def test_a_damaged_ledger_is_an_error_with_its_remedy(world: World) -> None:
+    world.write("a.txt", 1)
+    world.run()
+    (world.out / "_work/ledger.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(CorpusError, match=r"ledger.sqlite is damaged.*Remove it"):
+        world.run()
+    (world.out / "_work/ledger.sqlite").unlink()
+    assert world.run().skipped == 1
 
 
 def test_a_clock_that_jumps_changes_nothing(world: World, monkeypatch: Any) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_rows import column_values
+from memagent_graph.errors import CorpusError
 
 ROWS = 5000
 FIRST = "part-000000.parquet"
@@ -53,6 +58,23 @@ def test_the_manifest_has_the_size_and_digest_of_what_was_written(table: TableFo
     table.publish([])
     table.remove_unlisted()
     assert table.damaged([part]) == [part]
+
+
+def test_a_part_that_others_wrote_is_refused(table: TableFolder, tmp_path: Path) -> None:
+    """A manifest from somebody else may list it with its right digest."""
+    whole = table.write_part(0, rows(3))
+    assert whole is not None
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"id": ["a"], "document": ["b"]}), file)
+    for content, reason in ((b"PAR1 and no more", "not one that"), (file.getvalue(), "no column answer")):
+        if "://" in table.location:
+            fsspec.filesystem("memory").pipe_file(f"{table.location.removeprefix('memory://')}/{FIRST}", content)
+        else:
+            (tmp_path / FIRST).write_bytes(content)
+        part = replace(whole, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        table.publish([part])
+        with pytest.raises(CorpusError, match=f"the part {FIRST} of .*{reason}"):
+            list(table.rows(["id", "error"]))
 
 
 def test_what_fails_while_it_is_written_leaves_nothing(table: TableFolder) -> None:

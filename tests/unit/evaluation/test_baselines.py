@@ -30,7 +30,7 @@ from memagent_graph.errors import (
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.policy import strip_reasoning
+from memagent_graph.reasoning import extract_reply
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import words_around
@@ -196,7 +196,7 @@ async def test_a_policy_that_says_nothing_is_asked_again_as_the_reader_would_and
 
 @pytest.mark.parametrize("name", BASELINES)
 async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, name) -> None:
-    policy = Reader(lambda prompt: strip_reasoning("<think>which?</think> It is 4711. "))
+    policy = Reader(lambda prompt: extract_reply("<think>which?</think> It is 4711. "))
     attempt = await ask(name, SHORT, policy, prompts=load_prompts(answer_format="plain"))
     assert attempt.answer == "It is 4711."
     assert not any("boxed" in prompt for prompt in policy.prompts)

@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 
-from memagent_evaluation.prose import reference_topics
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import load_system, system_names
+from memagent_evaluation.tasks.haystacks import reference_topics
 from memagent_graph import Document, LocalPolicy, MemAgent
 from memagent_graph.errors import StrategyError
 

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import Keys, failed, results, row
 
-from memagent_evaluation.output_folder import as_csv, as_latex
 from memagent_evaluation.planned_costs import plan_as_json, planned_costs, render_plan
 from memagent_evaluation.report import percentile, render_report, summary
 from memagent_evaluation.result_table import EvaluationPlan
-from memagent_evaluation.standings import standings
+from memagent_evaluation.standings import as_csv, as_latex, standings
 from memagent_evaluation.systems import load_system
 from memagent_graph import Document
 from memagent_graph.errors import EvaluationError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import tracemalloc
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_evaluation.data_files import data_paths, data_task_names, load_data_task, read_records
+from memagent_evaluation.data_files import data_paths, data_task_names, data_task_of, load_data_task, read_records
 from memagent_evaluation.data_files.file_task import DamagedRowError, estimated_tokens
 from memagent_evaluation.data_files.formats import split_question
 from memagent_evaluation.data_files.qa_records import Paragraph
@@ -250,8 +251,63 @@ def test_questions_of_ones_own_are_rows_of_question_context_and_answers(tmp_path
     damaged = write_lines(
         tmp_path / "damaged.jsonl", [*rows, {"question": "Why?", "context": "Because.", "answers": []}]
     )
-    with pytest.raises(EvaluationError, match=r'line 3.*"answers" has no text.*question, its context and its answers'):
+    with pytest.raises(EvaluationError, match=r'line 3.*"answers" has no text.*question, its document and its answers'):
         load_data_task("qa_files", damaged, SETTINGS)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tsv", "parquet", "dataset"])
+def test_own_questions_are_read_alike_from_every_kind_of_file(tmp_path, form) -> None:
+    rows = [
+        {"question": "Who, and when?", "document": 'Rosa said "now",\nin 1911.', "answers": '["Rosa", "R. B."]'},
+        {"question": "Where?", "document": "x" * 200_000, "answers": "Oslo"},
+    ]
+    path = tmp_path / f"mine.{form}"
+    if form in {"csv", "tsv"}:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if form == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        listed = [rows[0] | {"answers": ["Rosa", "R. B."]}, rows[1] | {"answers": ["Oslo"]}]
+        if form == "dataset":
+            pytest.importorskip("datasets").Dataset.from_list(listed).save_to_disk(path)
+        else:
+            (write_lines if form == "jsonl" else write_parquet)(path, listed)
+    assert data_task_of(path) == "qa_files"
+    examples = load_data_task("qa_files", path, SETTINGS).examples
+    assert [(each.question, each.document, each.gold) for each in (examples[0], examples[1])] == [
+        ("Who, and when?", rows[0]["document"], ("Rosa", "R. B.")),
+        ("Where?", rows[1]["document"], ("Oslo",)),
+    ]
+
+
+def test_a_document_may_be_in_parts_and_an_answer_be_one(tmp_path) -> None:
+    row = {"question": "Why?", "documents": ["One.", "Two."], "answer": "so"}
+    example = load_data_task("qa_files", write_lines(tmp_path / "a.jsonl", [row]), SETTINGS).examples[0]
+    assert (example.document, example.gold) == ("One.\n\nTwo.", ("so",))
+
+
+def test_memagents_training_questions_are_read_as_published(tmp_path) -> None:
+    row = {
+        "prompt": [{"role": "user", "content": "Who?"}],
+        "context": "Document 1:\nAda did it.",
+        "reward_model": {"style": "rule", "ground_truth": ["Ada", "A."]},
+        "extra_info": {"index": 3, "num_docs": 1},
+    }
+    path = write_parquet(tmp_path / "train.parquet", [row])
+    assert data_task_of(path) == "memagent_files"
+    example = load_data_task("memagent_files", path, SETTINGS).examples[0]
+    assert (example.question, example.gold, example.document) == ("Who?", ("Ada", "A."), row["context"])
+
+
+def test_a_data_set_is_known_by_its_fields(tmp_path) -> None:
+    for name, row in (("hotpotqa", hotpot_row()), ("longbench", longbench_row()), ("mrcr", mrcr_row())):
+        assert data_task_of(write_lines(tmp_path / f"{name}.jsonl", [row])) == name
+    assert data_task_of(write_json(tmp_path / "s.json", squad_file())) == "squad"
+    with pytest.raises(EvaluationError, match=r"rows with text.*question, its document"):
+        data_task_of(write_lines(tmp_path / "no.jsonl", [{"text": "t"}]))
+    with pytest.raises(EvaluationError, match=r"no data file"):
+        data_task_of(tmp_path / "missing.jsonl")
 
 
 def test_longbench_asks_what_its_data_sets_mean(tmp_path) -> None:

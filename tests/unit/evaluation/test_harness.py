@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +14,15 @@ import rich.console
 from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
 from support.strategies import EXAMPLE, reads_perfectly
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from memagent_evaluation.attempt_rows import run_id_of
 from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationLimits, evaluate
 from memagent_evaluation.request import EvaluationProgress
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import ProcessMaker
 from memagent_evaluation.samples import Needle, Sample, Task
 from memagent_evaluation.systems import Attempt, load_system
-from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
+from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import (
     EvaluationError,
@@ -37,7 +33,6 @@ from memagent_graph.errors import (
 )
 from memagent_graph.results import Usage
 from memagent_graph.storage.checkpoints import open_saver
-from memagent_graph.tokenizers.loading import HFTokenizer
 
 
 class Oracle:
@@ -474,38 +469,6 @@ async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkey
     monkeypatch.setattr(ResultJournal, "add", full)
     with pytest.raises(EvaluationError, match="no room"):
         await run(tmp_path, store, Oracle(store))
-
-
-async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) -> None:
-    (tmp_path / "deadly.py").write_text(
-        "import os\nfrom memagent_evaluation.samples import *\n\nclass Deadly:\n    name = 'deadly'\n"
-        "    metric, unit, answer_tokens = Metric.ALL, LengthUnit.TOKENS, 5\n"
-        "    def sample(self, length, index):\n        os._exit(9)\n"
-    )
-    settings = TaskSettings(load_tokenizer("embedded"))
-    maker = ProcessMaker([f"{tmp_path / 'deadly.py'}:Deadly"], settings, {"deadly": Keys()}, store)
-    evaluation = Evaluation(
-        EvaluationPlan.grid(("oracle",), ("deadly",), (100,), 3),
-        {"deadly": Keys()},
-        {"oracle": Oracle(store)},
-        store,
-        maker=maker,
-    )
-    with open_results(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
-        await evaluate(evaluation, journal)
-
-
-async def test_processes_that_make_documents_take_a_tokenizer_of_any_kind(store) -> None:
-    backend = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    settings = TaskSettings(HFTokenizer(json.loads(backend.to_str()), name="words"))
-    task = load_task("vt", settings)
-    maker = ProcessMaker(["vt"], settings, {"vt": task}, store)
-    try:
-        sample, document, _ = await maker.make("vt", 400, 1)
-    finally:
-        await maker.close()
-    assert store.read(document, 0, document["size"] or 0) == "".join(sample.text())
 
 
 def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:

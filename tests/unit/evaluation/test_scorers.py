@@ -187,11 +187,12 @@ def test_only_a_text_that_is_at_least_as_long_can_contain_the_gold(text, gold) -
 # RULER's string match, F1 and a task's own metric
 
 
-def test_string_match_is_rulers_inside_words_and_case_folded() -> None:
+def test_string_match_is_rulers_inside_words_and_in_lower_case() -> None:
     whole = "the numbers 117 and BLUEISH"
     assert score(asked("17", "blue", "red", metric=Metric.ALL), "x", whole).string_match == pytest.approx(2 / 3)
     assert score(asked("17", "red"), "x", whole).string_match == 1
     assert score(asked("red", "green"), "x", whole).string_match == 0
+    assert score(asked("straße"), "x", "STRASSE").string_match == 0, "RULER lowers, it does not fold"
 
 
 def test_f1_takes_the_nearest_wording_or_all_strings_together() -> None:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_evaluation.prose import reference_topics
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.haystacks import ProseHaystack, prose, split_sentences
+from memagent_evaluation.tasks.haystacks import ProseHaystack, prose, reference_topics, split_sentences
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 

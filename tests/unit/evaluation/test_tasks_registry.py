@@ -9,7 +9,7 @@ import pytest
 from memagent_evaluation import samples
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task, task_names, task_options
-from memagent_evaluation.tasks.vocabulary import words
+from memagent_evaluation.tasks.needles import words
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -20,7 +20,6 @@ RULER = (
 )
 OUR_OWN = (
     *(f"multi_hop_{hops}{order}" for hops in (2, 3, 4) for order in ("", "_backward", "_shuffled")),
-    *("state_1", "state_2", "state_3"),
     *(f"english_hop_{hops}{order}" for hops in (2, 3) for order in ("", "_backward")),
     *(f"english_{kind}" for kind in ("fact", "new", "change", "list", "absent")),
 )

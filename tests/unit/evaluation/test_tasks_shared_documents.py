@@ -4,16 +4,15 @@ import textwrap
 
 import pytest
 
-from memagent_evaluation.sample_documents import ThreadMaker
+from memagent_evaluation.sample_documents import SampleMaker
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.needles import SHAPES
-from memagent_evaluation.tasks.state_tracking import STATES
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-OWN = ("multi_hop_2_backward", "multi_hop_4_shuffled", *STATES)
+OWN = ("multi_hop_2_backward", "multi_hop_4_shuffled")
 LENGTH = 5000
 
 
@@ -72,19 +71,6 @@ def test_less_than_one_question_is_refused(questions):
         asking("niah_single_1", questions)
 
 
-@pytest.mark.parametrize(
-    ("name", "questions", "message"),
-    [
-        ("state_1", 33, "32 people"),
-        ("state_2:facts=3", 4, "hardly ever answer 4 questions"),
-    ],
-)
-def test_more_questions_than_a_task_can_have_are_refused(name, questions, message):
-    with pytest.raises(EvaluationError) as caught:
-        asking(name, questions).sample(200_000, 0)
-    assert message in f"{caught.value.message} {caught.value.hint}"
-
-
 def test_a_task_of_ones_own_says_whether_it_can(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(
@@ -105,7 +91,7 @@ def test_a_task_of_ones_own_says_whether_it_can(tmp_path):
 
 async def test_the_document_is_stored_once(tmp_path):
     task = asking("multi_hop_2", 3)
-    maker = ThreadMaker({task.name: task}, DocumentStore(tmp_path))
+    maker = SampleMaker({task.name: task}, DocumentStore(tmp_path))
     made = [await maker.make(task.name, 3000, index) for index in range(6)]
     await maker.close()
     keys = [each.document["key"] for each in made]

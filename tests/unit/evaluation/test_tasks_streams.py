@@ -21,7 +21,7 @@ from memagent_graph.tokenizers import load_tokenizer
 TOKENIZER = load_tokenizer("embedded")
 NAMES = (
     *("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe"),
-    *("multi_hop_2", "state_3"),
+    "multi_hop_2",
 )
 
 IN_A_PROCESS = """
@@ -80,7 +80,7 @@ def test_a_text_can_be_read_any_number_of_times_even_at_once(name):
     assert "".join(one for one, _ in pairs) == "".join(sample.text())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["niah_single_1", "niah_multikey_2"])
 def test_memory_does_not_grow_with_length(name):
     task = load_task(name, TaskSettings(TOKENIZER))
 
@@ -94,13 +94,12 @@ def test_memory_does_not_grow_with_length(name):
             tracemalloc.stop()
 
     peak(5000)  # word lists and the like are loaded once
-    short, long = peak(12_000), peak(72_000)
-    # Sixty thousand tokens more are at least 150 KB of text, and a topic of the language reference, which is split
-    # whole, up to 50 KB. Words for long lists are pairs of words from lists that are held.
-    assert long < short + 60_000 or (name == "cwe" and long < 1_500_000)
+    short, long = peak(8_000), peak(38_000)
+    # Thirty thousand tokens more are at least 75 KB of text.
+    assert long < short + 30_000
 
 
-def test_a_million_tokens_are_tokenised_about_once(monkeypatch):
+def test_a_text_is_tokenised_about_once(monkeypatch):
     """The tokenizer takes most of the time that a document takes to make."""
     counted = []
 
@@ -112,9 +111,9 @@ def test_a_million_tokens_are_tokenised_about_once(monkeypatch):
             counted.append(len(text))
             return TOKENIZER.count(text)
 
-    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(1_000_000, 0)
+    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(100_000, 0)
     characters = sum(map(len, sample.text()))
-    assert characters > 2_000_000
+    assert characters > 200_000
     assert 0 < sum(counted) < 4 * characters
 
 

@@ -11,7 +11,7 @@ from memagent_evaluation.samples import LengthUnit, Metric
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.generated import DEPTHS
 from memagent_evaluation.tasks.haystacks import NOISE
-from memagent_evaluation.tasks.vocabulary import all_words, words
+from memagent_evaluation.tasks.needles import all_words, words
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
+from memagent_graph.plain_text import without_folders
 from memagent_report import Report, references
 from memagent_report.checked_report import checked_report
 from memagent_report.drafts import Contradiction, Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
@@ -31,7 +32,7 @@ from memagent_report.evidence_matrix import (
     ReportDocument,
     SourceQuote,
 )
-from memagent_report.export_safety import markdown_text, spreadsheet_cell, without_folders
+from memagent_report.export_safety import markdown_text, spreadsheet_cell
 from memagent_report.references import bibtex
 from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import ReportEvent

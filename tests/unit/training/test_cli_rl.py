@@ -29,8 +29,8 @@ from memagent_training import rl
 from memagent_training.commands import rl_command, training_process
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collapse import CollapsedError
-from memagent_training.rl.dashboard import Dashboard
 from memagent_training.rl.loop_journal import Measurement
+from memagent_training.rl.loop_status import LoopStatus
 from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
@@ -106,7 +106,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--profile", "embedded", "--layout", "section_first", "--answer-format", "plain", "--empty-memory", "none"),
         *("--update-template", "u.txt", "--answer-template", "a.txt", "--context-window", "900", "--chunk-tokens", "5"),
         *("--question-tokens", "6", "--memory-tokens", "7", "--answer-tokens", "8", "--boundary", "sentence"),
-        *("--strategy", "ours.py:Ours"),
+        *("--strategy", "ours.py:Ours", "--engine", "vllm", "--data", "mine.csv", "--held-out", "0.2"),
         *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'", "--server-timeout", "30"),
         least=False,
     )
@@ -118,7 +118,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
-        lora_rank=8, serve_merged=True, resume=True, strategy="ours.py:Ours",
+        lora_rank=8, serve_merged=True, resume=True, strategy="ours.py:Ours", data=Path("mine.csv"), held_out=0.2,
         reading=ReadingSettings(
             profile="embedded", layout="section_first", answer_format="plain", empty_memory="none",
             update_template="u.txt", answer_template="a.txt", context_window=900, chunk_tokens=5, question_tokens=6,
@@ -149,8 +149,10 @@ def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
     memagent("--reward", "judging.py:short")
     assert loop.job.reward.__name__ == "short"
     assert "Did you mean judging.py:short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
-    Path("judging.py").write_text("short = 3\n")
-    assert "takes a run (TrainingRun)" in memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
+    for wrong in ("short = 3", "def short(run, gold): return 1.0", "def short(*, run): return 1.0"):
+        Path("judging.py").write_text(f"{wrong}\n")
+        told = memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
+        assert "def reward(run: TrainingRun) -> float | None" in " ".join(told.split())
 
 
 def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_path, monkeypatch) -> None:
@@ -173,10 +175,9 @@ def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_
 
 
 @pytest.mark.parametrize("more", [[], ["--quiet"]])
-def test_the_loop_is_watched_by_a_dashboard(loop, more) -> None:
+def test_the_loop_is_watched(loop, more) -> None:
     memagent("--iterations", "42", *more)
-    assert isinstance(loop.watcher, Dashboard)
-    assert loop.watcher.iterations == 42
+    assert isinstance(loop.watcher, LoopStatus)
     loop.watcher.measured(MEASUREMENT)
 
 
@@ -358,9 +359,12 @@ def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monke
     assert not Path("rl-policy").exists()
 
 
-def test_a_task_and_lengths_must_be_named(loop) -> None:
-    assert "--task" in memagent("--lengths", "500", least=False, code=ExitCode.USAGE).stderr
-    assert "--lengths" in memagent("--task", "vt", least=False, code=ExitCode.USAGE).stderr
+def test_a_task_and_lengths_or_data_must_be_named(loop, monkeypatch) -> None:
+    monkeypatch.setattr(rl, "run", lambda job, watcher: prepare(job))
+    for given in (["--lengths", "500"], ["--task", "vt"], []):
+        told = memagent(*given, least=False, code=ExitCode.USAGE).stderr
+        assert "--task" in told and "--lengths" in told and "--data" in told
+    memagent("--data", "none.jsonl", least=False, code=ExitCode.SETTINGS)
 
 
 def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 import math
 import random
+import sys
 from array import array
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
 from memagent_training.forward.scoring import LogProbs
 from recipes.embedded.training_examples import Prose
+from recipes.language import supervised
 from recipes.language.reader_traces import TRAINING_FACTS, TraceMaker
 from recipes.language.real_questions import real_questions
 from recipes.language.supervised import (
@@ -180,3 +182,25 @@ def test_every_relation_for_training_makes_statements_and_questions() -> None:
         named = fact.value if answer == fact.subject else fact.subject
         assert named.lower() in question.lower()
         assert not set("{}") & set(fact.statement + question)
+
+
+def test_what_training_cannot_start_from_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, corpus = tmp_path / "base", tmp_path / "corpus"
+
+    def refusal(*more: str) -> str:
+        arguments = ["supervised", "--base", str(base), "--corpus", str(corpus), "--out", str(tmp_path / "out"), *more]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit, match="2"):
+            supervised.main()
+        return capsys.readouterr().err
+
+    assert "memagent policy add smollm2-untrained" in refusal()
+    base.mkdir()
+    (base / "config.json").write_text("{}", encoding="utf-8")
+    assert "recipes.embedded.corpus" in refusal()
+    corpus.mkdir()
+    (corpus / "train.txt").write_text(PROSE, encoding="utf-8")
+    assert "--excerpts is a share, from 0 to 1" in refusal("--excerpts", "2")
+    assert not (tmp_path / "out").exists()

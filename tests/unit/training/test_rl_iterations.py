@@ -26,7 +26,7 @@ from memagent_training.rl import collecting, loop
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.loop_journal import LengthReward, LoopJournal, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
-from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import prepare
 from memagent_training.serving.policy_sync import How, Served
 from memagent_training.training_errors import ReplayError
@@ -46,7 +46,7 @@ class Sync:
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[loop._Source]:
     prepared = prepare(small_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
-    serving = Serving(prepared)
+    serving = ServerServing(prepared)
     serving._sync = Sync()  # type: ignore[assignment]
     serving.policy_folder(0).mkdir(parents=True)
     asyncio.run(serving.serve(0))
@@ -58,8 +58,8 @@ def source(tmp_path: Path) -> Iterator[loop._Source]:
 
 
 def measured_as(monkeypatch: pytest.MonkeyPatch, mean: float) -> None:
-    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float) -> Any:
-        return measurement(iteration, mean, temperature=temperature)
+    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, *, as_used: bool = False) -> Any:
+        return measurement(iteration, mean, temperature=temperature, as_used=as_used)
 
     monkeypatch.setattr(loop, "measure", measure)
 
@@ -72,7 +72,10 @@ async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
         measured_as(monkeypatch, mean)
         await source._measure(iteration)
         assert best.read_text() == expected
-    assert [each.mean for each in source.journal.measurements] == [0.5, 0.4, 0.5, 0.6]
+    # Both as it will be used, with the rule for invented words in its profile, and as it is sampled.
+    assert [(each.mean, each.as_used) for each in source.journal.measurements] == [
+        (mean, as_used) for mean in (0.5, 0.4, 0.5, 0.6) for as_used in (True, False)
+    ]
 
 
 async def test_only_what_was_asked_alike_is_compared(
@@ -81,7 +84,7 @@ async def test_only_what_was_asked_alike_is_compared(
     """Measured on short documents alone, the first policy looks better than any does on long ones."""
     shorter = Estimate(mean=0.9, low=0.5, high=1.0, n=8)
 
-    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float) -> Any:
+    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, *, as_used: bool = False) -> Any:
         return measurement(iteration, 0.5) if iteration else measurement(0, 0.9, accuracy={100: shorter})
 
     monkeypatch.setattr(loop, "measure", measure)
@@ -196,11 +199,11 @@ def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeyp
             await asyncio.sleep(0.05)
             order.append("reads ended")
 
-    async def close(of: Serving) -> None:
+    async def close(of: ServerServing) -> None:
         order.append("serving closed")
 
     monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
-    monkeypatch.setattr(Serving, "close", close)
+    monkeypatch.setattr(ServerServing, "close", close)
     run_sync(source._begun_ahead(1, 0))
     assert begun.wait(10)
     source.close()

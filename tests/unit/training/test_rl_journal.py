@@ -25,6 +25,7 @@ RECORD = st.builds(
     is_enough=st.booleans(),
     version=COUNT,
     stage=COUNT,
+    asked=COUNT,
     group_of=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     by_length=BY_LENGTH,
     all_right=COUNT,

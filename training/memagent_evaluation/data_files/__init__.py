@@ -8,21 +8,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from memagent_evaluation.data_files.file_task import FileTask
 from memagent_evaluation.data_files.formats import ROW_FORMATS, load_rows
 from memagent_evaluation.data_files.published import data_paths
 from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records, read_records
+from memagent_evaluation.data_files.table_rows import open_rows
 from memagent_evaluation.samples import TaskSettings
 from memagent_graph.errors import EvaluationError
 
-__all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
+__all__ = ["FileTask", "data_paths", "data_task_names", "data_task_of", "load_data_task", "read_records"]
+
+_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "hotpotqa": frozenset({"supporting_facts"}),
+    "squad": frozenset({"paragraphs"}),
+    "memagent_files": frozenset({"context", "reward_model"}),
+    "ruler_files": frozenset({"input", "outputs"}),
+    "longbench": frozenset({"input", "context", "answers", "dataset"}),
+    "ruler_hqa_files": frozenset({"input", "context", "answers"}),
+    "mrcr": frozenset({"prompt", "answer", "random_string_to_prepend"}),
+    "qa_files": frozenset({"question"}),
+}
+"""Fields by which a data set's rows are known, the most special first."""
 
 
 def data_task_names() -> tuple[str, ...]:
     """Return the names that `load_data_task` takes."""
     return (*RECORD_NAMES, *ROW_FORMATS)
+
+
+def data_task_of(path: Path) -> str:
+    """Return which of `data_task_names()` a file or dataset folder is, by the fields of its first row.
+
+    Raises:
+        EvaluationError: it cannot be read, or is none of them.
+    """
+    if not path.exists():
+        raise EvaluationError(f"there is no data file {path}", hint="Name a file, or a folder that datasets saved.")
+    row = open_rows([path])[0]
+    if {"title", "context", "question"} <= row.keys() and isinstance(row.get("answers"), dict):
+        return "squad"
+    for name, fields in _FIELDS.items():
+        if fields <= row.keys():
+            return name
+    raise EvaluationError(
+        f"{path} has rows with {', '.join(sorted(map(str, row))) or 'nothing'}, which are not known as questions",
+        hint="Give each row a question, its document (or documents) and its answers.",
+    )
 
 
 def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> FileTask:

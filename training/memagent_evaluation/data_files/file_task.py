@@ -95,6 +95,7 @@ class FileTask:
     """The length of every example, in the unit."""
     source: str
     """Its source, for messages."""
+    _places_of: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -136,7 +137,10 @@ class FileTask:
         return self.sample(length, index).question
 
     def _places(self, length: int) -> list[int]:
-        return [place for place, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length]
+        if length not in self._places_of:
+            places = [place for place, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length]
+            self._places_of[length] = places
+        return self._places_of[length]
 
 
 def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:

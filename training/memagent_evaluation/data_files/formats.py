@@ -1,6 +1,8 @@
 """The formats of data files with a row for each question: what each row means, and how its answers are scored.
 
-qa_files          your own questions: {"question": ..., "context": "the whole document", "answers": ["a", "wording"]}
+qa_files          your own questions: {"question": ..., "document": "the whole text", "answers": ["a", "wording"]}; also
+                  "documents" (a list of texts) or "context", and "answer"
+memagent_files    MemAgent's training questions, hotpotqa_train.parquet: prompt, context, reward_model and extra_info
 longbench         LongBench: input, context, answers, length, dataset, language, all_classes and _id
 mrcr              OpenAI-MRCR: prompt (a JSON list of messages), answer and random_string_to_prepend
 ruler_files       NVIDIA's RULER generator: index, input, outputs and length
@@ -37,6 +39,8 @@ from memagent_graph.errors import EvaluationError
 ANSWER_TOKENS: Final = 128
 """The longest answer that RULER and RULER-HQA allow in any task; LongBench allows 512."""
 _SPARE_TOKENS: Final = 64
+_DOCUMENT_NAMES: Final = ("document", "documents", "context")
+_PARAGRAPH_BREAK: Final = "\n\n"
 _PASSAGE: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
 _SEARCHED_CHARACTERS: Final = 4000
 _NEEDLE: Final = re.compile(
@@ -127,7 +131,21 @@ def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileT
 
 
 def _own_question(row: TableRow) -> FileExample:
-    return FileExample(text_of(row, "question").strip(), texts_of(row, "answers"), text_of(row, "context"))
+    answers = texts_of(row, "answer" if "answer" in row and "answers" not in row else "answers")
+    name = next((name for name in _DOCUMENT_NAMES if name in row), _DOCUMENT_NAMES[0])
+    return FileExample(text_of(row, "question").strip(), answers, _PARAGRAPH_BREAK.join(texts_of(row, name)))
+
+
+def _released(row: TableRow) -> FileExample:
+    """Return a question whose wordings are `reward_model.ground_truth`."""
+    extra, reward_model = row.get("extra_info"), row.get("reward_model")
+    if not isinstance(reward_model, dict):
+        raise DamagedRowError('"reward_model" is not an object with "ground_truth"')
+    if isinstance(extra, dict) and isinstance(extra.get("question"), str):
+        question = text_of(extra, "question")
+    else:
+        question = _messages(row)[-1][1]
+    return FileExample(question.strip(), texts_of(reward_model, "ground_truth"), text_of(row, "context"))
 
 
 def _longbench(row: TableRow) -> FileExample:
@@ -227,7 +245,8 @@ def _ruler_hqa(row: TableRow) -> FileExample:
 
 
 ROW_FORMATS: Final = {
-    "qa_files": RowFormat(_own_question, "Give each row a question, its context and its answers."),
+    "qa_files": RowFormat(_own_question, "Give each row a question, its document and its answers."),
+    "memagent_files": RowFormat(_released, "MemAgent's rows have prompt, context, reward_model and extra_info."),
     "longbench": RowFormat(_longbench, "LongBench's rows have input, context, answers and dataset.", answer_tokens=512),
     "mrcr": RowFormat(_mrcr, "MRCR's rows have prompt, answer and random_string_to_prepend.", answer_tokens=None),
     "ruler_files": RowFormat(_ruler, "RULER's generator writes rows with index, input, outputs and length."),

@@ -21,7 +21,7 @@ class Published:
     """Names of its files in a folder; the matches of the first pattern that has any."""
 
 
-_ANY_ROWS: Final = ("*.jsonl", "*.parquet", "*.json")
+_ANY_ROWS: Final = ("*.jsonl", "*.parquet", "*.json", "*.csv", "*.tsv")
 PUBLISHED: Final = {
     "hotpotqa": Published(
         "hotpot_dev_distractor_v1.json from HotpotQA's home page, or the dataset hotpot_qa on Hugging Face",
@@ -31,7 +31,11 @@ PUBLISHED: Final = {
         "dev-v2.0.json from SQuAD's home page, or the dataset squad on Hugging Face",
         ("dev-v2*.json", "dev-v1*.json", "train-v2*.json", "train-v1*.json", "squad*.json*", "squad*.parquet"),
     ),
-    "qa_files": Published("a file of your own: JSON lines with question, context and answers", _ANY_ROWS),
+    "qa_files": Published("a file of your own: rows with question, document and answers", _ANY_ROWS),
+    "memagent_files": Published(
+        "hotpotqa_train_32k.parquet from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
+        ("hotpotqa_train*.parquet", *_ANY_ROWS),
+    ),
     "longbench": Published(
         "a file of data.zip from the dataset THUDM/LongBench on Hugging Face, such as hotpotqa.jsonl", _ANY_ROWS
     ),

@@ -1,10 +1,12 @@
-"""Rows of data files, one in memory at a time: JSON lines, JSON lists, Parquet files, Hugging Face dataset folders.
+"""Rows of data files: JSON lines, JSON lists, Parquet files, Hugging Face dataset folders, and CSV files.
 
-JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes works like lines.
+JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes works like lines. One row
+is in memory at a time, except of CSV files, which are read whole.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import mmap
@@ -28,6 +30,8 @@ _WRAPPED_LIST: Final = re.compile(
 )
 _SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET: Final = b"PAR1"
+_DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
+_LONGEST_CELL: Final = 2**31 - 1
 
 
 class RowSource(Protocol):
@@ -68,7 +72,7 @@ class TableRows:
 
 
 def open_rows(paths: Sequence[Path]) -> TableRows:
-    """Return the rows of files and dataset folders. The content determines the format, not the name.
+    """Return the rows of files and dataset folders. The content determines the format, and for CSV the name's ending.
 
     Raises:
         EvaluationError: a file cannot be read, has no rows, or has an unknown format.
@@ -224,6 +228,43 @@ class DatasetRows:
         return f"{self.path}, row {index + 1}"
 
 
+class CsvRows:
+    """The rows of a CSV or TSV file with a line of names. A cell that is a JSON list, such as ["a", "b"], is a list."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        csv.field_size_limit(_LONGEST_CELL)
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                reader = csv.DictReader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
+                self._rows = [(reader.line_num, row) for row in reader]
+        except (OSError, ValueError, csv.Error) as error:
+            raise _unreadable(path, error) from error
+        if not self._rows:
+            raise EvaluationError(
+                f"{path} has no rows", hint="Begin it with a line of names, then a line for each row."
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> TableRow:
+        return {name: _cell(value) for name, value in self._rows[index][1].items() if name is not None}
+
+    def place(self, index: int) -> str:
+        """Return the file and the row's last line."""
+        return f"{self.path}, line {self._rows[index][0]}"
+
+
+def _cell(text: str | None) -> Any:
+    if text is not None and text.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
+
+
 def _open_one(path: Path) -> RowSource:
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
@@ -237,7 +278,9 @@ def _open_one(path: Path) -> RowSource:
             beginning = file.read(len(_PARQUET))
     except OSError as error:
         raise _unreadable(path, error) from error
-    return ParquetRows(path) if beginning == _PARQUET else JsonRows(path)
+    if beginning == _PARQUET:
+        return ParquetRows(path)
+    return CsvRows(path) if path.suffix.lower() in _DELIMITERS else JsonRows(path)
 
 
 @contextmanager

@@ -1,16 +1,21 @@
-"""The text that needles are hidden in: noise, other needles, prose. All of them are endless streams."""
+"""The text that needles are hidden in: noise, other needles, prose. All of them are endless streams.
+
+Prose is a user's, or what comes with Python: the language reference that `help()` shows, and the library's docstrings.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
+import pydoc_data.topics
 import random
 import re
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from memagent_evaluation.prose import library_docstrings, reference_topics
 from memagent_evaluation.tasks.placements import Haystack
 from memagent_graph.errors import EvaluationError
 
@@ -79,7 +84,7 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
     """
     skipped = chance.randrange(_FIRST_SENTENCES)
     if path is None:
-        return ProseHaystack(_python_prose, skipped)
+        return ProseHaystack(python_prose, skipped)
     files = _text_files(path)
     if next(_paragraphs(files), None) is None:
         raise EvaluationError(
@@ -107,17 +112,47 @@ def split_sentences(paragraph: str) -> Iterator[str]:
         start = end
 
 
+def reference_topics() -> Iterator[str]:
+    """Paragraphs of the language reference that `help()` shows, about 0.5 MB, always in the same order."""
+    for name in sorted(pydoc_data.topics.topics):
+        yield from _paragraphs_of(pydoc_data.topics.topics[name])
+
+
 @functools.lru_cache(maxsize=1)
-def _docstrings() -> tuple[str, ...]:
-    """About a megabyte, kept in memory: parsing the library for each document would take seconds."""
-    return tuple(library_docstrings())
+def library_docstrings() -> tuple[str, ...]:
+    """Return the paragraphs of the docstrings in the standard library's source, always in the same order.
+
+    They are about a megabyte, and kept: parsing the library takes seconds.
+    """
+    return tuple(paragraph for docstring in whole_docstrings() for paragraph in _paragraphs_of(docstring))
 
 
-def _python_prose() -> Iterator[str]:
-    """Like `prose.prose`, which parses the library again in each round."""
+def whole_docstrings() -> Iterator[str]:
+    """Yield these docstrings, with their line breaks and indentation."""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text("utf-8"))
+        except (SyntaxError, UnicodeDecodeError, OSError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.get_docstring(node) or ""
+
+
+def python_prose() -> Iterator[str]:
+    """Paragraphs without end: the topics, the docstrings, and so on from the beginning."""
     while True:
         yield from reference_topics()
-        yield from _docstrings()
+        yield from library_docstrings()
+
+
+def _paragraphs_of(text: str) -> Iterator[str]:
+    for paragraph in text.split("\n\n"):
+        words = " ".join(paragraph.split())
+        if len(words) > 80 and words.count(" ") > 10:
+            yield words
 
 
 def _text_files(path: Path) -> tuple[Path, ...]:

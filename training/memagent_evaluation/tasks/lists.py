@@ -1,5 +1,7 @@
 """RULER's counting tasks: the ten most common words of a list, and the three most frequent coded words.
 
+As in RULER, a list gets words as long as it is estimated to fit, and states the length that it reached.
+
 Small variants: `cwe` asks for five words, which occur 6 times among words that occur once, at any length, and its
 worked example has five and five words instead of ten and ten; `fwe` has words of four letters, and a vocabulary of a
 twentieth of the length instead of a fiftieth.
@@ -13,20 +15,19 @@ import string
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, islice
+from functools import partial
+from itertools import count, islice
 from typing import ClassVar
 
 from memagent_evaluation.samples import Needle, Sample, TaskSettings
-from memagent_evaluation.tasks import vocabulary
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Order
-from memagent_graph.tokenizers import Tokenizer
+from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.needles import all_words, pair
 
 LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
 
 _SHORT_LENGTH = 4096
-_BLOCK_WORDS = 64
-"""How many words are counted at once."""
+_PIECE_WORDS = 64
 _NUMBER_WORDS = {5: "five", 10: "ten"}
 _CWE_ANSWER_TOKENS, _FWE_ANSWER_TOKENS = 120, 50
 _ZETA_OF_2 = math.pi**2 / 6
@@ -37,7 +38,8 @@ class CommonWordsTask(GeneratedTask):
     """Common words: a few words occur often in a numbered list, all others equally rarely.
 
     The rare words are single English words as long as the word lists suffice, and pairs of an adjective and a noun in
-    longer lists; common ones are of the same kind. The worked example is before the list, in the document.
+    longer lists; common ones are of the same kind. The worked example is before the list, in the document: 190 entries,
+    or 40 in lists below 4096 tokens.
 
     Attributes:
         common: how many words are asked for.
@@ -54,19 +56,24 @@ class CommonWordsTask(GeneratedTask):
             EvaluationError: the length is too small for the common words and as many others.
             MissingExtraError: the word lists are not installed.
         """
-        room, missing = self.room(length, self.question), list[int]()
-        for size, word in _vocabularies():
-            words = _Words(size, word, self.chance(length, index))
-            for shown, often, rarely in self._examples(length):
-                ranks = iter(range(len(words)))
-                example = self._example([words[next(ranks)] for _ in range(shown)], often, rarely)
-                gold = tuple(words[next(ranks)] for _ in range(self.common))
-                drafts = _CommonWordsDrafts(self, length, index, words, gold, example, first_rank=shown + self.common)
-                if drafts.least > room:
-                    missing.append(drafts.least - room)
-                elif sample := _longest(self, length, index, self.question, gold, drafts.draft):
-                    return sample
-        raise self.too_short(length, min(missing, default=self.common))
+        is_short = length < _SHORT_LENGTH or self.settings.small
+        often, rarely = (6, 1) if is_short else (30, 3)
+        tokens_of = self.settings.tokenizer.count
+        room = self.room(length, self.question)
+        for drawn in map(_drawn_words, (False, True), (self.chance(length, index), self.chance(length, index))):
+            header = self._example(list(islice(drawn, (2 if is_short else 4) * self.common)), is_short=is_short)
+            gold = tuple(islice(drawn, self.common))
+            tokens = tokens_of(header) + sum(tokens_of(f" {at}. {word}") for at, word in enumerate(gold * often, 1))
+            rare: list[str] = []
+            for word in drawn:
+                place = self.common * often + (len(rare) + 1) * rarely
+                tokens += rarely * tokens_of(f" {place}. {word}")
+                if tokens > room and len(rare) >= self.common:
+                    words = partial(_repeated, gold, often, rare, rarely)
+                    draft = WordList(header, (), numbered=True, seed=self._order(length, index))
+                    return _longest(self, length, index, gold, draft, words, range(self.common, len(rare) + 1))
+                rare.append(word)
+        raise self.too_short(length, self.common)
 
     @property
     def question(self) -> str:
@@ -74,118 +81,34 @@ class CommonWordsTask(GeneratedTask):
         number = _NUMBER_WORDS[self.common]
         return f"Which are the {number} words that occur most often in the list in question? Name all {number}."
 
-    def times(self, length: int) -> tuple[int, int]:
-        """Return how often common words and the others occur."""
-        return (6, 1) if self._is_short(length) else (30, 3)
+    def _order(self, length: int, index: int) -> str:
+        return f"{self.settings.seed}/{self.name}/{length}/{index}/order"
 
-    def _examples(self, length: int) -> list[tuple[int, int, int]]:
-        """Return how many words the worked example has, and how often its common ones and its others occur; the first
-        that there is room for is taken.
-
-        As RULER's: 190 entries, or 40 in lists below 4096 tokens, and here where a tokenizer needs more for the longer.
-        """
-        short = (2 * self.common, 3, 1)
-        return [short] if self._is_short(length) else [(4 * self.common, 10, 3), short]
-
-    def _is_short(self, length: int) -> bool:
-        return length < _SHORT_LENGTH or self.settings.small
-
-    def _example(self, words: list[str], often: int, rarely: int) -> str:
+    def _example(self, words: list[str], *, is_short: bool) -> str:
         frequent, rare = words[: self.common], words[self.common :]
-        entries = [*frequent * often, *rare * rarely]
-        random.Random(" ".join(words)).shuffle(entries)
-        listed = " ".join(f"{place}. {word}" for place, word in enumerate(entries, 1))
-        answer = ", ".join(frequent)
-        number = _NUMBER_WORDS[self.common]
+        entries = [*frequent * 3, *rare] if is_short else [*frequent * 10, *rare * 3]
+        listed = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
         return (
-            f"An example of a list: {listed}\nThe {number} words that occur most often in the example are: "
-            f"{answer}.\n\nThe list in question: "
+            f"An example of a list: {listed}\nThe {_NUMBER_WORDS[self.common]} words that occur most often in the "
+            f"example are: {', '.join(frequent)}.\n\nThe list in question: "
         )
 
 
-class _Words:
-    """Words in a random order: `size` of them, of which `word` gives each."""
-
-    def __init__(self, size: int, word: Callable[[int], str], chance: random.Random) -> None:
-        self._order = Order(size, chance)
-        self._word = word
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, rank: int) -> str:
-        return self._word(self._order[rank])
+def _drawn_words(pairs: bool, chance: random.Random) -> Iterator[str]:
+    """Yield different words in random order: adjectives, nouns and verbs; or endless pairs."""
+    if not pairs:
+        yield from chance.sample(all_words(), len(all_words()))
+        return
+    drawn: set[str] = set()
+    for word in iter(partial(pair, chance), None):
+        if word not in drawn:
+            drawn.add(word)
+            yield word
 
 
-def _vocabularies() -> Iterator[tuple[int, Callable[[int], str]]]:
-    """Yield how many words there are, and each by number: adjectives, nouns and verbs; then millions of pairs."""
-    words = vocabulary.all_words()
-    yield len(words), words.__getitem__
-    adjectives, nouns = vocabulary.words("adjective"), vocabulary.words("noun")
-    yield len(adjectives) * len(nouns), lambda at: f"{adjectives[at // len(nouns)]}-{nouns[at % len(nouns)]}"
-
-
-class _CommonWordsDrafts:
-    """Lists of estimated sizes: the estimate is the sum of the tokens of words and numbers."""
-
-    def __init__(
-        self,
-        task: CommonWordsTask,
-        length: int,
-        index: int,
-        words: _Words,
-        gold: tuple[str, ...],
-        header: str,
-        first_rank: int,
-    ) -> None:
-        self._words = words
-        self._gold = gold
-        self._header = header
-        self._order = f"{task.settings.seed}/{task.name}/{length}/{index}/order"
-        self._count = task.settings.tokenizer.count
-        self._often, self._rarely = task.times(length)
-        self._first_rank = first_rank
-        self._least_words = task.common
-        places = range(1, len(gold) * self._often + 1)
-        self._fixed = self._count(header) + sum(self._numbering(place) for place in places)
-        self._fixed += self._often * sum(self._word(word) for word in gold)
-
-    @property
-    def least(self) -> int:
-        """Tokens of a list with as many rare words as common ones, or slightly fewer."""
-        return self._fixed + sum(cost for _, cost in zip(range(self._least_words), self._costs(), strict=False))
-
-    def draft(self, target: int) -> ShuffledWords | None:
-        """Return the longest list of at most `target` tokens; None if there are not enough words."""
-        left, rare = target - self._fixed, 0
-        for cost in self._costs():
-            if left < cost and rare >= self._least_words:
-                break
-            left, rare = left - cost, rare + 1
-        else:
-            return None
-        common, often, rarely = len(self._gold) * self._often, self._often, self._rarely
-
-        def word(entry: int) -> str:
-            if entry < common:
-                return self._gold[entry // often]
-            return self._words[self._first_rank + (entry - common) // rarely]
-
-        return ShuffledWords(self._header, common + rare * rarely, word, numbered=True, order=self._order)
-
-    def _costs(self) -> Iterator[int]:
-        """Tokens per additional rare word."""
-        place = len(self._gold) * self._often
-        for rank in range(self._first_rank, len(self._words)):
-            numbering = sum(self._numbering(place + number) for number in range(1, self._rarely + 1))
-            yield numbering + self._rarely * self._word(self._words[rank])
-            place += self._rarely
-
-    def _numbering(self, place: int) -> int:
-        return self._count(f" {place}.")
-
-    def _word(self, word: str) -> int:
-        return self._count(f" {word}")
+def _repeated(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
+    """Return the common words, and the first `size` rare ones."""
+    return [*gold] * often + [*rare[:size]] * rarely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,23 +127,34 @@ class FrequentWordsTask(GeneratedTask):
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
-        question = (
+        room = self.room(length, self.question)
+        ranks = max(min(length // self.tokens_per_word, math.isqrt(max(room, 0)) + 1), 5)
+        words = [NOISE_WORD, *self._words(ranks - 1, self.chance(length, index))]
+        costs = [self.settings.tokenizer.count(f" {word}") for word in words]
+
+        def tokens(size: int) -> int:
+            return sum(number * cost for number, cost in zip(_frequencies(size, ranks), costs, strict=False))
+
+        def entries(size: int) -> list[str]:
+            frequencies = _frequencies(size, ranks)
+            return [word for word, number in zip(words, frequencies, strict=False) for _ in range(number)]
+
+        # The fewest words for which ranks 2 to 5 occur differently often, so that there is one answer.
+        least = next(size for size in count(1) if len(set(_frequencies(size, ranks)[1:5])) == 4)
+        missing = max(tokens(least) - room, 5 * self.tokens_per_word - length)
+        if missing > 0:
+            raise self.too_short(length, missing)
+        most = bisect_right(range(4 * room), room, lo=1, key=tokens)
+        draft = WordList("", (), numbered=False, seed=f"{self.settings.seed}/{self.name}/{length}/{index}/order")
+        return _longest(self, length, index, tuple(words[1:4]), draft, entries, range(least, most))
+
+    @property
+    def question(self) -> str:
+        """The same for all samples."""
+        return (
             "The text consists of coded words and of dots. Leaving out the dots, which three coded words occur most "
             "often in it?"
         )
-        room = self.room(length, question)
-        ranks = min(length // self.tokens_per_word, math.isqrt(max(room, 0)) + 1)
-        words = [NOISE_WORD, *self._words(max(ranks, 5) - 1, self.chance(length, index))]
-        order = f"{self.settings.seed}/{self.name}/{length}/{index}/order"
-        drafts = _FrequentWordsDrafts(words, order, self.settings)
-        missing = max(drafts.least - room, 5 * self.tokens_per_word - length)
-        if missing > 0:
-            raise self.too_short(length, missing)
-        gold = tuple(words[1:4])
-        sample = _longest(self, length, index, question, gold, drafts.draft)
-        if sample is None:
-            raise self.too_short(length, 1)
-        return sample
 
     def _words(self, number: int, chance: random.Random) -> list[str]:
         words: dict[str, None] = {}
@@ -229,104 +163,71 @@ class FrequentWordsTask(GeneratedTask):
         return list(words)
 
 
-class _FrequentWordsDrafts:
-    """Coded texts of estimated sizes."""
-
-    def __init__(self, words: list[str], order: str, settings: TaskSettings) -> None:
-        self._words = words
-        self._order = order
-        self._costs = [settings.tokenizer.count(f" {word}") for word in words]
-        # The fewest words for which ranks 2 to 5 occur differently often, so that there is one answer.
-        self._least_size = next(size for size in count(1) if len(set(self._counts(size)[1:5])) == 4)
-
-    @property
-    def least(self) -> int:
-        """Tokens of the smallest text that has one answer."""
-        return self._tokens(self._least_size)
-
-    def draft(self, target: int) -> ShuffledWords | None:
-        """Return the longest text of at most `target` tokens; None if that is too small."""
-        if target < self.least:
-            return None
-        size = bisect_right(range(max(target, 1) * 4), target, lo=1, key=self._tokens) - 1
-        ends = list(accumulate(self._counts(size)))
-        return ShuffledWords("", ends[-1], lambda entry: self._words[bisect_right(ends, entry)],
-                             numbered=False, order=self._order)  # fmt: skip
-
-    def _counts(self, size: int) -> list[int]:
-        """Return how often each rank occurs among `size` words, down to the last that occurs."""
-        ranks = min(len(self._words), math.isqrt(int(size / _ZETA_OF_2)) + 1)
-        counts = [int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1)]
-        while counts and not counts[-1]:
-            counts.pop()
-        return counts
-
-    def _tokens(self, size: int) -> int:
-        return sum(number * cost for number, cost in zip(self._counts(size), self._costs, strict=False))
+def _frequencies(size: int, ranks: int) -> list[int]:
+    """Return how often each of the ranks occurs among `size` words, without those that do not occur."""
+    numbers = (int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1))
+    return [number for number in numbers if number]
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffledWords:
-    """A text of words in random order. The word at a place is computed from counts; no list is stored."""
+class WordList:
+    """A text of words in random order."""
 
     header: str
-    size: int
-    """The number of words after the header."""
-    word: Callable[[int], str]
-    """The word of an entry, 0 to `size` - 1."""
+    words: Sequence[str]
     numbered: bool
-    order: str
+    seed: str
     """The seed of the order."""
 
     def pieces(self) -> Iterator[str]:
         """Yield the text."""
-        return (piece for piece, _ in self._entries())
-
-    def measured(self, tokenizer: Tokenizer, gold: Sequence[str]) -> tuple[int, tuple[Needle, ...]]:
-        """Return how many tokens the text has, and the first place of each gold word."""
-        missing = set(gold)
-        starts: list[tuple[str, str, int]] = []
-        tokens = characters = 0
         entries = self._entries()
-        while block := list(islice(entries, _BLOCK_WORDS)):
-            for piece, word in block:
-                characters += len(piece)
-                if word in missing:
-                    missing.remove(word)
-                    shown = piece.removeprefix(self.header).lstrip()
-                    starts.append((shown, word, characters - len(shown)))
-            # Words are separated by spaces, so blocks have the tokens of the whole.
-            tokens += tokenizer.count("".join(piece for piece, _ in block))
-        return tokens, tuple(Needle(shown, word, start / characters) for shown, word, start in starts)
-
-    def _entries(self) -> Iterator[tuple[str, str]]:
-        """Yield the text in pieces, each with its word."""
         gap = self.header
-        for place, entry in enumerate(Order(self.size, random.Random(self.order)), 1):
-            word = self.word(entry)
-            yield gap + (f"{place}. {word}" if self.numbered else word), word
+        while block := list(islice(entries, _PIECE_WORDS)):
+            yield gap + " ".join(block)
             gap = " "
+
+    def needles(self, gold: Sequence[str]) -> tuple[Needle, ...]:
+        """Return the first place of each gold word."""
+        first: dict[str, tuple[str, int]] = {}
+        end = len(self.header)
+        for entry in self._entries():
+            word = entry.rpartition(" ")[2]
+            if word in gold:
+                first.setdefault(word, (entry, end))
+            end += len(entry) + 1
+        return tuple(Needle(entry, word, start / (end - 1)) for word, (entry, start) in first.items())
+
+    def _entries(self) -> Iterator[str]:
+        words = random.Random(self.seed).sample(self.words, len(self.words))
+        return (f"{place}. {word}" if self.numbered else word for place, word in enumerate(words, 1))
 
 
 def _longest(
-    task: GeneratedTask,
+    task: CommonWordsTask | FrequentWordsTask,
     length: int,
     index: int,
-    question: str,
     gold: tuple[str, ...],
-    draft: Callable[[int], ShuffledWords | None],
-) -> Sample | None:
-    """Return the sample with the longest draft that fits; None if there is none.
+    draft: WordList,
+    words_of: Callable[[int], list[str]],
+    sizes: range,
+) -> Sample:
+    """Return the sample with the largest text that fits; the largest size is an estimate.
 
-    `draft` makes a text with about as many tokens as it is asked for, or fewer.
+    Raises:
+        EvaluationError: not even the smallest size fits.
     """
-    target = room = task.room(length, question)
-    while (text := draft(target)) is not None:
-        tokens, needles = text.measured(task.settings.tokenizer, gold)
+    room = task.room(length, task.question)
+    size = sizes.stop - 1
+    while True:
+        text = WordList(draft.header, words_of(size), numbered=draft.numbered, seed=draft.seed)
+        tokens = task.settings.tokenizer.count("".join(text.pieces()))
         if tokens <= room:
-            return Sample(task, length, index, question, gold, text.pieces, needles, length - room + tokens)
-        target -= tokens - room
-    return None
+            needles = text.needles(gold)
+            return Sample(task, length, index, task.question, gold, text.pieces, needles, length - room + tokens)
+        size -= max(1, (tokens - room) * size // tokens)
+        if size < sizes.start:
+            raise task.too_short(length, tokens - room)
 
 
 def list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:

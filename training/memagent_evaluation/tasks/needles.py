@@ -1,28 +1,37 @@
-"""RULER's eight needle tasks: numbers or UUIDs under keys, hidden in noise, in prose, or among other needles.
+"""RULER's eight needle tasks and variable tracking: values under keys, hidden in noise, in prose, or among others.
 
 The small variants ask for facts that the embedded policy was trained for: those of `planted_facts`, with entities and
 values of its held-out split, numbers of four to seven digits. The first five are "special magic numbers" of an
 adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
 entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
 form that the policy knows.
+
+Variable tracking passes a value from variable to variable, in noise; the answer is all their names. One chain of four
+hops: five variables of five capitals, the first with a value of five digits. Before the text is a worked example of the
+same kind, with some 500 tokens, or half as many below 4096 tokens. The small variant has two hops, three variables of
+three capitals, and no example, because its lengths are too small.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import random
+import re
+import string
 import uuid
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+from memagent_evaluation.extra_modules import extra_module
 from memagent_evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import DEPTHS, SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.placements import Haystack, Insertion
-from memagent_evaluation.tasks.vocabulary import pair
 from memagent_graph.errors import EvaluationError
 
 
@@ -75,6 +84,11 @@ _ANSWER_TOKENS = 128
 _SMALL_MOST = 2
 _SMALL_DRAWS = 5000
 """The number of attempts to draw an unused key."""
+_VARIABLES_ANSWER_TOKENS = 30
+_SHORT_LENGTH = 4096
+_EXAMPLE_NOISE = (8, 36)
+"""How many noise sentences the worked example of variable tracking has: in short texts, and in others."""
+_PLAIN = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,3 +249,94 @@ def needle_task(name: str, settings: TaskSettings) -> NeedleTask:
             queried=number,
         )
     return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, shape=shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariablesTask(GeneratedTask):
+    """Variable tracking.
+
+    Attributes:
+        hops: how often the value is passed on.
+        capitals: how long a variable's name is.
+    """
+
+    hops: int = 4
+    capitals: int = 5
+
+    def sample(self, length: int, index: int) -> Sample:
+        """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
+        chance = self.chance(length, index)
+        names, value, statements = self._chain(chance)
+        depths = sorted(chance.sample(DEPTHS, len(names)))
+        chain = [
+            Insertion(statement, depth, name) for name, statement, depth in zip(names, statements, depths, strict=True)
+        ]
+        if not self.settings.small:
+            # Before everything else at the beginning: insertions of one depth keep their order.
+            example = self._example(length, self.chance(length, index, "example"), {*names, value})
+            chain.insert(0, Insertion(example, 0.0))
+        question = (
+            f"Which variables have the value {value} in the provided text, be it assigned or taken over from "
+            "another variable? Name all of them."
+        )
+        return self.planned(length, index, question, tuple(names), haystacks.noise(), chain)
+
+    def _chain(self, chance: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
+        """Variables, their value, and the sentences that state it; without anything in `used`."""
+        names: list[str] = []
+        while len(names) <= self.hops:
+            name = "".join(chance.choices(string.ascii_uppercase, k=self.capitals))
+            if name not in names and name not in used:
+                names.append(name)
+        value = str(chance.randrange(10_000, 100_000))
+        while value in used:
+            value = str(chance.randrange(10_000, 100_000))
+        sources = [value, *(f"VAR {name}" for name in names)]
+        return names, value, [f"VAR {name} = {source}" for name, source in zip(names, sources, strict=False)]
+
+    def _example(self, length: int, chance: random.Random, used: Container[str]) -> str:
+        names, value, statements = self._chain(chance, used)
+        number = _EXAMPLE_NOISE[length >= _SHORT_LENGTH]
+        lines = list(itertools.islice(haystacks.noise().units(), number))
+        for place, statement in zip(
+            sorted(chance.sample(range(number), len(names)))[::-1], statements[::-1], strict=True
+        ):
+            lines.insert(place, statement)
+        listed = "\n".join(lines)
+        return (
+            f"An example of a text:\n{listed}\nThe variables that have the value {value} in the example are: "
+            f"{', '.join(names)}.\n\nThe text in question:"
+        )
+
+
+def variables_task(name: str, settings: TaskSettings) -> VariablesTask:
+    """`vt`."""
+    if settings.small:
+        return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS, hops=2, capitals=3)
+    return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS)
+
+
+def pair(chance: random.Random) -> str:
+    """Return an adjective and a noun as one word, such as "quiet-falcon".
+
+    Raises:
+        MissingExtraError: the word lists are not installed.
+    """
+    return f"{chance.choice(words('adjective'))}-{chance.choice(words('noun'))}"
+
+
+def all_words() -> tuple[str, ...]:
+    """Adjectives, nouns and verbs, each once, in alphabetical order."""
+    return tuple(sorted({*words("adjective"), *words("noun"), *words("verb")}))
+
+
+@functools.cache
+def words(part_of_speech: str) -> tuple[str, ...]:
+    """Return the plain words of a part of speech, in alphabetical order.
+
+    Raises:
+        MissingExtraError: the word lists are not installed.
+    """
+    wonderwords = extra_module("wonderwords", "RULER's word keys and word lists")
+    choices = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
+    return tuple(sorted({word for word in choices if _PLAIN.fullmatch(word)}))

@@ -82,6 +82,11 @@ class PassagesTask(GeneratedTask):
         )
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
+    def count(self, length: int) -> int:
+        """Return how many samples there are of any length: one for each question."""
+        del length
+        return len(self.records)
+
     def question(self, length: int, index: int) -> str:
         """Return the question of a sample, without planning its document. Raises EvaluationError like `sample`."""
         return self._record(index).question

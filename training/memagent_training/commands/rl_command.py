@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 
 import typer
 
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 _OPTION_NAMES: Final[OptionNames] = (
     (re.compile(r"\bas many questions as groups are wanted"), "as many --max-questions as --groups"),
-    (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task at least, and --lengths that grow"),
+    (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task, and --lengths that grow"),
     (re.compile(r"\bSyncSettings\.tolerance\b"), "--sync-tolerance"),
     (re.compile(r"\bstartup_timeout\b"), "--server-timeout"),
-    (re.compile(r"\btakes a TrainingRun\b"), "takes a Sample and its ReadResult"),
 )
 _CODES: Final = {
     "CollapsedError": ExitCode.COLLAPSED,
     "VLLMNotInstalledError": ExitCode.SETTINGS,
     "VLLMServerError": ExitCode.POLICY,
 }
+RLEngine: TypeAlias = Literal["vllm", "local"]
 _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
 """Modules whose warnings do not concern users: they are about how trainer and libraries call each other."""
 
@@ -64,15 +64,39 @@ class RL(WordingSettings):
     """
 
     examples: ClassVar = (
+        "memagent rl --data questions.jsonl --model rl-base --out rl-policy",
+        "memagent rl --engine local --task niah_multikey_2 --small --lengths 500 --iterations 4 --out rehearsal",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy --resume",
     )
-    task: Annotated[list[str], typer.Option(help="An evaluation task to take questions from. Repeatable.")]
-    lengths: Annotated[str, typer.Option(help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.")]
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Questions of your own: a JSONL, CSV or Parquet file, or a dataset's folder, with question, document "
+            "(or documents) and answers; or MemAgent's, HotpotQA's, SQuAD's or LongBench's file as published."
+        ),
+    ] = None
+    held_out: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the questions of --data to measure with, never trained on."),
+    ] = 0.1
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="An evaluation task to take questions from. Repeatable.", show_default="that of --data"),
+    ] = None
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.", show_default="those of --data"
+        ),
+    ] = None
     policy: str | None = None
     model: Annotated[
         str | None,
-        typer.Option(help='The policy to start from: a folder, a hub id, or "embedded".', show_default="embedded"),
+        typer.Option(
+            help='The policy to start from: a folder, a hub id, one that was added, or "embedded".',
+            show_default="embedded",
+        ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")
     preset: Annotated[str, typer.Option(help=PRESETS)] = "dapo"
@@ -115,6 +139,9 @@ class RL(WordingSettings):
     small: Small = False
     haystack: Haystack = None
     seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
+    engine: Annotated[
+        RLEngine, typer.Option(help="Where the policy reads: vllm, or local, in this process, for small policies.")
+    ] = "vllm"
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -171,9 +198,8 @@ def _job(request: RL) -> RLJob:
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import chosen_reward  # noqa: PLC0415
     from memagent_training.rl.reading_settings import ReadingSettings  # noqa: PLC0415
-    from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.rl_job import Engine, MeasureSettings, RLJob  # noqa: PLC0415
 
-    reward: Any = chosen_reward(request.reward)  # here a user's own function takes a Sample and its ReadResult
     # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
     measure = MeasureSettings(
@@ -185,14 +211,15 @@ def _job(request: RL) -> RLJob:
     return from_options(
         RLJob,
         request,
-        tasks=tuple(dict.fromkeys(request.task)),
-        lengths=parse_lengths(request.lengths),
+        tasks=tuple(dict.fromkeys(request.task or ())),
+        lengths=() if request.lengths is None else parse_lengths(request.lengths),
         model=_model(request),
         settings=parse_settings(request.settings or ()),
         collect=from_options(CollectSettings, request),
-        reward=reward,
+        reward=chosen_reward(request.reward),
         reading=from_options(ReadingSettings, request),
         measure=measure,
+        engine=Engine(request.engine),
         api_key=key,
         server_options=_words(request.server_option or ()),
         lora_rank=request.lora,
@@ -241,13 +268,13 @@ def _finished(job: RLJob, *, quiet: bool) -> Finished:
     """Run the loop; if it ends early, report what was kept."""
     from memagent_training.rl import run  # noqa: PLC0415
     from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
-    from memagent_training.rl.dashboard import Dashboard  # noqa: PLC0415
+    from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
     from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
     from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415
 
     try:
-        with Dashboard(job.iterations, quiet=quiet or not is_main_process()) as dashboard:
-            return run(job, dashboard)
+        with LoopStatus(job.iterations, quiet=quiet or not is_main_process()) as status:
+            return run(job, status)
     except CollapsedError:
         if is_main_process() and (job.out / BEST).is_dir():
             best = job.out / BEST
@@ -272,7 +299,7 @@ def _calm_libraries() -> Iterator[None]:
     disabled = logging.root.manager.disable
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
-    logging.disable(logging.INFO)  # the dashboard shows the same
+    logging.disable(logging.INFO)  # the status shows the same
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=_WARNING)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import PolicyError
+from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import weights_version
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile
+from memagent_graph.policies.profile import Profile, policy_folder
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.training_errors import TrainingError
 
@@ -40,7 +41,8 @@ def find_base_model(name: str) -> BaseModel:
     """Look at a model, without loading it.
 
     Args:
-        name: a folder, a hub id, or "embedded" for the policy that comes with the package.
+        name: a folder, a hub id, a policy that was added to this machine, or "embedded" for the one that comes with the
+            package.
 
     Raises:
         TrainingError: there is no such model, or it is incomplete.
@@ -59,7 +61,7 @@ def find_base_model(name: str) -> BaseModel:
 
 def _located(name: str) -> tuple[Path, str]:
     """Return the model's folder, and the name for transformers."""
-    folder = EMBEDDED_FOLDER if name == "embedded" else Path(name).expanduser()
+    folder = policy_folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             is_adapter = (folder / "adapter_config.json").is_file()
@@ -72,9 +74,12 @@ def _located(name: str) -> tuple[Path, str]:
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHTS)}.")
         return folder, str(folder.resolve())  # adapters store it, wherever they are loaded
+    if name in KNOWN:
+        raise TrainingError(f"the policy {name} is not on this machine", hint=f"Add it: memagent policy add {name}.")
     if folder.exists() or not is_hub_id(name):
         raise TrainingError(
-            f"there is no model {name!r}", hint='Name a folder with config.json and weights, a hub id, or "embedded".'
+            f"there is no model {name!r}",
+            hint=f'Name a folder with config.json and weights, a hub id, "embedded", or one of {", ".join(KNOWN)}.',
         )
     try:
         return model_folder(name, with_weights=False), name

@@ -13,8 +13,8 @@ from typing import Final
 from memagent_evaluation import scorers
 from memagent_evaluation.samples import Metric
 from memagent_graph.events import StopReason
-from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import last_boxed
+from memagent_graph.reasoning import extract_reply
 from memagent_training.data.reward_functions import RewardFunction, checked
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -44,7 +44,7 @@ class ExactMatch(_Compares):
         gold, answer = self.of(run), run.answer
         if gold is None or answer is None or run.raw_answer is None:
             return None
-        said = strip_reasoning(run.raw_answer)
+        said = extract_reply(run.raw_answer)
         taken = scorers.boxed_at_end(said, gold.answers) if last_boxed(said) == answer else answer
         return float(taken is not None and scorers.is_exactly(taken, gold.answers, gold.metric or Metric.ANY))
 
@@ -162,7 +162,7 @@ class StringMatch(_Compares):
         if gold.own_score is not None and self.metric is None:
             return gold.own_score(run.answer or "")
         metric = self.metric or gold.metric or Metric.ALL
-        return scorers.string_match(strip_reasoning(run.raw_answer), gold.answers, metric)
+        return scorers.string_match(extract_reply(run.raw_answer), gold.answers, metric)
 
 
 @dataclass(frozen=True, slots=True)

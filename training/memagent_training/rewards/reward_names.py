@@ -6,6 +6,7 @@ reward in the log, from `relabel` or `collect`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -62,6 +63,8 @@ STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFuncti
     "recall_gain": RecallGain,
 }
 """They compare each conversation with gold answers or evidence."""
+SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
+"""The form of a reward of the user's own."""
 NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
 """Those that need more than gold answers."""
 FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
@@ -184,9 +187,14 @@ def _own(text: str) -> Any:
     if not names_own_code(text):
         return None
     value = load_own(text, what="a reward", error=RewardError)
+    hint = f"{SIGNATURE}: run.answer, run.question, run.gold.answers and more, or an instance that is called like it."
     if not callable(value) or isinstance(value, type):
-        raise RewardError(
-            f"{text} is not a function",
-            hint="Name one that takes a run (TrainingRun), or an instance that can be called.",
-        )
+        raise RewardError(f"{text} is not a function", hint=hint)
+    try:
+        signature = inspect.signature(value)
+        signature.bind(object())
+    except TypeError as error:
+        raise RewardError(f"{text}{signature} cannot be called with a run alone: {error}", hint=hint) from error
+    except ValueError:  # one that is written in C has no signature
+        pass
     return value

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+from memagent_evaluation.samples import Sample
 from memagent_graph.run_log import RunFilter
 from memagent_training.algorithm.advantages import reason_to_drop
 from memagent_training.data.replay import load_groups
@@ -81,6 +82,7 @@ class Collector:
                 is_enough=teaching >= self._prepared.steps_per_iteration,
                 version=_oldest_version(groups, version),
                 stage=stage,
+                asked=found.questions,
                 group_of=found.group_of,
                 by_length=_by_length(found),
                 all_right=sum(min(group.rewards) >= 1 for group in uniform),
@@ -104,7 +106,7 @@ class Collector:
     def _read(self, number: int, stage: int) -> Coroutine[Any, Any, Collected]:
         return collect(
             self._serving.rollouts,
-            self._prepared.curriculum.questions(number, stage),
+            self._questions(number, stage),
             self._prepared.job.collect,
             name=_collection(number),
             reward=self._prepared.job.reward,
@@ -113,6 +115,9 @@ class Collector:
             resume=True,
         )
 
+    def _questions(self, number: int, stage: int) -> Iterator[Sample]:
+        return self._prepared.curriculum.questions(number, stage, self._journal.records)
+
     def _check_supply(self, record: CollectionRecord) -> None:
         latest = self._journal.records[-_COLLECTIONS_AT_MOST:]
         is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
@@ -120,10 +125,9 @@ class Collector:
             collapse = self._prepared.job.collapse
             soon = replace(collapse, window=min(collapse.window, _COLLECTIONS_AT_MOST))
             check_rewards(self._journal.records, soon)  # reads that are all wrong do not differ either
-            asked = record.groups + record.all_right + record.other_uniform + record.failed
             raise EndOfLoop(
-                f"reads of a question no longer differ: of {asked} questions, {record.all_right} were always answered "
-                f"right, {record.other_uniform} never or all the same, {record.groups} now and then, and "
+                f"reads of a question no longer differ: of {record.asked} questions, {record.all_right} were always "
+                f"answered right, {record.other_uniform} never or all the same, {record.groups} now and then, and "
                 f"{record.failed} failed"
             )
 
@@ -154,7 +158,7 @@ class Collector:
 
     def _gold(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
-        questions = islice(self._prepared.curriculum.questions(number, stage), self._prepared.job.collect.max_questions)
+        questions = islice(self._questions(number, stage), self._prepared.job.collect.max_questions)
         of_group = {f"{_collection(number)}-{place}": gold_of(sample) for place, sample in enumerate(questions)}
         return GoldAnswers({run: of_group[group] for run, group in group_of.items()})
 

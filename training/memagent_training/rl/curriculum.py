@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from memagent_evaluation.samples import Sample, Task
 from memagent_training.rl.loop_journal import CollectionRecord
+from memagent_training.rl.question_split import QuestionSplit
 from memagent_training.training_errors import TrainingError
 
 HELD_OUT: Final = 1_000_000_000
@@ -23,9 +25,10 @@ COLLECTIONS: Final = HELD_OUT // PER_COLLECTION
 class Curriculum:
     """Lengths, shortest first; each stage has some of the first ones.
 
-    Half of a stage's questions have its longest length, the others any of its lengths. When the reward of reads of the
-    longest one is high enough in a collection, the next stage begins. Stages depend only on the journal, and questions
-    on the collection and their number: a loop that was killed asks the same ones again.
+    Half of a stage's generated questions have its longest length, the others any of its lengths; those of data files
+    are asked epoch by epoch. When the reward of reads of the longest one is high enough in a collection, the next stage
+    begins. Stages depend only on the journal, and questions on the journal, the collection and their number: a loop
+    that was killed asks the same ones again.
     """
 
     tasks: Sequence[Task]
@@ -33,6 +36,8 @@ class Curriculum:
     advance_at: float
     """The mean reward, over a collection's reads of the longest length, that begins the next stage."""
     seed: int = 0
+    split: QuestionSplit | None = None
+    """If the tasks have a known number of questions: which of them are for training."""
 
     def stage(self, records: Sequence[CollectionRecord]) -> int:
         """Return the stage after these collections, counted from 0."""
@@ -43,8 +48,22 @@ class Curriculum:
                 stage = min(stage + 1, len(self.lengths) - 1)
         return stage
 
-    def questions(self, collection: int, stage: int) -> Iterator[Sample]:
+    def epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:
+        """Return how often every question of a stage was asked; None if there is no end of questions."""
+        if self.split is None:
+            return None
+        return self._asked(records, stage) / self.split.epoch_size(self.lengths[: stage + 1])
+
+    def _asked(self, records: Sequence[CollectionRecord], stage: int) -> int:
+        return sum(record.asked for record in records if record.stage == stage)
+
+    def questions(self, collection: int, stage: int, records: Sequence[CollectionRecord] = ()) -> Iterator[Sample]:
         """Yield the questions of a collection, up to its maximum.
+
+        Args:
+            collection: its number.
+            stage: which lengths are asked.
+            records: the collections before it.
 
         Raises:
             TrainingError: there were too many collections before; their questions would be held-out ones.
@@ -55,7 +74,18 @@ class Curriculum:
                 hint="Start another loop with the finished policy and another seed.",
             )
         unlocked = self.lengths[: stage + 1]
+        if self.split is not None:
+            # One question is in a collection once, as far as an epoch does not end in it.
+            stream = self.split.questions(unlocked, self._asked(records[:collection], stage))
+            yield from islice(stream, self.split.epoch_size(unlocked))
+            return
         for number in range(PER_COLLECTION):
             source = random.Random(f"{self.seed}/{collection}/{number}")
             length = unlocked[-1] if source.random() < 0.5 else source.choice(unlocked)
             yield source.choice(self.tasks).sample(length, collection * PER_COLLECTION + number)
+
+    def held_out(self, length: int, count: int) -> list[Sample]:
+        """Return the questions to measure a length with: `count`, or as many as a data file has."""
+        if self.split is not None:
+            return self.split.held_out_samples(length, count)
+        return [self.tasks[number % len(self.tasks)].sample(length, HELD_OUT + number) for number in range(count)]

@@ -19,12 +19,11 @@ from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
-from memagent_training.rl.loop_progress import LoopProgress
+from memagent_training.rl.loop_status import Phase, PhaseClock, Watcher
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
-from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare
-from memagent_training.rl.watching import Phase, Watcher
+from memagent_training.rl.rl_job import JOURNAL, Engine, PreparedLoop, RLJob, prepare
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")
@@ -54,12 +53,13 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
         PolicyError: a server that is not ours is down. The loop can be resumed.
     """
     prepared = prepare(job)
-    if job.base_url is None:
+    job = prepared.job
+    if job.base_url is None and job.engine is Engine.VLLM:
         find_vllm_python()  # otherwise it would be found missing only after the model is loaded
     watcher = watcher or Watcher()
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _Source(prepared, Serving(prepared), LoopJournal(job.out / JOURNAL), watcher)
+    source = _Source(prepared, Serving.of(prepared), LoopJournal(job.out / JOURNAL), watcher)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
@@ -109,7 +109,7 @@ class _Source:
         self._ahead: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
         self._told = 0
-        self._spent = LoopProgress(self._job.iterations)
+        self._spent = PhaseClock()
         """The time of each phase, for the training log."""
         self._collector = Collector(prepared, serving, journal)
         self.best = BestPolicy(prepared)
@@ -122,7 +122,7 @@ class _Source:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
         self._begins(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
-        rank, merged = self._job.lora_rank, self._job.serve_merged
+        rank, merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
     def groups_of(self, iteration: int) -> CollectedIteration:
@@ -146,6 +146,9 @@ class _Source:
         if wants_follower:
             run_sync(self._begun_ahead(follower, iteration))
         metrics = _metrics(record, self.journal.measurements_before(iteration), self._spent.times(iteration))
+        records = self.journal.records[: record.number + 1]
+        if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
+            metrics["collect/epoch"] = epochs
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
             groups=self._collector.groups(record),
@@ -162,7 +165,8 @@ class _Source:
     # One phase each
 
     def _serve(self, iteration: int) -> None:
-        self._watcher.serves(iteration, self._during(iteration, Phase.SYNC, self.serving.serve(iteration)))
+        how = self._during(iteration, Phase.SYNC, self.serving.serve(iteration))
+        self._watcher.serves(iteration, self.serving.version(iteration), how)
 
     def _is_due(self, iteration: int) -> bool:
         every = self._job.measure.every
@@ -170,9 +174,13 @@ class _Source:
 
     async def _measure(self, iteration: int) -> None:
         found = []
-        for temperature in self._job.measure.temperatures:
-            reader = self.serving.reader(temperature)
-            work = partial(measure, self._prepared, reader, iteration, temperature)
+        temperatures = self._job.measure.temperatures
+        ways = [(temperature, False) for temperature in temperatures]
+        if self._prepared.has_guard:  # as it will be used decides, so it comes first
+            ways.insert(0, (temperatures[0], True))
+        for temperature, as_used in ways:
+            reader = self.serving.reader(temperature, as_used=as_used)
+            work = partial(measure, self._prepared, reader, iteration, temperature, as_used=as_used)
             found.append(await self.serving.reading(iteration, work))
         rivals = [each for each in self.journal.measurements if each.is_like(found[0])]
         if all(found[0].mean > each.mean for each in rivals):
@@ -202,7 +210,7 @@ class _Source:
 
     def _begins(self, iteration: int, phase: Phase) -> None:
         if (iteration, phase) != (self._spent.iteration, self._spent.phase):
-            self._spent.begins(iteration, phase)
+            self._spent.begin(iteration, phase)
             self._watcher.begins(iteration, phase)
 
     def _during(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
@@ -221,10 +229,6 @@ class _Told(TrainerCallback):
         if logs and "loss" in logs:
             self._watcher.trained(state.global_step, logs)
             check_metrics(logs, state.global_step)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take note of a complete checkpoint."""
-        self._watcher.saved(state.global_step)
 
 
 def _metrics(
@@ -246,6 +250,7 @@ def _metrics(
     for length, value in record.by_length.items():
         metrics[f"collect/reward_{length}"] = value.reward
     for each in measurements:
+        way = f"at_{each.temperature:g}{'_as_used' if each.as_used else ''}"
         for length, found in each.accuracy.items():
-            metrics[f"measure/accuracy_{length}_at_{each.temperature:g}"] = found.mean
+            metrics[f"measure/accuracy_{length}_{way}"] = found.mean
     return metrics

@@ -45,6 +45,8 @@ class CollectionRecord:
     """The iteration whose weights read; the oldest one if it was interrupted and continued with newer ones."""
     stage: int
     """Of the curriculum."""
+    asked: int
+    """Questions, each of which was read several times."""
     group_of: Mapping[str, str]
     """The group of each run of groups with variance, which are trained on."""
     by_length: Mapping[int, LengthReward]
@@ -95,6 +97,8 @@ class Measurement:
     failed: int
     """Reads that failed; they count as wrong."""
     seconds: float
+    as_used: bool = False
+    """Whether invented memories were refused as the policy's profile says; in training they are not."""
 
     @property
     def mean(self) -> float:
@@ -104,7 +108,7 @@ class Measurement:
     def is_like(self, other: Measurement) -> bool:
         """Whether the same questions were asked in the same way, so that the means can be compared."""
         asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
-        return self.temperature == other.temperature and asked == others
+        return (self.temperature, self.as_used, asked) == (other.temperature, other.as_used, others)
 
 
 _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {

@@ -11,12 +11,13 @@ from memagent_evaluation.statistics import estimate
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.rl_job import PreparedLoop
 
 
-async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float) -> Measurement:
+async def measure(
+    prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float, *, as_used: bool = False
+) -> Measurement:
     """Read every held-out question once; a read that fails is wrong, and counted.
 
     Args:
@@ -24,6 +25,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
         agent: reads with the weights to measure.
         iteration: the one that begins with these weights.
         temperature: the sampling temperature.
+        as_used: whether the agent refuses invented memories as the policy's profile says.
 
     Raises:
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
@@ -45,13 +47,12 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             except MemAgentError:
                 return None
 
-    tasks = prepared.curriculum.tasks
-    asked = [
-        (length, tasks[number % len(tasks)].sample(length, HELD_OUT + number))
+    samples = [
+        (length, sample)
         for length in prepared.measured_lengths
-        for number in range(job.measure.count)
+        for sample in prepared.curriculum.held_out(length, job.measure.count)
     ]
-    reads = [asyncio.create_task(score_of(sample)) for _, sample in asked]
+    reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
     try:
         found = await asyncio.gather(*reads)  # the first error unchanged; a TaskGroup would wrap it
     finally:
@@ -59,7 +60,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
     scores: dict[int, list[float]] = {}
-    for (length, _), right in zip(asked, found, strict=True):
+    for (length, _), right in zip(samples, found, strict=True):
         scores.setdefault(length, []).append(right or 0.0)
     return Measurement(
         iteration=iteration,
@@ -67,4 +68,5 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
         accuracy={length: estimate(values) for length, values in scores.items()},
         failed=found.count(None),
         seconds=time.monotonic() - began,
+        as_used=as_used,
     )

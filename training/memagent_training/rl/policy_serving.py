@@ -1,5 +1,5 @@
-"""The server that the policy reads on: started if it is ours, updated with each new version, and restarted when it
-dies.
+"""Where the policy reads: on a server, which is started if it is ours, updated with each new version, and restarted
+when it dies; or in this process, for small policies.
 """
 
 from __future__ import annotations
@@ -7,14 +7,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy, UpdateRule
+from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, UpdateRule
 from memagent_graph.errors import PolicyUnreachableError
+from memagent_graph.policy import Policy
 from memagent_graph.run_log import RunLog
-from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
+from memagent_training.rl.rl_job import POLICIES, RUN_LOG, Engine, PreparedLoop
 from memagent_training.serving.policy_sync import How, PolicySync, RemoteServer, Served, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
 from memagent_training.training_errors import TrainingError
@@ -31,17 +33,131 @@ _RESTARTS: Final = 3
 """How often work is started again after the server died."""
 
 
-class Serving:
-    """The policy's newest version on a server, and readers that use it.
+class Serving(ABC):
+    """The policy's newest version, and readers that use it."""
+
+    def __init__(self, prepared: PreparedLoop, policy: Policy) -> None:
+        job = prepared.job
+        self._prepared = prepared
+        self._folder = job.out / POLICIES
+        self._policy = policy
+        self.run_log = RunLog(job.out / RUN_LOG)
+        self.rollouts = self._trained_reader()
+        """Reads for training, at its temperature, and logs."""
+
+    @staticmethod
+    def of(prepared: PreparedLoop) -> Serving:
+        """Return where the loop's policy reads: on its engine."""
+        return LocalServing(prepared) if prepared.job.engine is Engine.LOCAL else ServerServing(prepared)
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop the server, if it is ours, and close the readers' resources."""
+
+    @abstractmethod
+    async def serve(self, iteration: int) -> str:
+        """Let an iteration's weights read; those before the previous version are deleted from disk.
+
+        Returns:
+            How they got there.
+
+        Raises:
+            TrainingError: they cannot be used; the message says why.
+        """
+
+    @abstractmethod
+    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Do work that reads with the served weights of `iteration`."""
+
+    def policy_folder(self, iteration: int) -> Path:
+        """Return the folder of an iteration's initial weights."""
+        return self._folder / str(iteration)
+
+    @staticmethod
+    def version(iteration: int) -> str:
+        """Return the name of those weights in conversations."""
+        return f"{_VERSION}{iteration}"
+
+    @staticmethod
+    def iteration_of(version: str) -> int:
+        """Return the iteration that began with the weights of that name."""
+        return int(version.removeprefix(_VERSION))
+
+    def reader(self, temperature: float, *, as_used: bool = False) -> MemAgent:
+        """Return a reader of the newest version to measure with.
+
+        Args:
+            temperature: the sampling temperature.
+            as_used: keep the rule of the policy's profile for invented words, as those who use it do. Otherwise every
+                memory is kept as the policy wrote it, as in training.
+        """
+        return self._reader(temperature, as_used=as_used)
+
+    def _trained_reader(self) -> MemAgent:
+        return self._reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
+
+    def _reader(self, temperature: float, *, as_used: bool = False, **options: Any) -> MemAgent:
+        job = self._prepared.job
+        if not as_used:
+            options["on_invented"] = UpdateRule.ACCEPT  # rewards are for what the policy wrote itself
+        return MemAgent(
+            self._policy,
+            profile=self._prepared.profile,
+            tokenizer=self._prepared.base.folder,
+            temperature=temperature,
+            store=job.out / "documents",
+            strategy=job.strategy,
+            **{"run_log": False, **options},
+        )
+
+    def _forget_before(self, iteration: int) -> None:
+        for folder in self._folder.iterdir():  # a newer one may exist, or may just be written
+            if folder.name.isdigit() and int(folder.name) < iteration - 1:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class LocalServing(Serving):
+    """The policy in this process: for small ones, and rehearsals without a server."""
+
+    _policy: LocalPolicy
+
+    def __init__(self, prepared: PreparedLoop) -> None:
+        super().__init__(prepared, LocalPolicy(prepared.base.folder))
+
+    async def close(self) -> None:
+        """Close the policy and the log."""
+        await self._policy.aclose()
+        self.run_log.close()
+
+    async def serve(self, iteration: int) -> str:
+        """Load an iteration's weights in place of the former ones."""
+        folder, version = self.policy_folder(iteration), self.version(iteration)
+        former = self._policy
+        self._policy = await asyncio.to_thread(
+            LocalPolicy, folder, dtype="float32", version=version, processed_logprobs=True
+        )
+        self.rollouts = self._trained_reader()
+        await former.aclose()
+        self._forget_before(iteration)
+        return Engine.LOCAL.value
+
+    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work."""
+        del iteration
+        return await work()
+
+
+class ServerServing(Serving):
+    """The policy's newest version on a server.
 
     Args:
         prepared: the loop; unless it names a server, one is started for the first version.
     """
 
+    _policy: OpenAICompatiblePolicy
+
     def __init__(self, prepared: PreparedLoop) -> None:
         job = prepared.job
-        self._prepared = prepared
-        self._folder = job.out / POLICIES
         self._own: VLLMServer | None = None
         if job.base_url is None:
             self._own = VLLMServer(
@@ -59,14 +175,12 @@ class Serving:
         ways = tuple(How) if job.serves_adapters else (How.RELOAD, How.RESTART)
         settings = SyncSettings(ways, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
         self._sync = PolicySync(server, settings=settings)
-        self._policy = OpenAICompatiblePolicy(
-            server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
-        )
-        self.run_log = RunLog(job.out / RUN_LOG)
-        self.rollouts = self.reader(job.temperature, self.run_log, logprobs=True)
-        """Reads for training, at its temperature, and logs."""
         self.served: Served | None = None
         """The newest version, if there is one."""
+        policy = OpenAICompatiblePolicy(
+            server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
+        )
+        super().__init__(prepared, policy)
 
     async def close(self) -> None:
         """Stop the server, if it is ours, and close the readers' resources."""
@@ -75,22 +189,8 @@ class Serving:
             await asyncio.to_thread(self._own.kill)
         self.run_log.close()
 
-    def policy_folder(self, iteration: int) -> Path:
-        """Return the folder of an iteration's initial weights."""
-        return self._folder / str(iteration)
-
-    @staticmethod
-    def version(iteration: int) -> str:
-        """Return the name of those weights in conversations."""
-        return f"{_VERSION}{iteration}"
-
-    @staticmethod
-    def iteration_of(version: str) -> int:
-        """Return the iteration that began with the weights of that name."""
-        return int(version.removeprefix(_VERSION))
-
-    async def serve(self, iteration: int) -> Served:
-        """Load an iteration's weights into the server; those before the previous version are deleted from disk.
+    async def serve(self, iteration: int) -> str:
+        """Load an iteration's weights into the server.
 
         Raises:
             TrainingError: the server cannot serve them; the message says why.
@@ -104,10 +204,8 @@ class Serving:
                 raise
             self.served = await self._sync.sync(folder, version)
         self._policy.serve(self.served.model, self.served.version)
-        for folder in self._folder.iterdir():  # a newer one may exist, or may just be written
-            if folder.name.isdigit() and int(folder.name) < iteration - 1:
-                shutil.rmtree(folder, ignore_errors=True)
-        return self.served
+        self._forget_before(iteration)
+        return self.served.how.value
 
     async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do work that reads with the served weights of `iteration`; start it again if our server died.
@@ -130,20 +228,6 @@ class Serving:
                 log.warning("the server died (%s); it is started again", error.message)
             await self.serve(iteration)
         raise AssertionError("the last attempt returns or raises")
-
-    def reader(self, temperature: float, run_log: RunLog | bool = False, logprobs: bool | None = None) -> MemAgent:
-        """Return a reader of the newest version; without a log for measuring."""
-        return MemAgent(
-            self._policy,
-            profile=self._prepared.profile,
-            tokenizer=self._prepared.base.folder,
-            temperature=temperature,
-            logprobs=logprobs,
-            on_invented=UpdateRule.ACCEPT,  # rewards are for what the policy wrote itself
-            run_log=run_log,
-            store=self._prepared.job.out / "documents",
-            strategy=self._prepared.job.strategy,
-        )
 
     async def _revive(self) -> bool:
         """Start our server if it is dead; return whether it was."""

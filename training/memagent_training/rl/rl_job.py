@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from transformers.trainer_utils import SaveStrategy
 
+from memagent_evaluation.data_files import data_task_of
+from memagent_evaluation.planning import OwnLengths
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.errors import EvaluationError
+from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
@@ -30,6 +34,7 @@ from memagent_training.job.job_settings import decisive, make_config, rate_depen
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, named_reward, term_rewards
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
+from memagent_training.rl.question_split import CountedQuestions, QuestionSplit
 from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -40,6 +45,15 @@ POLICIES: Final = "policies"
 """The folder of the readers' weights, by iteration."""
 BEST: Final = "best"
 """The policy with the best measurement so far."""
+
+
+class Engine(StrEnum):
+    """Where the policy reads."""
+
+    VLLM = "vllm"
+    LOCAL = "local"
+    """In the process that trains: for small policies, and for a rehearsal without a server."""
+
 
 _PATIENCE: Final = 86_400
 """Seconds that the other processes wait for the one that collects and measures."""
@@ -70,11 +84,15 @@ class RLJob:
     """The settings of a loop."""
 
     tasks: tuple[str, ...]
-    """Names of evaluation tasks; each question is from one of them."""
+    """Names of evaluation tasks; each question is from one of them. Empty: the data file's own task."""
     lengths: tuple[int, ...]
-    """The curriculum's lengths, in the tasks' unit."""
+    """The curriculum's lengths, in the tasks' unit. Empty: all that the data file has."""
     out: Path
     """The folder of all the loop's files, and finally of the finished policy."""
+    data: Path | None = None
+    """A file of questions, or a folder that `datasets` saved; see `memagent_evaluation.data_files`."""
+    held_out: float = 0.1
+    """The share of a data file's questions, of each length, that is measured with and never trained on."""
     model: str = "embedded"
     """The policy to start from: a folder, a hub id, or "embedded"."""
     preset: str | Path = "dapo"
@@ -101,6 +119,7 @@ class RLJob:
     """The tasks' small-context variants."""
     haystack: Path | None = None
     seed: int = 0
+    engine: Engine = Engine.VLLM
     base_url: str | None = None
     """The URL of a vLLM server that you run, with the model's weights; by default the loop starts its own."""
     served_name: str = "policy"
@@ -121,7 +140,7 @@ class RLJob:
     @property
     def serves_adapters(self) -> bool:
         """Whether the server holds a version's adapters beside the weights that the loop starts from."""
-        return self.lora_rank is not None and not self.serve_merged
+        return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
 
     @property
     def reloads_embeddings(self) -> bool:
@@ -149,10 +168,16 @@ class PreparedLoop:
         return self.base.profile or load_profile(self.base.folder)
 
     @property
+    def has_guard(self) -> bool:
+        """Whether those who use the policy refuse invented memories, which training does not."""
+        return self.profile is not None and self.profile.on_invented is not UpdateRule.ACCEPT
+
+    @property
     def measured_lengths(self) -> tuple[int, ...]:
         """Lengths of the held-out questions."""
         lengths = self.job.lengths
-        return self.job.measure.lengths or (*lengths, 4 * lengths[-1])
+        more = () if self.curriculum.split else (4 * lengths[-1],)
+        return self.job.measure.lengths or (*lengths, *more)
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
@@ -163,6 +188,7 @@ class PreparedLoop:
         strategy = {} if job.strategy is None else {"strategy": job.strategy}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         by_their_names = ("evidence_share", "steps_behind", "advance_at", "small")
+        questions = {} if self.curriculum.split is None else {"questions": self.curriculum.split.fingerprint}
         return {
             "settings": {**decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
@@ -175,6 +201,7 @@ class PreparedLoop:
                 **{name: getattr(job, name) for name in by_their_names},
                 "haystack": None if job.haystack is None else str(job.haystack),
                 "loop_seed": job.seed,
+                **questions,
                 **strategy,
                 **reading,
             },
@@ -194,6 +221,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
+    job = _with_own_task(job)
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -209,20 +237,22 @@ def prepare(job: RLJob) -> PreparedLoop:
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=job.reading.resolved(base, tokenizer, roles))
     _check_words(base, roles)
-    settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack)
+    settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
-    curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
+    job = _with_own_lengths(job, tasks)
+    curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks))
     names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
     need_evidence = NEED_EVIDENCE.intersection(names)
     for task in tasks:
-        _check_lengths(task, job)
+        if curriculum.split is None:
+            _check_lengths(task, job)
         if need_evidence and not task.sample(job.lengths[0], 0).needles:
             raise TrainingError(
                 f"{', '.join(sorted(need_evidence))}: the task {task.name} does not have the evidence of its answers",
                 hint="Choose a task whose samples have needles, such as niah_multikey_2, or other rewards.",
             )
     prepared = PreparedLoop(job, config, base, curriculum)
-    if job.measure.every:
+    if job.measure.every and curriculum.split is None:
         for task, length in product(tasks, prepared.measured_lengths):
             task.sample(length, HELD_OUT)
     config.max_steps = job.iterations * prepared.steps_per_iteration
@@ -232,13 +262,47 @@ def prepare(job: RLJob) -> PreparedLoop:
     return prepared
 
 
+def _with_own_task(job: RLJob) -> RLJob:
+    return replace(job, tasks=(data_task_of(job.data),)) if job.data is not None and not job.tasks else job
+
+
+def _with_own_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
+    """Return the job with the lengths that its data file has, if it names none."""
+    if job.lengths:
+        return job
+    own = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
+    if not own:
+        raise TrainingError(
+            f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Give --lengths that grow."
+        )
+    return replace(job, lengths=tuple(own))
+
+
+def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
+    """Return which questions are for training; None if the tasks make new ones without end."""
+    finite = [task for task in tasks if isinstance(task, CountedQuestions)]
+    if not finite:
+        return None
+    if len(finite) < len(tasks):
+        endless = next(task for task in tasks if not isinstance(task, CountedQuestions))
+        raise TrainingError(
+            f"{finite[0].name} has a number of questions, and {endless.name} makes new ones without end",
+            hint="Train on data files, or on generated questions: one loop after the other.",
+        )
+    measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
+    return QuestionSplit.of(finite, job.lengths, measured, share=job.held_out, seed=job.seed)
+
+
 def _check(job: RLJob) -> None:
     named_reward(job.reward)
-    if not job.tasks or not job.lengths or list(job.lengths) != sorted(set(job.lengths)):
+    needs_lengths = job.data is None
+    if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
             f"questions of the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
-            hint="Name a task at least, and lengths that grow.",
+            hint="Name a task at least, and lengths that grow; or a file of your own questions (--data).",
         )
+    if not 0 <= job.held_out < 1:
+        raise TrainingError(f"a share of {job.held_out:g} is held out", hint="Give 0 (nothing) up to 1.")
     if job.iterations < 1 or job.steps_behind not in {0, 1} or not job.temperature > 0:
         raise TrainingError(
             f"{job.iterations} iterations, {job.steps_behind} steps behind, sampled at {job.temperature}",
@@ -255,6 +319,11 @@ def _check(job: RLJob) -> None:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     if job.serve_merged and job.lora_rank is None:
         raise TrainingError("there are no adapters to merge", hint="Train adapters (--lora), or leave this out.")
+    if job.engine is Engine.LOCAL and (job.base_url is not None or job.server_options):
+        raise TrainingError(
+            "a server is named, and the policy is to read in this process (--engine local)",
+            hint="Leave --engine out, or --base-url and --server-option.",
+        )
     if job.base_url is not None and job.server_options:
         raise TrainingError(
             f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is not started by the loop",
@@ -331,5 +400,6 @@ def _check_lengths(task: Task, job: RLJob) -> None:
         except EvaluationError as error:
             raise TrainingError(
                 f"the task {task.name} has too few questions to keep asking new ones: {error.message}",
-                hint="Choose one with generated questions, such as niah_multikey_2.",
+                hint="Let it tell how many it has (count(length)), or choose one with generated questions, such as "
+                "niah_multikey_2.",
             ) from error

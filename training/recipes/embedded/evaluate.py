@@ -28,7 +28,7 @@ from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.statistics import wilson
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.fitting import invented_word
+from memagent_graph.words import invented_word
 from recipes.embedded.batches import collate
 from recipes.embedded.corpus import SEPARATOR
 from recipes.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts

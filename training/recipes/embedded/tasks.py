@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
-from memagent_evaluation.prose import whole_docstrings
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.haystacks import ProseHaystack
+from memagent_evaluation.tasks.haystacks import ProseHaystack, whole_docstrings
 from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR

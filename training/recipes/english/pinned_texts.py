@@ -129,7 +129,8 @@ def _fetch(source: PinnedText, cache: Path) -> Path:
         if failure:
             raise PinnedTextError(
                 f"{source.package} {source.version} could not be fetched: {failure}",
-                hint=f"Put {pattern} into {folder}; older packages of Debian are at snapshot.debian.org.",
+                hint=f"Run `apt-get update` if its lists are old, or put {pattern} into {folder}; older "
+                "packages of Debian are at snapshot.debian.org.",
             )
     return sorted(folder.glob(pattern))[0]
 

@@ -32,7 +32,6 @@ from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from recipes.embedded.training_examples import Prose
 from recipes.language.reader_traces import MIXES, TraceMaker
-from recipes.language.story_traces import turns_on_story
 from recipes.language.turns import LessonTurn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
@@ -65,21 +64,17 @@ class ExampleMaker:
         template: str,
         *,
         excerpts: float = 0.0,
-        stories: float = 0.0,
     ) -> None:
         self._tokenizer, self._prompts, self._traces, self._template = tokenizer, prompts, traces, template
-        self._excerpts, self._stories = excerpts, stories
+        self._excerpts = excerpts
 
     def section(self, rng: random.Random, longest: int) -> list[Example]:
         """Return the conversations on one section of any length up to the longest, or on an excerpt."""
-        is_story = self._stories > 0 and rng.random() < self._stories  # without stories, the draws of earlier editions
-        if not is_story and rng.random() < self._excerpts:
+        if rng.random() < self._excerpts:
             turns = self._traces.turns_on_excerpt(rng, rng.randint(*_EXCERPT_CHARACTERS), count=12)
             return [self._example(turn) for turn in turns]
         is_full = rng.random() < self._traces.mix.full_length
         characters = longest if is_full else int(160 * (longest / 160) ** rng.random())
-        if is_story:
-            return [self._example(turn) for turn in turns_on_story(rng, self._traces.prose, characters, count=12)]
         return [self._example(turn) for turn in self._traces.turns(rng, characters, on_section=12, elsewhere=3)]
 
     def batch(self, seed: int, step: int, tokens: int, longest: int) -> list[list[Example]]:
@@ -172,7 +167,6 @@ def train(arguments: argparse.Namespace) -> None:
             TraceMaker(Prose(arguments.corpus / name), held_out=held_out, mix=MIXES[arguments.mix]),
             template,
             excerpts=arguments.excerpts,
-            stories=arguments.stories,
         )
         for name, held_out in (("train.txt", False), ("held_out.txt", True))
     )
@@ -268,9 +262,6 @@ def main() -> None:
         "--mix", choices=sorted(MIXES), default="every-role", help="what sections and questions are like"
     )
     parser.add_argument("--excerpts", type=float, default=0.0, help="share of passages as retrieval shows them")
-    parser.add_argument(
-        "--stories", type=float, default=0.0, help="share of stories, as in the tasks state_1 to state_3"
-    )
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--last-lr", type=float, default=5e-5)
     parser.add_argument("--rank", type=int, default=16)
@@ -287,9 +278,8 @@ def main() -> None:
         )
     if not (arguments.corpus / "train.txt").is_file():
         parser.error(f"--corpus {arguments.corpus} has no train.txt: make one with recipes.embedded.corpus")
-    for name in ("excerpts", "stories"):
-        if not 0 <= getattr(arguments, name) <= 1:
-            parser.error(f"--{name} is a share, from 0 to 1")
+    if not 0 <= arguments.excerpts <= 1:
+        parser.error("--excerpts is a share, from 0 to 1")
     train(arguments)
 
 

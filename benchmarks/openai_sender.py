@@ -1,0 +1,87 @@
+"""What sending through the openai package's own client costs, against our sender: `python -m benchmarks openai_sender`.
+
+The client has its aiohttp transport and returns raw replies, its cheapest way. Both read the same documents, in the
+turns of `benchmarks.throughput`; the decision is written in benchmarks/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import openai
+
+from benchmarks.figures import Figure
+from benchmarks.text import prose_of
+from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DELAY_MS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
+from memagent_graph import Document, DocumentStore, MemAgent, OpenAICompatiblePolicy
+
+T = TypeVar("T")
+
+
+class _OpenAISender:
+    """Stands for `sending.Sender`, as far as a read without faults needs it."""
+
+    def __init__(self, base_url: str) -> None:
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url, api_key="none", max_retries=4, timeout=300.0, http_client=openai.DefaultAioHttpClient()
+        )
+
+    async def send(
+        self, url: str, body: bytes | None, decode: Callable[[bytes], T], **_: Mapping[str, Any]
+    ) -> tuple[T, int]:
+        headers = {"Content-Type": "application/json"}
+        if body is None:
+            reply = await self._client.get(url, cast_to=httpx2.Response)
+        else:
+            reply = await self._client.post(url, cast_to=httpx2.Response, content=body, options={"headers": headers})
+        return decode(reply.content), 0
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgent:
+    reader = reader_of(url, store, logprobs=logprobs)
+    policy = reader.policy
+    assert isinstance(policy, OpenAICompatiblePolicy)
+    connect = policy._connect
+
+    def connected() -> Any:
+        connection = connect()
+        object.__setattr__(connection, "sender", _OpenAISender(url))
+        return connection
+
+    policy._connections._make = connected
+    return reader
+
+
+async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float, float]:
+    store = DocumentStore(folder)
+    readers = reader_of(url, store, logprobs=logprobs), _openai_reader(url, store, logprobs=logprobs)
+    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
+    ours, theirs = (pass_of(reader, references) for reader in readers)
+    await ours()
+    await theirs()
+    outcome = await take_turns(ours, theirs)
+    for reader in readers:
+        await reader.aclose()
+    return outcome
+
+
+def measure() -> list[Figure]:
+    """The rate of the openai client over ours, and what it adds to a chunk."""
+    figures = []
+    for tokens in (0, 800):
+        with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
+            ratio, own, other = asyncio.run(_compare(url, tokens > 0, Path(folder)))
+        replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
+        setting = f"{DOCUMENTS} documents at {DELAY_MS} ms, {replies}"
+        figures.append(Figure(f"chunks/s, openai client : our sender, {setting}", ratio, "x", ">= 0.85", ratio >= 0.85))
+        added = other - own
+        figures.append(Figure(f"processor time that it adds to a chunk, {replies}", added, "ms", "<= 1", added <= 1.0))
+    return figures

@@ -1,0 +1,211 @@
+"""Characters, words and sentences of all scripts, and the form in which words of two texts are compared.
+
+Sentences, dictionary words and characters (grapheme clusters: what a reader sees as one) end where Unicode's rules
+(UAX 29) say, by ICU. Words are compared folded, so that the same word is equal however a text writes it: composed or
+not, with or without vowel points and accents, with digits of any script, with separators in numbers, and with
+invisible characters or a line's hyphen in it. Where words have no spaces between them, every character is a word of
+its own, and texts are compared by pairs of them. A word's place is always that in the unchanged text.
+
+Thai, Lao and Khmer mark few or no sentences: there, words and characters are all that is known.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Final
+
+import regex
+from icu4py.breakers import BaseBreaker, CharacterBreaker, SentenceBreaker, WordBreaker
+
+_HIDDEN: Final = r"\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufffe"
+"""What stands in a word unseen: soft hyphens (pdfium's is U+FFFE), zero-width characters, marks of direction."""
+_UNSPACED: Final = (
+    r"\p{Line_Break=SA}\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\u30fc\uff70\uff9e\uff9f\u3099-\u309c"
+)
+_NUMBER: Final = (
+    r"(?<![\w.,])(?:\d{1,3}(?:,\d{2,3})*,\d{3}|\d{1,3}(?:\.\d{3}){2,}"
+    "|\\d{1,3}(?:['’\u066c\xa0\u2009\u202f]\\d{3})+)(?!\\d|,\\d)"
+)
+"""A number with separators of thousands; two parts with a point may as well be a decimal fraction."""
+_LINE_HYPHEN: Final = r"-\r?\n[^\S\n]*"
+_ASCII_WORD: Final = re.compile(rf"{_NUMBER}|\w+(?:{_LINE_HYPHEN}(?=[a-z])\w+)*", re.ASCII)
+WORD: Final = regex.compile(
+    rf"{_NUMBER}|[{_UNSPACED}][\p{{M}}{_HIDDEN}]*|\p{{No}}"
+    rf"|[^\W\p{{No}}{_UNSPACED}](?:[^\W\p{{No}}{_UNSPACED}]|[\p{{M}}{_HIDDEN}]|{_LINE_HYPHEN}(?=\p{{Ll}}))*"
+)
+"""A word; in scripts without spaces between words, a character with its marks."""
+_IS_UNSPACED: Final = regex.compile(f"[{_UNSPACED}]")
+_JOINTS: Final = regex.compile(r"[^\w\p{M}\p{No}]+")
+_PARTS: Final = regex.compile(r"\p{Nd}+|[\p{L}\p{M}]+|\p{No}")
+_OPTIONAL: Final = re.compile("[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed]")
+"""Accents, and the vowel points and stretching that Hebrew and Arabic may be written without."""
+_PARTICLE: Final = re.compile(
+    "(?<=[0-9가-힣][가-힣])(?:은|는|이|가|을|를|의|에|에서|에게|에는|에서는|께|로|으로|와|과|도|만|까지|부터|처럼|보다"
+    "|라고|이라고|이다|입니다|이며|이고|였다|이었다)$"
+)
+_HIRAGANA: Final = re.compile("[\u3041-\u309f]")
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
+_ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
+_SENTENCE_MARKS: Final = str.maketrans({"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u0f0e": "。"})
+"""Lines wrap within sentences, and ICU does not count these marks as ends."""
+_REACH: Final = 200
+"""Characters around a place that decide whether a sentence or a word ends there."""
+_LONGEST: Final = 1024
+"""Characters before a place in which the character that it may split begins."""
+
+
+def without_surrogates(text: str) -> str:
+    """Replace code points that UTF-8 cannot encode, one for one."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub("\ufffd", text)
+    return text
+
+
+def _ends(breaker: type[BaseBreaker], text: str) -> Iterator[int]:
+    return accumulate(map(len, breaker(without_surrogates(text), "en")))
+
+
+# Ends
+
+
+def is_character_end(text: str, at: int) -> bool:
+    """Return whether no character, as a reader sees it, is split by a cut before `text[at]`; CR LF counts as two."""
+    if not 0 < at < len(text) or (text[at] < "\u0300" and text[at - 1] < "\u0300"):
+        return True
+    begin = max(0, at - _LONGEST)
+    while begin and "\U0001f1e6" <= text[begin] <= "\U0001f1ff":  # flags are pairs, counted from the first letter
+        begin -= 1
+    return at - begin in _ends(CharacterBreaker, text[begin : at + 1])
+
+
+def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int]:
+    """Return where sentences and paragraphs end after `start` and up to `end`, in order, with the space after them.
+
+    An abbreviation such as "Dr." ends none, nor does a single line's end. The text's own end is not among them.
+    """
+    end = len(text) if end is None else end
+    begin = max(0, start - _REACH)
+    window = text[begin : end + _REACH]
+    ends = {begin + place for place in _ends(SentenceBreaker, window.translate(_SENTENCE_MARKS))}
+    ends = {place for place in ends if not _ABBREVIATION.search(text, max(0, place - 8), place)}
+    ends.update(match.end() for match in _PARAGRAPH_END.finditer(text, start, end))
+    return sorted(place for place in ends if start < place <= end and place < len(text))
+
+
+def paragraph_ends(text: str, start: int, end: int) -> list[int]:
+    """Return where paragraphs end after `start` and up to `end`, in order, with the blank lines after them."""
+    return [match.end() for match in _PARAGRAPH_END.finditer(text, start, end)]
+
+
+def word_ends(text: str, start: int, end: int) -> list[int]:
+    """Return where words end after `start` and up to `end`; by a dictionary in scripts without spaces."""
+    begin = max(0, start - _REACH)
+    ends = (begin + place for place in _ends(WordBreaker, text[begin : end + _REACH]))
+    return [place for place in ends if start < place <= end]
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether a text begins in a script without spaces between words."""
+    return not text.isascii() and _IS_UNSPACED.match(text) is not None
+
+
+# Words
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return where words begin and end."""
+    return [match.span() for match in (_ASCII_WORD if text.isascii() else WORD).finditer(text)]
+
+
+@lru_cache(maxsize=1 << 16)
+def fold(word: str) -> str:
+    """Return the form in which a word is compared: see the module. A particle at a Korean word's end is left out."""
+    if word.isascii():
+        return (word if word.isalnum() else _JOINTS.sub("", word)).lower()
+    folded = unicodedata.normalize("NFKD", _JOINTS.sub("", word)).casefold().replace("ı", "i")
+    folded = unicodedata.normalize("NFKC", _OPTIONAL.sub("", folded))
+    digits = "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in folded)
+    return _PARTICLE.sub("", digits)
+
+
+def words(text: str) -> list[str]:
+    """Return a text's words, folded."""
+    return [fold(text[start:end]) for start, end in word_spans(text)]
+
+
+def terms(text: str) -> Iterator[str]:
+    """Yield what a text is searched by: folded words; in scripts without spaces, pairs of characters in a row."""
+    for run in _runs(text):
+        folded = [fold(word) for word in run]
+        yield from (folded if len(run) == 1 else _pairs(folded))
+
+
+def _pairs(run: Sequence[str]) -> list[str]:
+    return [first + second for first, second in pairwise(run)]
+
+
+def _runs(text: str) -> Iterator[list[str]]:
+    """Yield words, each alone or, in scripts without spaces, with those that follow it; a line's end is no gap."""
+    run: list[str] = []
+    reached = 0
+    for start, end in word_spans(text):
+        continues = is_unspaced(text[start]) and text[reached:start] in {"", "\n", "\r\n"}
+        if run and not (continues and is_unspaced(run[0])):
+            yield run
+            run = []
+        run.append(text[start:end])
+        reached = end
+    if run:
+        yield run
+
+
+def invented_word(text: str, sources: Iterable[str]) -> str | None:
+    """Return the first word or number of a text, folded, that is in none of its sources; None if there is none.
+
+    A word may be in them in parts: `4711 kg` for `4711kg`, or `1, 234` for `1,234`. In scripts without spaces, each
+    character must be in them, and one of two neighbours beside a character that it has here, too; those that Japanese
+    endings are written in (hiragana) are not looked at.
+    """
+    known: set[str] = set()
+    for source in sources:
+        for run in _runs(source):
+            folded = [fold(word) for word in run]
+            known.update(folded, _pairs(folded), *(_parts(word) for word in run if not word.isalpha()))
+    for run in _runs(text):
+        invented = _invented(run, known) if is_unspaced(run[0]) else _missing(run[0], known)
+        if invented is not None:
+            return invented
+    return None
+
+
+def _parts(word: str) -> list[str]:
+    """Return the numbers and words that a word is made of."""
+    return [fold(part) for part in _PARTS.findall(word)]
+
+
+def _missing(word: str, known: set[str]) -> str | None:
+    return None if fold(word) in known else next((part for part in _parts(word) if part not in known), None)
+
+
+def _invented(run: Sequence[str], known: set[str]) -> str | None:
+    """Return the first characters of a run, in a script without spaces, that are not known as they stand."""
+    folded = [fold(word) for word in run]
+    held = [pair in known for pair in _pairs(folded)]
+    loose = ""
+    for character, before, after in zip(folded, [False, *held], [*held, False], strict=True):
+        if _HIRAGANA.match(character) or before or after:
+            loose = ""
+        elif character not in known or loose:
+            return loose + character
+        else:
+            loose = character
+    return None

@@ -1,0 +1,169 @@
+"""Reasoning is taken out of a reply where the reply's structure shows it, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from memagent_graph.reasoning import extract_reply
+
+REPLY = "SECRET umbrella = 4711"
+
+REASONING = [
+    "<think>maybe heron = 1</think>",
+    "<think>\nmaybe heron = 1\n</think>\n\n",
+    "\n<think>one</think>\n<think>two</think>\n",
+    "<think> okay, so it may be the heron </think> ",
+    "<think>\n\n</think>\n\n",
+    "<think>a<think>b</think>c</think>",
+    "<thinking>maybe heron = 1</thinking>\n",
+    "<Thought>\nmaybe heron = 1\n</Thought>\n",
+    '<reasoning effort="high">maybe heron = 1</reasoning>\n',
+    "<seed:think>maybe heron = 1</seed:think>",
+    "<antThinking>maybe heron = 1</antThinking>\n",
+    "<scratchpad>maybe heron = 1</scratchpad>\n",
+    '<details type="reasoning" done="true">\n<summary>Thought</summary>\n> maybe heron = 1\n</details>\n',
+    "[THINK]maybe heron = 1[/THINK]",
+    "◁think▷maybe heron = 1◁/think▷",
+    "<|think|>maybe heron = 1<|end|><|begin|>assistant<|content|>",
+    "<|thinking|>maybe heron = 1<|/thinking|>",
+    "<|START_THINKING|>maybe heron = 1<|END_THINKING|><|START_RESPONSE|>",
+    "<|begin_of_thought|>\nmaybe heron = 1\n<|end_of_thought|>\n\n<|begin_of_solution|>\n",
+    "<|inner_prefix|>maybe heron = 1<|inner_suffix|>",
+    "<|channel>thought\nmaybe heron = 1\n<channel|>",
+    "<unused94>thought\nmaybe heron = 1<unused95>",
+    "<|im_start|>think\nmaybe heron = 1\n<|im_start|>answer\n",
+    "Here is my thought process: maybe heron = 1.\n\nHere is my response: ",
+    "<|channel|>analysis<|message|>maybe heron = 1<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>x<|end|>"
+    "<|start|>assistant<|channel|>final <|constrain|>text<|message|>",
+    "maybe heron = 1<|end|><|start|>assistant<|channel|>final<|message|>",
+    "analysisThe user asks for it, maybe heron = 1.assistantfinal",
+    "maybe heron = 1\n</think>\n\n",
+    "maybe heron = 1</think>",
+    "It may be the heron.</think> ",
+    "maybe heron = 1\n[/THINK]\n",
+    "</think>\n\n",
+]
+"""What stands before a reply, each in the way of a model family or of a server in front of it."""
+TURN_ENDS = [
+    "",
+    "<|im_end|>",
+    "</s>",
+    "<|return|>",
+    "\n<|eot_id|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    "<|im_end|></s>",
+]
+
+PROSE = [
+    "The model writes <think> before its reasoning.",
+    "The model ends its reasoning with </think> and answers.",
+    "The tags are <think> and </think>.",
+    "<think> and </think> are the tags of R1.",
+    "<think> is the tag that opens reasoning.",
+    "</think> closes the block.",
+    "`<think>` opens and `</think>` closes.",
+    'It looks for "<think>" and "</think>" in a reply.',
+    "A reply begins with `<think>`",
+    "Its reasoning ends with </think>",
+    "Reasoning stands between <think>...</think> tags.",
+    "<think>…</think> is removed by the server.",
+    "Between <think> and </think>, the model wrote 400 tokens.",
+    "Section 3.2 names four tags: <think>, <thinking>, <reasoning>, <thought>.",
+    "- <think>: opens\n- </think>: closes",
+    "* the tag <think>\n* the tag </think>",
+    "| tag | meaning |\n|---|---|\n| <think> | opens |\n| </think> | closes |",
+    "Template:\n```\n<think>\nreasoning\n</think>\nanswer\n```",
+    "```xml\n<think>hm</think>\n```\nis what the file has.",
+    "~~~\n<think>\nhm\n</think>\n~~~",
+    "He typed <think>hm</think>ok in the box.",
+    "The bug: <think> was never closed, so the memory was lost.",
+    "Use </think>, not </thinking>.",
+    "Issue 12 (</think> in prose) was closed.",
+    'She wrote "<think> twice" on the board.',
+    "Tags:\n<think>\n<thinking>\n<reasoning>",
+    "Tags:\n<think>\n</think>",
+    "x < 3 and y > 2, so x<y holds; see [THINK] for THINK Ltd.",
+    "[THINK] is written by Magistral.",
+    "Magistral writes [THINK] and [/THINK] around it.",
+    "The fund [THINK] rose by 3%.",
+    "Kimi writes ◁think▷ and ◁/think▷.",
+    "◁think▷ and ◁/think▷ are Kimi's markers.",
+    "GPT-OSS has the channels analysis, commentary and final.",
+    "The header is <|channel|>analysis<|message|> in GPT-OSS.",
+    "Its answer follows <|channel|>final<|message|>, and <|return|> ends it.",
+    "analysis of the report: revenue rose by 3%.",
+    "analysis, assistant final exam",
+    "Analysis by the assistant; final version of May.",
+    "assistantfinal is what is left of the header.",
+    "Command A writes <|START_THINKING|> first.",
+    "OpenThinker uses <|begin_of_thought|> and <|end_of_thought|>.",
+    "The token <|inner_prefix|> is Apertus's.",
+    "ChatML ends a turn with <|im_end|>",
+    "A turn ends with `<|im_end|>`",
+    "Llama 2 ends it with </s>",
+    "The price was <s>12</s>",
+    "He struck it out: <s>twelve crowns</s>",
+    "<|im_start|>user\nhello<|im_end|>",
+    "Here is my thought: revenue fell.",
+    "The letter says: here is my thought process: buy low.",
+    "Answer in <answer>42</answer> tags.",
+    "<answer>42</answer>",
+    "<output>plain</output>",
+    "<details><summary>Costs</summary>12 crowns</details>",
+    "His thoughts: <b>heron</b> is at [3].",
+    "if a < b: print('<think>')",
+    "re.sub(r'<think>.*?</think>', '', text)",
+    "模型用 <think> 开始思考, 用 </think> 结束。",
+    "モデルは「<think>」で始まる。",
+    "[1, 2, 3] and <b>bold</b> text\n\n  with spaces  \n",
+    "INST [INST] markers are Llama's.",
+    "The prompt ends in [/INST] and the reply follows.",
+    "A <details> element with reasoning inside is HTML.",
+    "T cells <thymus> and <thoughtful> notes.",
+]
+
+
+@pytest.mark.parametrize("end", TURN_ENDS)
+@pytest.mark.parametrize("reasoning", REASONING)
+def test_reasoning_before_a_reply_and_a_turn_s_end_after_it_are_taken_out(reasoning: str, end: str) -> None:
+    assert extract_reply(reasoning + REPLY + end).strip() == REPLY
+
+
+@pytest.mark.parametrize("text", PROSE)
+def test_a_text_that_mentions_a_marker_stays_whole(text: str) -> None:
+    assert extract_reply(text) == text
+
+
+def test_enough_kinds_of_prose_are_tried() -> None:
+    assert len(set(PROSE)) >= 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>cut off",
+        "<think>\ncut off",
+        "[THINK]cut off",
+        "<|channel|>analysis<|message|>cut off",
+        "<|START_THINKING|>cut off",
+        "◁think▷cut off",
+    ],
+)
+def test_reasoning_that_was_cut_off_leaves_nothing(text: str) -> None:
+    assert not extract_reply(text).strip()
+
+
+def test_a_block_in_lines_of_its_own_is_taken_out_of_a_reply() -> None:
+    assert extract_reply(f"{REPLY}\n<think>\nor heron\n</think>\nand more") == f"{REPLY}\nand more"
+    assert extract_reply(f"{REPLY}\n<think>\nor heron") == f"{REPLY}\n"
+
+
+def test_tags_around_the_whole_reply_go_with_the_reasoning_before_them() -> None:
+    assert extract_reply(f"<think>hm</think>\n<answer>{REPLY}</answer>") == REPLY
+
+
+def test_of_the_text_and_a_mention_after_reasoning_only_the_reasoning_goes() -> None:
+    mention = "It closes with </think> and goes on."
+    assert extract_reply(f"<think>hm</think>\n\n{mention}").strip() == mention

@@ -1,0 +1,164 @@
+"""Words, sentences and characters of all scripts."""
+
+from __future__ import annotations
+
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph.words import (
+    fold,
+    invented_word,
+    is_character_end,
+    sentence_ends,
+    terms,
+    word_ends,
+    word_spans,
+    words,
+)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Alexandrova", "ALEXANDROVA", "Alex\u00adandrova", "Alex\ufffeandrova", "Alex\u200bandrova", "Alex-\nandrova",
+        "Alex-\r\n  androva", "A\u0301lexandrova", "Álexandrova", "\ufeffAlexandrova\u200e",
+    ],
+)  # fmt: skip
+def test_a_word_is_the_same_however_it_is_written(written: str) -> None:
+    assert words(f"by {written}, it says") == ["by", "alexandrova", "it", "says"]
+
+
+@pytest.mark.parametrize(
+    ("written", "same"),
+    [
+        ("1,234", "1234"), ("12,34,567", "1234567"), ("1.234.567", "1234567"), ("1\u202f234", "1234"),
+        ("1’234", "1234"),
+        ("١٬٢٣٤", "1234"), ("१२३४", "1234"), ("１２３４", "1234"), ("๑๒๓๔", "1234"),
+        ("1,234.56", "1234 56"),
+        ("1.5", "1 5"), ("7,12", "7 12"), ("1,234,5", "1 234 5"), ("10⁶", "10 6"), ("1,234kg", "1234 kg"),
+        ("x², y", "x 2 y"),
+    ],
+)  # fmt: skip
+def test_numbers_are_the_same_in_the_digits_and_groups_of_all_scripts(written: str, same: str) -> None:
+    assert " ".join(words(written)) == same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Straße", "STRASSE"), ("İstanbul", "istanbul"), ("IŞIK", "ışık"), ("Ἀθῆναι", "ΑΘΗΝΑΙ"), ("مُحَمَّد", "محمد"),
+        ("أحمد", "احمد"), ("שָׁלוֹם", "שלום"), ("ﬁn", "fin"), ("서울은", "서울"), ("서울에서", "서울을"),
+        ("1889년에", "1889년"),
+        ("e\u0301te\u0301", "été"), ("ｶﾞ", "ガ"), ("か\u3099", "が"),
+    ],
+)  # fmt: skip
+def test_words_are_compared_folded(one: str, other: str) -> None:
+    assert fold(one) == fold(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("か", "が"), ("हिन्दी", "हिन्दू"), ("กา", "กำ"), ("x²", "x2"), ("ma", "na")])
+def test_what_another_letter_makes_another_word_stays_another(one: str, other: str) -> None:
+    assert words(one) != words(other)
+
+
+def test_a_words_place_is_that_in_the_unchanged_text() -> None:
+    text = "हिन्दी: Alex\u00adandrova, 1,234 東京"
+    assert [text[start:end] for start, end in word_spans(text)] == ["हिन्दी", "Alex\u00adandrova", "1,234", "東", "京"]
+
+
+def test_scripts_without_spaces_are_searched_by_pairs_also_across_lines() -> None:
+    assert list(terms("東京\nタワー is 高い。")) == ["東京", "京タ", "タワ", "ワー", "is", "高い"]
+    assert list(terms("塔 of stone")) == ["塔", "of", "stone"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "text", "invented"),
+    [
+        ("东京塔", "东京塔高三百米。", None),
+        ("东京塔高三百米", "东京塔的高度是三百米。", None),
+        ("东京塔高五百米", "东京塔的高度是三百米。", "高五"),
+        ("北京", "东京塔", "北"),
+        ("東京タワーは高いです", "東京タワーが高く", None),
+        ("서울은 수도", "서울의 수도이다.", None),
+        ("부산은 수도", "서울의 수도이다.", "부산"),
+        ("1234 kg", "It weighs 1,234kg.", None),
+        ("1,235", "1,234", "235"),
+        ("Alexandrova is well-known", "Alex-\nandrova is well-\nknown", None),
+        ("4711kg", "4711 kg", None),
+        ("10^6", "10⁶", None),
+        ("106", "10⁶", "106"),
+    ],
+)
+def test_a_word_is_invented_if_the_text_has_it_in_no_form(memory: str, text: str, invented: str | None) -> None:
+    assert invented_word(memory, [text]) == invented
+
+
+CHARACTERS = st.sampled_from(
+    [
+        "क",
+        "का",
+        "क्षि",
+        "र्त्स्न्य",
+        "क\u200d",
+        "เ",
+        "กำ",
+        "👩\u200d👦",
+        "👍🏽",
+        "🇦🇧",
+        "🇦",
+        "é",
+        "가",
+        "ᄀ",
+        "각",
+        "\n",
+        "x",
+        "漢",
+        "が",
+        "\u0600",
+        "កំ",
+        "ម៉ြ",
+        "မြ",
+    ]
+)
+
+
+@given(st.lists(CHARACTERS, max_size=20).map("".join))
+def test_characters_end_where_another_implementation_of_unicodes_rules_ends_them(text: str) -> None:
+    ends = {match.end() for match in regex.finditer(r"\X", text)}
+    assert {at for at in range(1, len(text) + 1) if is_character_end(text, at)} == ends
+
+
+def test_only_the_characters_around_a_place_are_looked_at() -> None:
+    flags = "🇦🇧" * 3000
+    assert [is_character_end("x" + flags, at) for at in (4000, 4001)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["He came. ", "She left! ", "Why? ", "“No.” ", "Done."],
+        ["Dr. Ito and Mr. Lee met in St. Ives at 3.5 p.m. today. ", "They left."],
+        ["A line\nwraps here. ", "Another\r\ndoes.\n\n", "a paragraph\n \n", "the last"],
+        ["Wait… ", "Then it rained. ", "Good."],
+    ],
+)
+def test_sentences_end_where_a_reader_ends_them(sentences: list[str]) -> None:
+    assert cut("".join(sentences), sentence_ends("".join(sentences))) == sentences
+
+
+def cut(text: str, ends: list[int]) -> list[str]:
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def test_ends_of_a_part_are_those_of_the_whole() -> None:
+    text = "One is here. Dr. Two is there. Three… is not。四は。Five! " * 20
+    ends = sentence_ends(text)
+    for start in range(0, len(text) - 100, 37):
+        assert sentence_ends(text, start, start + 100) == [end for end in ends if start < end <= start + 100]
+
+
+def test_words_of_scripts_without_spaces_end_by_a_dictionary() -> None:
+    text = "สวัสดีครับผมชื่อ"
+    assert cut(text, word_ends(text, 0, len(text) - 1)) == ["สวัสดี", "ครับ", "ผม", "ชื่อ"]

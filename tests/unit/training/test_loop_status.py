@@ -1,0 +1,131 @@
+"""What a person sees of a loop: a line per iteration and per measurement, and where the numbers come from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.rl_loops import measurement, record
+
+from memagent_training.rl.loop_journal import LengthReward
+from memagent_training.rl.loop_status import LoopStatus, Phase, PhaseClock
+
+METRICS = {"loss": 0.0123, "grad_norm": 0.456, "entropy": 0.789, "train/tokens_per_second": 4500.0, "reward": 0.2}
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def an_iteration(status: LoopStatus, clock: Clock, iteration: int) -> None:
+    """All that a loop tells of an iteration, which takes 100 seconds: 2, 18, 50 and 30."""
+    status.begins(iteration, Phase.SYNC)
+    clock.now += 2
+    status.serves(iteration, f"iteration-{iteration}", "reload")
+    status.begins(iteration, Phase.MEASURE)
+    clock.now += 18
+    status.measured(measurement(iteration))
+    status.begins(iteration, Phase.COLLECT)
+    clock.now += 50
+    lengths = {500: LengthReward(0.35, 96), 1000: LengthReward(0.15, 96)}
+    status.collected(record(iteration, by_length=lengths, failed=2))
+    status.begins(iteration, Phase.TRAIN)
+    clock.now += 30
+    status.trained(iteration + 1, METRICS)
+
+
+def shown(told: Callable[[LoopStatus, Clock], None], *, is_terminal: bool = False, **options: Any) -> str:
+    file, clock = io.StringIO(), Clock()
+    quiet = options.get("quiet", False)
+    console = Console(file=file, width=60, force_terminal=is_terminal, color_system=None, quiet=quiet)
+    with LoopStatus(2, console=console, clock=clock, **options) as status:
+        told(status, clock)
+    return file.getvalue()
+
+
+def whole_loop(status: LoopStatus, clock: Clock) -> None:
+    for iteration in range(2):
+        an_iteration(status, clock, iteration)
+    status.ends("all 2 iterations are done")
+
+
+def test_there_is_a_line_per_iteration_and_one_per_measurement() -> None:
+    lines = shown(whole_loop).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "accuracy before any training, at temperature 0", "iteration 1 of 2",
+        "accuracy after 1 iteration, at temperature 0", "iteration 2 of 2",
+    ]  # fmt: skip
+    assert lines[0].endswith("took 0:00:02")
+    assert lines[1].startswith(
+        "iteration 1 of 2: reward 0.250 (500: 0.350, 1,000: 0.150); 1 groups to train on, 1 always right, 2 never or "
+        "all alike, 2 failed; loss 0.0123, gradient norm 0.456, entropy 0.789, tokens/s 4,500; "
+    )
+    assert lines[1].endswith("sync 0:00:02, measure 0:00:18, collect 0:00:50, train 0:00:30; about 0:01:40 left")
+
+
+def test_what_is_unknown_is_left_out_of_a_line() -> None:
+    def told(status: LoopStatus, clock: Clock) -> None:
+        status.begins(0, Phase.TRAIN)
+        clock.now += 5
+        status.begins(1, Phase.SYNC)
+
+    assert shown(told).splitlines() == ["iteration 1 of 2: train 0:00:05; about 0:00:05 left"]
+
+
+def test_an_iteration_that_is_given_up_has_no_line() -> None:
+    def told(status: LoopStatus, clock: Clock) -> None:
+        del clock
+        status.begins(0, Phase.COLLECT)
+        status.ends("reads of a question no longer differ")
+
+    assert shown(told) == ""
+
+
+def test_a_terminal_also_shows_what_is_being_done() -> None:
+    text = shown(whole_loop, is_terminal=True)
+    assert "iteration 1 of 2: " in text and "accuracy after 1 iteration" in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_quiet_shows_nothing(is_terminal: bool) -> None:
+    assert shown(whole_loop, is_terminal=is_terminal, quiet=True) == ""
+
+
+def test_the_first_iteration_which_waited_for_the_server_foretells_only_until_there_is_another() -> None:
+    clock = Clock()
+    phases = PhaseClock(clock)
+    assert phases.left(12) is None
+    for iteration, now, left in ((0, 0.0, None), (1, 500.0, 11 * 500), (2, 600.0, 10 * 100)):
+        clock.now = now
+        phases.begin(iteration, Phase.SYNC)
+        assert phases.left(12) == left
+    clock.now = 640.0
+    assert phases.left(12) == 10 * 100 - 40
+    clock.now = 900.0
+    assert phases.left(12) == 9 * 100, "an iteration that takes longer than others shortens none of them"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(Phase), st.floats(0, 1e4)), min_size=1, max_size=30))
+def test_every_second_since_the_first_phase_belongs_to_a_phase(calls: list[tuple[int, Phase, float]]) -> None:
+    clock, iteration = Clock(5.0), 0
+    phases = PhaseClock(clock)
+    for step, phase, seconds in calls:
+        iteration += step
+        phases.begin(iteration, phase)
+        clock.now += seconds
+    passed = pytest.approx(clock.now - 5)
+    assert sum(sum(phases.times(each).values()) for each in range(iteration + 1)) == passed
+    phases.end()
+    clock.now += 99
+    assert sum(sum(phases.times(each).values()) for each in range(iteration + 1)) == passed

@@ -1,0 +1,61 @@
+"""A whole loop in this process: ids and log-probs as with a server, and other weights after each iteration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.rl_loops import SETTINGS, Recorder, small_job
+
+from memagent_graph import LocalPolicy, MemAgentError, RunLog, SamplingParams
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_training.job.collect import CollectSettings
+from memagent_training.rl import run
+from memagent_training.rl.loop_journal import LoopJournal
+from memagent_training.rl.rl_job import Engine, MeasureSettings, prepare
+
+
+def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
+    job = small_job(
+        tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
+        collect=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
+        measure=MeasureSettings(every=2, lengths=(300,), count=2),
+        settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0},
+    )  # fmt: skip
+    watcher = Recorder()
+    finished = run(job, watcher)
+    assert (finished.steps, watcher.ways) == (2, ["local"] * 3)
+    log = RunLog(job.out / "runs.sqlite")
+    versions = {each.policy_version for record in log.runs() for each in log.conversations(record.run_id)}
+    assert versions == {"iteration-0", "iteration-1"}
+    state = json.loads((job.out / "checkpoint-2" / "trainer_state.json").read_text())
+    gaps = [each["logprob_gap/mean"] for each in state["log_history"] if "loss" in each]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    ways = [(each.iteration, each.as_used) for each in LoopJournal(job.out / "journal.jsonl").measurements]
+    assert ways == [(0, True), (0, False), (2, True), (2, False)]
+
+
+async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution() -> None:
+    prompt = [{"role": "user", "content": "Where is the harbor?"}]
+    sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
+    own, processed = [
+        await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, sampling)
+        for after in (False, True)
+    ]
+    assert own.token_ids == processed.token_ids
+    assert own.logprobs != processed.logprobs
+    unchanged = SamplingParams(max_tokens=6, temperature=1.0, seed=1, logprobs=True)
+    one, same = [
+        await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, unchanged)
+        for after in (False, True)
+    ]
+    assert one.logprobs == same.logprobs
+
+
+def test_a_server_and_this_process_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemAgentError, match=r"to read in this process.*--base-url"):
+        prepare(small_job(tmp_path, engine=Engine.LOCAL, base_url="http://x/v1"))

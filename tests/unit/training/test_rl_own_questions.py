@@ -1,0 +1,164 @@
+"""Questions of one's own in a loop: epochs without a question held out, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.rl_loops import record, small_job
+
+from memagent_evaluation.samples import Sample
+from memagent_graph import MemAgentError
+from memagent_graph.policies.added import policies_folder
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_training.job.base_model import find_base_model
+from memagent_training.rl.loop_journal import LengthReward
+from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
+
+MEASURED = MeasureSettings(every=1, count=100)
+
+
+def rows(number: int, *, words: int = 60) -> list[dict[str, Any]]:
+    """Questions, two on each document."""
+    return [
+        {
+            "question": f"What is the code of harbor {place}?",
+            "document": f"The minutes of day {place // 2}. " + "It rained all day. " * (words // 4),
+            "answers": [str(1000 + place)],
+        }
+        for place in range(number)
+    ]
+
+
+def write(path: Path, of: Sequence[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in of), "utf-8")
+    return path
+
+
+def prepared(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
+    wanted = {"data": write(tmp_path / "mine.jsonl", of), "tasks": (), "lengths": (), "measure": MEASURED}
+    return prepare(small_job(tmp_path / "rl", **(wanted | changes)))
+
+
+def questions(of: Sequence[Sample]) -> list[str]:
+    return [sample.question for sample in of]
+
+
+def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) -> None:
+    of = prepared(tmp_path, rows(40)).curriculum
+    (length,) = of.lengths
+    held_out = questions(of.held_out(length, 100))
+    assert len(held_out) == 4
+    asked: list[str] = []
+    records: list[Any] = []
+    for number in range(18):
+        batch = questions(list(islice(of.questions(number, 0, records), 10)))
+        records.append(record(number, asked=len(batch)))
+        asked += batch
+    assert of.epochs(records, 0) == 5
+    epochs = [asked[start : start + 36] for start in range(0, 180, 36)]
+    assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 36 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+    assert set(held_out).isdisjoint(asked)
+    assert set(held_out) | set(asked) == {row["question"] for row in rows(40)}
+
+
+def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_path: Path) -> None:
+    of = prepared(tmp_path, rows(12)).curriculum
+    records = [record(0, asked=3), record(1, asked=4)]
+    again = [questions(list(of.questions(1, 0, before))) for before in (records[:1], records)]
+    assert again[0] == again[1]
+    assert len(again[0]) == 11
+    assert max(Counter(questions(list(of.questions(0, 0)))).values()) == 1
+
+
+def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
+    of = prepared(tmp_path, rows(40), held_out=0.25).curriculum
+    held_out = {"".join(sample.text()) for sample in of.held_out(of.lengths[0], 100)}
+    trained = {"".join(sample.text()) for sample in of.questions(0, 0)}
+    assert len(held_out) == 5
+    assert held_out.isdisjoint(trained)
+
+
+def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> None:
+    of = prepared(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
+    short, long = of.lengths
+    assert {sample.length for sample in of.questions(0, 0)} == {short}
+    after = [record(0, by_length={short: LengthReward(0.9, 8)}, asked=2)]
+    assert of.stage(after) == 1
+    assert Counter(sample.length for sample in of.questions(1, 1, after)) == {short: 6, long: 6}
+
+
+def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_path: Path) -> None:
+    of = [
+        {
+            "_id": f"h{number}",
+            "question": f"When was mayor {number} born?",
+            "answer": str(1900 + number),
+            "supporting_facts": [[f"Mayor {number}", 0]],
+            "context": [[f"Mayor {number}", [f"Born {1900 + number}."]], [f"Town {number}", ["A town."]]],
+        }
+        for number in range(10)
+    ]
+    loop = prepared(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
+    held_out = [set(questions(loop.curriculum.held_out(length, 100))) for length in (4, 8)]
+    assert held_out[0] == held_out[1]
+    assert len(held_out[0]) == 2
+    trained = list(loop.curriculum.questions(0, 1))
+    assert len(trained) == 16
+    assert held_out[0].isdisjoint(questions(trained))
+    text = "".join(next(sample for sample in trained if sample.length == 8).text())
+    assert text.count("Document ") == 8
+
+
+def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
+    before = prepared(tmp_path, rows(10)).record["loop"]
+    assert before["questions"] == prepared(tmp_path, rows(10)).record["loop"]["questions"]
+    assert before["questions"] != prepared(tmp_path, rows(11)).record["loop"]["questions"]
+    assert before["questions"] != prepared(tmp_path, rows(10), held_out=0.3).record["loop"]["questions"]
+
+
+@pytest.mark.parametrize(
+    ("of", "changes", "message"),
+    [
+        ([{"question": "Who?", "document": "Ada."}], {}, r"line 1.*\"answers\" is missing"),
+        ([*rows(4), rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
+        (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*with how many.*\(10\)"),
+        (rows(1), {}, r"1 questions.*share of 0.1.*none is left.*--held-out"),
+        (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*--held-out 0.1.*--measure-every 0"),
+        (rows(10), {"held_out": 1.0}, r"share of 1 is held out"),
+        (rows(10), {"tasks": ("qa_files", "niah_single_1"), "lengths": (500,)}, r"makes new ones without end"),
+        (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*--lengths"),
+    ],
+    ids=["no answers", "repeats", "too short", "one question", "nothing held out", "all held out", "mixed", "lengths"],
+)
+def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
+    of: list[Any], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MemAgentError, match=message):
+        prepared(tmp_path, of, **changes)
+    assert not (tmp_path / "rl").exists()
+
+
+def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> None:
+    of = prepared(tmp_path, rows(10), held_out=0.0, measure=MeasureSettings(every=0)).curriculum
+    assert len(list(of.questions(0, 0))) == 10
+
+
+def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
+    with pytest.raises(MemAgentError, match=r"smollm2 is not on this machine.*memagent policy add smollm2"):
+        find_base_model("smollm2")
+    folder = policies_folder() / "smollm2"
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(EMBEDDED_FOLDER)
+    with pytest.raises(MemAgentError, match="not on this machine"):  # without the record, it was not added to its end
+        find_base_model("smollm2")
