@@ -178,7 +178,9 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
             head = piece[:SAMPLE_BYTES]
             if byte_order_mark(head) is not None:
                 return None
-            refuse_binary(name, head)
+            seven_bit = seven_bit_codec(head)
+            if seven_bit is None:
+                refuse_binary(name, head)
         pending = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, not piece)
