@@ -144,8 +144,10 @@ class SourceFile:
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
         labelled = False
         try:
-            if kind not in self.converters or self.depth >= _DEEPEST:
-                raise ConversionError(f"{kind or 'its kind'} has no converter")
+            if self.depth >= _DEEPEST:
+                raise ConversionError("it is in too many others")
+            if kind not in self.converters:
+                raise ConversionError(f"there is no converter for {kind or 'its kind'}")
             for part in inner.standard():
                 if isinstance(part, Block):
                     yield Block(part.text, part.label and f"{heading}, {part.label}" if labelled else heading)
