@@ -19,11 +19,12 @@ RULER = (
     *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
 )
 OUR_OWN = (
+    *("state_1", "state_2", "state_3"),
     *(f"multi_hop_{hops}{order}" for hops in (2, 3, 4) for order in ("", "_backward", "_shuffled")),
     *(f"english_hop_{hops}{order}" for hops in (2, 3) for order in ("", "_backward")),
     *(f"english_{kind}" for kind in ("fact", "new", "change", "list", "absent")),
 )
-DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files", "qa_files")
+DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files", "qa_files", "memagent_files")
 
 
 def test_all_of_ruler_our_own_and_the_data_files_have_names():

@@ -3,6 +3,7 @@
 niah_*, vt, cwe, fwe, qa_*   RULER's thirteen; ruler_hqa is RULER-HQA
 multi_hop_N                  a chain of N facts (2 to 4) among others, in the order in which they are followed
 multi_hop_N_backward         the last one first; _shuffled: in any order
+state_1, state_2, state_3    where a person is, where a thing is, where it was before
 english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
                              (change), several (list), that lead to each other (hop_2, hop_3), the same with the
                              last one first (hop_2_backward, hop_3_backward), or none (absent)
@@ -26,6 +27,7 @@ from memagent_evaluation.tasks.lists import LISTS, list_task
 from memagent_evaluation.tasks.multi_hop import MULTI_HOP, MultiHopTask, multi_hop_task
 from memagent_evaluation.tasks.needles import SHAPES, needle_task, variables_task
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, passage_task
+from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_task
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
@@ -37,10 +39,12 @@ _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
     **dict.fromkeys(LISTS, list_task),
     **dict.fromkeys(PASSAGE_TASKS, passage_task),
     **dict.fromkeys(MULTI_HOP, multi_hop_task),
+    **dict.fromkeys(STATES, state_task),
     **dict.fromkeys(ENGLISH, english_task),
 }
 _DIALS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(MULTI_HOP, MultiHopTask.dials),
+    **dict.fromkeys(STATES, StateTask.dials),
     **dict.fromkeys(ENGLISH, EnglishTask.dials),
 }
 _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")

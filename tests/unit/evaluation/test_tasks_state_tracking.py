@@ -1,0 +1,162 @@
+"""State tracking: a reader of plain code that follows all sentences comes to the answer, and so does the evidence."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks.invented_names import WORDS
+from memagent_evaluation.tasks.state_tracking import FINDS, PARTS, PLACES, STATES, THINGS, WALKS
+from memagent_graph.errors import EvaluationError
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+BABI = {
+    *("mary", "john", "daniel", "sandra", "bathroom", "bedroom", "kitchen", "hallway", "garden", "office", "football"),
+    *(
+        "milk",
+        "apple",
+        "moved",
+        "went",
+        "journeyed",
+        "travelled",
+        "back",
+        "took",
+        "grabbed",
+        "got",
+        "picked",
+        "dropped",
+    ),
+    *("discarded", "left", "put", "down"),
+}
+
+
+def told(patterns, what):
+    who, things = "|".join(WORDS["first_names"]), "|".join(what)
+    escaped = (re.escape(each).replace(r"\{who\}", f"({who})").replace(r"\{what\}", f"({things})") for each in patterns)
+    return [re.compile(each) for each in escaped]
+
+
+SENTENCES = [
+    *(("walk", each) for each in told(WALKS, PLACES)),
+    *(("find", each) for each in told(FINDS, THINGS)),
+    *(("part", each) for each in told(PARTS, THINGS)),
+]
+
+
+def events(text):
+    """What happens in a text, in order."""
+    found = [(match.start(), what, *match.groups()) for what, each in SENTENCES for match in each.finditer(text)]
+    return [event[1:] for event in sorted(found)]
+
+
+def answer(text, question):
+    """What follows from the sentences of a text alone; None where that is nothing."""
+    at, carries, been = {}, {}, {}
+    for what, who, whom in events(text):
+        if what == "walk":
+            at[who] = whom
+            for thing in (thing for thing, carrier in carries.items() if carrier == who):
+                been.setdefault(thing, []).append(whom)
+        elif what == "find":
+            carries[whom] = who
+        else:
+            carries.pop(whom, None)
+        if what != "walk" and who in at and been.get(whom, [None])[-1] != at[who]:
+            been.setdefault(whom, []).append(at[who])
+    asked = re.fullmatch(
+        r"According to the text, where (?:is|was) (?:the )?(\w+) (?:in the end|before .* (\w+))\?", question
+    )
+    if asked[1] in WORDS["first_names"]:
+        return at.get(asked[1])
+    places = been.get(asked[1], [])
+    if asked[2] is None:
+        return places[-1] if places else None
+    befores = [before for before, place in pairwise(places) if place == asked[2]]
+    return befores[0] if len(befores) == 1 else None
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", STATES)
+def test_the_sentences_have_the_answer_and_so_has_the_evidence_by_itself(name, small):
+    task = load_task(name, TaskSettings(TOKENIZER, small=small))
+    numbers = set()
+    for index in range(60):
+        sample = task.sample(1500, index)
+        text = "".join(sample.text())
+        (gold,) = sample.gold
+        assert len(events(text)) == task.facts == (8 if small else 20)
+        assert answer(text, sample.question) == gold
+        assert answer(" ".join(each.text for each in sample.needles), sample.question) == gold
+        assert gold in {each.gold for each in sample.needles}
+        assert gold not in sample.question
+        assert all(each.gold in each.text for each in sample.needles)
+        assert all(text[round(each.depth * len(text)) :].startswith(each.text) for each in sample.needles)
+        assert TOKENIZER.count(sample.question) <= 96
+        numbers.add(len(sample.needles))
+    assert numbers <= {"state_1": {1}, "state_2": {2}, "state_3": {3, 4}}[name]
+    if name != "state_1":
+        assert answer(sample.needles[0].text, sample.question) != gold, "one sentence is not enough"
+
+
+def test_an_answer_is_rarely_in_the_last_sentences():
+    for name in STATES:
+        task = load_task(name, TaskSettings(TOKENIZER))
+        places = []
+        for index in range(40):
+            sample = task.sample(1500, index)
+            story = events("".join(sample.text()))
+            last = events(sample.needles[-1].text)[0]
+            places.append(len(story) - 1 - story[::-1].index(last))
+        assert sum(place == 19 for place in places) < 20
+        assert min(places) < 12
+
+
+def test_facts_people_and_things_are_dials():
+    sample = load_task("state_2:facts=50:people=3:things=5", TaskSettings(TOKENIZER)).sample(2500, 0)
+    story = events("".join(sample.text()))
+    assert len(story) == 50
+    assert len({who for _, who, _ in story}) == 3
+    assert len({whom for what, _, whom in story if what != "walk"}) <= 5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("length", [800, 4000])
+def test_without_a_number_of_facts_prose_has_its_share(share, length):
+    sample = load_task(f"state_3:facts=0:prose_share={share}", TaskSettings(TOKENIZER)).sample(length, 1)
+    text = "".join(sample.text())
+    spans = [match.span() for _, each in SENTENCES for match in each.finditer(text)]
+    told_tokens = sum(TOKENIZER.count(text[start:end] + " ") for start, end in spans)
+    assert told_tokens / TOKENIZER.count(text) == pytest.approx(1 - share, abs=0.1)
+    assert answer(text, sample.question) == sample.gold[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("state_1:things=2", "0 to 0 things"),
+        ("state_2:things=0", "1 to 24 things"),
+        ("state_2:people=99", "99 people"),
+        ("state_2:facts=-1", "facts from 0 on"),
+        ("state_2:prose_share=1", "less than 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(name, message):
+    with pytest.raises(EvaluationError) as caught:
+        load_task(name, TaskSettings(TOKENIZER))
+    assert message in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_too_few_facts_and_too_little_room_are_refused():
+    with pytest.raises(EvaluationError, match="hardly ever answer 1 questions"):
+        load_task("state_3:facts=2", TaskSettings(TOKENIZER)).sample(1000, 0)
+    with pytest.raises(EvaluationError, match="too small for state_3"):
+        load_task("state_3:facts=0:prose_share=0.9", TaskSettings(TOKENIZER)).sample(200, 0)
+
+
+def test_the_words_are_neither_babis_nor_those_that_other_tasks_plant():
+    said = {word.strip(".") for each in (*WALKS, *FINDS, *PARTS) for word in each.split()}
+    assert not {*said, *PLACES, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
+    assert not any(one != other and one in other for one in PLACES for other in PLACES)
