@@ -37,7 +37,7 @@ def convert(source: SourceFile) -> Parts:
     manifest = archive.xml("META-INF/manifest.xml")
     if manifest is not None and next(descendants(manifest, "encryption-data"), None) is not None:
         raise ConversionError(f"{source.name} is protected by a password", "Save it without one.", kind="unsupported")
-    document = _Document(archive)
+    document = _OpenDocument(archive)
     around = document.around()
     body = child(document.root, "body")
     for content in body if body is not None else ():
@@ -56,7 +56,7 @@ def convert(source: SourceFile) -> Parts:
         yield Omission(what, "", "Save the document as PDF, and look at these places.", count)
 
 
-class _Document:
+class _OpenDocument:
     """A file's content, its styles, and what was lost on the way to HTML."""
 
     def __init__(self, archive: XmlArchive) -> None:

@@ -48,7 +48,7 @@ _LEVEL: Final = re.compile(r"%([1-9])")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a Word file."""
-    document = _Document(XmlArchive(source.name, source.file))
+    document = _WordDocument(XmlArchive(source.name, source.file))
     yield Block(markdown(document.html()) + "\n")
     for what, count in document.lost.items():
         yield Omission(what, "", "Save the document as PDF, and look at these places.", count)
@@ -58,7 +58,7 @@ def convert(source: SourceFile) -> Parts:
             yield from source.embedded(name.rpartition("/")[2], archive.read(name))
 
 
-class _Document:
+class _WordDocument:
     """A Word file's parts, and what was lost on the way to HTML."""
 
     def __init__(self, archive: XmlArchive) -> None:
