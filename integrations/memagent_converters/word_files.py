@@ -66,7 +66,7 @@ class _WordDocument:
         self.lost: dict[str, int] = {}
         self._relations = archive.relations(_MAIN)
         self._styles = _Styles(archive.xml("word/styles.xml"))
-        self._numbers = _Numbers(archive.xml("word/numbering.xml"), self._styles)
+        self._numbers = _ListNumbers(archive.xml("word/numbering.xml"), self._styles)
         self._boxes: list[str] = []
         """Text boxes of the paragraph that is converted."""
         self._field: list[Element] = []
@@ -296,7 +296,7 @@ class _Styles:
         return min(level + 1, 6) if level < 9 else 0
 
 
-class _Numbers:
+class _ListNumbers:
     """The numbers that Word gives headings and items of lists; counted in the document's order."""
 
     def __init__(self, root: Element | None, styles: _Styles) -> None:
