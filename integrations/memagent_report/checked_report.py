@@ -12,8 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from memagent_report.drafts import Draft, DraftSentence
-from memagent_report.evidence_matrix import EvidenceMatrix, QuotePlace, ReportDocument, SourceQuote
+from memagent_report.evidence_matrix import (
+    Draft,
+    DraftSentence,
+    EvidenceMatrix,
+    QuotePlace,
+    ReportDocument,
+    SourceQuote,
+)
 from memagent_report.report_data import Report, ReportEvent, ReportSection, ReportSentence
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText

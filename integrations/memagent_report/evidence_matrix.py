@@ -1,16 +1,21 @@
-"""The evidence matrix of a report, documents x questions. Each cell is an answer with quotes; all values are JSON."""
+"""The evidence matrix of a report, documents x questions, and the draft that is written from it; all values are JSON.
+
+A cell of the matrix is an answer with quotes. A draft has sections of sentences, each with the quotes that it cites.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import combinations
 from typing import Any, TypeVar
 
 import msgspec
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import StopReason
+from memagent_graph.provenance.evidence import memory_lines
 
 T = TypeVar("T")
 
@@ -115,6 +120,85 @@ class QuotePlace:
     document: int
     question: int
     index: int
+
+
+class ReportMode(StrEnum):
+    """Who wrote the sentences."""
+
+    WRITTEN = "written"
+    """The policy writes an outline, then each section from its quotes."""
+    EXTRACTIVE = "extractive"
+    """Nobody writes them: there is a section for each question, and its sentences are the answers of the cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSentence:
+    """A sentence, and the quotes that it cites."""
+
+    text: str
+    quotes: tuple[QuotePlace, ...]
+    document: int | None = None
+    """The document whose answer it is, in an extractive report."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSection:
+    """A heading, the questions that belong to it, and its sentences."""
+
+    heading: str
+    questions: tuple[int, ...]
+    sentences: tuple[DraftSentence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two answers to one question that cannot both be true."""
+
+    question: int
+    groups: tuple[tuple[int, ...], tuple[int, ...]]
+    """The numbers of the documents with the one answer, and of those with the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A report before its sentences are checked."""
+
+    mode: ReportMode
+    sections: tuple[DraftSection, ...]
+    contradictions: tuple[Contradiction, ...] = ()
+
+
+def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> DraftSection:
+    """Return a section whose sentences are those of the cells' answers; each cites the quotes of its cell."""
+    sentences = [
+        DraftSentence(
+            sentence,
+            tuple(QuotePlace(cell.document, question, index) for index in range(len(cell.quotes))),
+            cell.document,
+        )
+        for question in questions
+        for cell in matrix.column(question)
+        if cell.state is CellState.ANSWERED and cell.answer
+        for sentence in memory_lines(cell.answer) or [cell.answer]
+    ]
+    return DraftSection(heading, questions, tuple(sentences))
+
+
+def extractive_draft(matrix: EvidenceMatrix) -> Draft:
+    """Return a draft with a section for each question."""
+    sections = [extractive_section(matrix, question, (number,)) for number, question in enumerate(matrix.questions)]
+    return Draft(ReportMode.EXTRACTIVE, tuple(sections))
+
+
+def differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
+    """Yield each pair of different answers to one question; letter case and white space make no difference."""
+    for question in range(len(matrix.questions)):
+        documents: dict[str, list[int]] = {}
+        for cell in matrix.column(question):
+            if cell.state is CellState.ANSWERED and cell.answer:
+                documents.setdefault(" ".join(cell.answer.casefold().split()), []).append(cell.document)
+        for first, second in combinations(documents.values(), 2):
+            yield Contradiction(question, (tuple(first), tuple(second)))
 
 
 def to_json(value: Any) -> Any:

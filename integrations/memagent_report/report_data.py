@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import counted
-from memagent_report.drafts import Contradiction, ReportMode
 from memagent_report.evidence_matrix import (
     CellState,
+    Contradiction,
     EvidenceMatrix,
     MatrixCell,
     QuotePlace,
+    ReportMode,
     SourceQuote,
     from_json,
     to_json,

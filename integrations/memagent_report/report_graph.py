@@ -37,18 +37,27 @@ from memagent_graph.results import ReadResult
 from memagent_graph.roles import Role, excess_tokens, prompts_for
 from memagent_graph.trace import MemoryUpdate
 from memagent_report.checked_report import checked_report
-from memagent_report.drafts import Draft, extractive_draft
 from memagent_report.evidence_matrix import (
     CellState,
+    Draft,
     EvidenceMatrix,
     MatrixCell,
     ReportDocument,
+    extractive_draft,
     from_json,
     to_json,
 )
 from memagent_report.report_data import ReportEvent
-from memagent_report.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, has_prompts_for
-from memagent_report.report_writing import ReportPlan, ReportWriting, pairs_to_judge
+from memagent_report.report_writing import (
+    JUDGE,
+    OUTLINE,
+    QUESTIONS,
+    SECTION,
+    ReportPlan,
+    ReportWriting,
+    has_prompts_for,
+    pairs_to_judge,
+)
 from memagent_report.source_text import SourceText, cell_of
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.references import metadata_of
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
-from memagent_report.report_roles import custom_templates
+from memagent_report.report_writing import custom_templates
 
 DOCUMENTS_AT_ONCE: Final = 8
 """The default number of documents that are read at the same time."""

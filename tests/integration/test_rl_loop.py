@@ -64,7 +64,7 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
     assert newest is not None
     history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     assert [each["step"] for each in history if "loss" in each] == list(range(1, iterations + 1))
-    assert all(each["logprob_gap/mean"] < gap for each in history if "loss" in each)
+    assert all(each["sampling/sampling_logp_difference/mean"] < gap for each in history if "loss" in each)
 
 
 def test_it_runs_through(server, tmp_path) -> None:

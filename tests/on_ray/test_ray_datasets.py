@@ -12,14 +12,14 @@ from support.corpus_world import NAMES, QUESTIONS, CountingServer, key_of, rows_
 from support.ray_world import RayWorld
 
 from memagent_corpus import TableFolder
-from memagent_corpus.on_ray import ActorPlan, ActorPool, connected, read_corpus, write_table
+from memagent_corpus.on_ray import ActorPlan, connected, read_corpus, write_table
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
 
 DOCUMENTS = 12
-POOL = ActorPool(1, 2, documents_in_flight=4)
+POOL = {"actors": 2, "documents_in_flight": 4}
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_dataset_of_documents_becomes_the_core_s_rows_and_a_table_with_each_of
         assert run_corpus_command(tmp_path / "table.jsonl", tmp_path / "core", server, *options).returncode == 0
         core = {row["id"]: row for row in rows_in(tmp_path / "core")}
         asked = sum(server.read.values())
-        rows = read_corpus(data.from_items(items()), plan(server), columns=COLUMNS, pool=POOL)
+        rows = read_corpus(data.from_items(items()), plan(server), columns=COLUMNS, **POOL)
         found = {row["id"]: row for row in rows.take_all()}
         assert sum(server.read.values()) == 2 * asked
         assert len(found) == DOCUMENTS * len(QUESTIONS) and set(found) == set(core)
@@ -63,14 +63,14 @@ def test_a_dataset_of_documents_becomes_the_core_s_rows_and_a_table_with_each_of
         part = sorted((tmp_path / "core").glob("*.parquet"))[0]
         assert set(rows.columns()) == set(data.read_parquet(str(part)).columns())
 
-        half = read_corpus(data.from_items(items(6)), plan(server), columns=COLUMNS, pool=POOL)
+        half = read_corpus(data.from_items(items(6)), plan(server), columns=COLUMNS, **POOL)
         assert write_table(half, plan(server), tmp_path / "out", rows_per_part=7) == 6 * len(QUESTIONS)
         before = sum(server.read.values())
         table = TableFolder(str(tmp_path / "out"))
-        rest = read_corpus(data.from_items(items()), plan(server), columns=COLUMNS, pool=POOL, table=table)
+        rest = read_corpus(data.from_items(items()), plan(server), columns=COLUMNS, **POOL, table=table)
         assert write_table(rest, plan(server), table) == 6 * len(QUESTIONS)
         assert sum(server.read.values()) == before + asked // 2, "what the table has was read again"
-        twice = read_corpus(data.from_items(items(2)), plan(server), columns=COLUMNS, pool=POOL)
+        twice = read_corpus(data.from_items(items(2)), plan(server), columns=COLUMNS, **POOL)
         write_table(twice, plan(server), tmp_path / "out")
         written = rows_in(tmp_path / "out")
         assert len(written) == len(core) and {row["id"] for row in written} == set(core)
@@ -88,8 +88,8 @@ def test_documents_need_names_and_columns_have_to_be_there(data: Any) -> None:
             read_corpus(data.from_items(items(1)), plan(server), columns=InputColumns(text="body"))
         with pytest.raises(DocumentError, match="no column 'nothing'"):
             read_corpus(data.from_items(items(1)), plan(server), columns=InputColumns(id="nothing", text="body"))
-    with pytest.raises(CorpusError, match="no pool of 3 to 2 actors"):
-        ActorPool(3, 2)
+        with pytest.raises(CorpusError, match="0 actors"):
+            read_corpus(data.from_items(items(1)), plan(server), columns=COLUMNS, actors=0)
 
 
 def test_a_model_from_a_file_goes_along_and_a_document_that_is_no_text_is_rows_with_errors(
@@ -106,7 +106,7 @@ def test_a_model_from_a_file_goes_along_and_a_document_that_is_no_text_is_rows_w
     with CountingServer() as server:
         server.respond = respond
         typed = plan(server, response_format=ResponseFormat.named(f"{model}:Key"))
-        rows = read_corpus(data.from_items(given), typed, columns=COLUMNS, pool=POOL).take_all()
+        rows = read_corpus(data.from_items(given), typed, columns=COLUMNS, **POOL).take_all()
     assert {row["key"] for row in rows if row["document"] != "broken"} == {4711}
     broken = [row for row in rows if row["document"] == "broken"]
     assert len(broken) == len(QUESTIONS) and all("'body' has no value" in row["error"] for row in broken)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from memagent_corpus.on_ray.actor_plan import ActorPlan
 from memagent_corpus.on_ray.ray_cluster import connected
-from memagent_corpus.on_ray.ray_datasets import ActorPool, read_corpus, write_table
+from memagent_corpus.on_ray.ray_datasets import read_corpus, write_table
 from memagent_corpus.on_ray.ray_engine import RayEngine, connected_engine
 
-__all__ = ["ActorPlan", "ActorPool", "RayEngine", "connected", "connected_engine", "read_corpus", "write_table"]
+__all__ = ["ActorPlan", "RayEngine", "connected", "connected_engine", "read_corpus", "write_table"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import platform
 import secrets
 import shutil
@@ -134,39 +135,53 @@ class ActorPlan:
             pickler.unregister_pickle_by_value(module)
 
 
-class ActorReader:
-    """An actor's reader, with a temporary folder on the actor's machine.
+class PlannedActor:
+    """An actor with a reader and a temporary folder on its machine, which are created at its first document.
 
     Args:
-        plan: how the actor reads documents.
-
-    Raises:
-        CorpusError: this machine has no access to a shared folder.
-        MemAgentError: the settings cannot be used on this machine.
+        plan: a pickled `ActorPlan`.
     """
 
-    def __init__(self, plan: ActorPlan) -> None:
-        plan.check_folders()
+    def __init__(self, plan: bytes) -> None:
         self._stack = ExitStack()
-        self._folder = _temporary_folder(self._stack)
-        name = f"{platform.node()}-{self._folder.name}"
-        agent = MemAgent(
-            settings=plan.settings,
-            store=Path(plan.texts) if plan.texts else self._folder / "documents",
-            checkpoints=plan.local_checkpoints(),
-            run_log=Path(plan.logs) / f"{name}.sqlite" if plan.logs else False,
-        )
-        self.reader = CorpusReader(
-            agent,
-            plan.questions,
-            plan.access,
-            keep_texts=plan.texts is not None,
-            response_format=plan.response_format,
-        )
+        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
+        self._reader: CorpusReader | None = None
 
-    def close(self) -> None:
-        """Remove the temporary folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    @property
+    def reader(self) -> CorpusReader:
+        """The reader, for the event loop in which it is first used.
+
+        Raises:
+            CorpusError: this machine has no access to a shared folder.
+            MemAgentError: the settings cannot be used on this machine.
+        """
+        if self._reader is None:
+            plan = self._plan
+            plan.check_folders()
+            folder = _temporary_folder(self._stack)
+            agent = MemAgent(
+                settings=plan.settings,
+                store=Path(plan.texts) if plan.texts else folder / "documents",
+                checkpoints=plan.local_checkpoints(),
+                run_log=Path(plan.logs) / f"{platform.node()}-{folder.name}.sqlite" if plan.logs else False,
+            )
+            self._reader = CorpusReader(
+                agent,
+                plan.questions,
+                plan.access,
+                keep_texts=plan.texts is not None,
+                response_format=plan.response_format,
+            )
+        return self._reader
+
+    async def close(self) -> None:
+        """Close the reader and remove the temporary folder."""
+        if self._reader is not None:
+            await self._reader.aclose()
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the temporary folder, if there is one."""
         self._stack.close()
 
 
@@ -185,4 +200,5 @@ def _temporary_folder(stack: ExitStack) -> Path:
     stack.enter_context(lease(parent / "locks", name))
     folder = parent / f"{name}.folder"
     folder.mkdir(mode=0o700)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder

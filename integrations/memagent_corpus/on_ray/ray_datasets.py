@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import bisect
-import pickle
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memagent_corpus import CorpusReader, TableFolder
 from memagent_corpus.corpus_rows import CorpusRow, arrow_table, decode_row, encode_row, row_from
 from memagent_corpus.corpus_run import exclusive
-from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, ActorReader
+from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, PlannedActor
 from memagent_corpus.on_ray.ray_cluster import ray_module
 from memagent_corpus.table_inputs import InputColumns, document_of
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError
 from memagent_graph.reader import MemAgent
-
-
-@dataclass(frozen=True, slots=True)
-class ActorPool:
-    """The number of actors, and the load of each."""
-
-    min_actors: int = 1
-    max_actors: int = 1
-    """The pool grows to this size while documents wait and the cluster has free CPUs."""
-    documents_in_flight: int = 64
-    """Documents that one actor reads at the same time."""
-    cpus: float = CPUS
-    """CPUs of one actor."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_actors <= self.max_actors or self.documents_in_flight < 1 or self.cpus <= 0:
-            raise CorpusError(
-                f"there can be no pool of {self.min_actors} to {self.max_actors} actors with "
-                f"{self.documents_in_flight} documents in flight and {self.cpus} CPUs each",
-                hint="All numbers must be positive, and min_actors must not be larger than max_actors.",
-            )
-
-    def map_blocks(self, dataset: Any, actor: type, *arguments: Any) -> Any:
-        """Map a dataset with blocks of one row through the actors of this pool.
-
-        Args:
-            dataset: a `ray.data.Dataset`.
-            actor: the class of the actors.
-            arguments: the arguments of the class.
-        """
-        data = ray_module("ray.data")
-        return dataset.map_batches(
-            actor,
-            batch_size=None,
-            batch_format="pyarrow",
-            zero_copy_batch=True,
-            fn_constructor_args=arguments,
-            compute=data.ActorPoolStrategy(
-                min_size=self.min_actors,
-                max_size=self.max_actors,
-                max_concurrent_calls_per_actor=self.documents_in_flight,
-            ),
-            num_cpus=self.cpus,
-        )
 
 
 class AnsweredRows:
@@ -99,10 +53,8 @@ class AnsweredRows:
         return self._ids[16 * place : 16 * (place + 1)]
 
 
-class BlockReader:
+class BlockReader(PlannedActor):
     """The actor of `read_corpus`. It turns blocks of documents into blocks of table rows.
-
-    Its reader is created at the first document, in the event loop in which it reads.
 
     Args:
         plan: a pickled `ActorPlan`.
@@ -111,9 +63,8 @@ class BlockReader:
     """
 
     def __init__(self, plan: bytes, columns: InputColumns, answered_ids: Container[str]) -> None:
-        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
+        super().__init__(plan)
         self._columns, self._answered_ids = columns, answered_ids
-        self._actor: ActorReader | None = None
 
     async def __call__(self, block: Any) -> Any:
         """Read the documents of a block, which usually has one, one after another.
@@ -121,8 +72,7 @@ class BlockReader:
         Raises:
             MemAgentError: an error that every other document would cause too.
         """
-        self._actor = self._actor or ActorReader(self._plan)
-        reader, rows = self._actor.reader, list[CorpusRow]()
+        reader, rows = self.reader, list[CorpusRow]()
         for values in block.to_pylist():
             path = values.get(self._columns.path or "")  # row numbers are no names, because blocks arrive in any order
             name = path if isinstance(path, str) and path else "a document without an id"
@@ -132,8 +82,7 @@ class BlockReader:
         return arrow_table(rows, reader.columns)
 
     def __del__(self) -> None:
-        if self._actor is not None:
-            self._actor.close()
+        self.remove_folder()
 
 
 def read_corpus(
@@ -141,7 +90,8 @@ def read_corpus(
     plan: ActorPlan,
     *,
     columns: InputColumns | None = None,
-    pool: ActorPool | None = None,
+    actors: int = 1,
+    documents_in_flight: int = 64,
     table: TableFolder | str | Path | None = None,
 ) -> Any:
     """Read documents on a cluster. The rows have the same columns and ids as those of `memagent corpus`.
@@ -153,7 +103,8 @@ def read_corpus(
         dataset: a `ray.data.Dataset` with a column of texts or paths.
         plan: how documents are read.
         columns: the columns to use. The ids name the documents; without an id column, the paths do.
-        pool: the number of actors.
+        actors: maximum number of actors. They start while documents wait and the cluster has free CPUs.
+        documents_in_flight: documents that each actor reads at the same time.
         table: an existing table. Questions that have an answer in it are skipped. The documents are opened anyway,
             because the id of a row depends on the text.
 
@@ -162,10 +113,11 @@ def read_corpus(
 
     Raises:
         MissingExtraError: Ray is not installed.
-        CorpusError: the documents have no names, or the table cannot be read.
+        CorpusError: a number is not positive, the documents have no names, or the table cannot be read.
         DocumentError: a column is missing.
     """
-    pool = pool or ActorPool()
+    if actors < 1 or documents_in_flight < 1:
+        raise CorpusError(f"{actors} actors cannot read {documents_in_flight} documents each", hint="Use 1 or more.")
     chosen = (columns or InputColumns()).resolve(dataset.columns(), "the dataset")
     if chosen.id is None and chosen.path is None:
         raise CorpusError(
@@ -174,7 +126,17 @@ def read_corpus(
         )
     answered = AnsweredRows.of(None if table is None else as_table_folder(table))
     blocks = dataset.select_columns(chosen.needed).repartition(target_num_rows_per_block=1)
-    return pool.map_blocks(blocks, BlockReader, plan.pickled(pool.max_actors), chosen, answered)
+    return blocks.map_batches(
+        BlockReader,
+        batch_size=None,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        fn_constructor_args=(plan.pickled(actors), chosen, answered),
+        compute=ray_module("ray.data").ActorPoolStrategy(
+            min_size=1, max_size=actors, max_concurrent_calls_per_actor=documents_in_flight
+        ),
+        num_cpus=CPUS,
+    )
 
 
 def write_table(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
-from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, ActorReader
+from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, PlannedActor
 from memagent_corpus.on_ray.ray_cluster import connected, ray_module
 from memagent_graph.errors import CorpusError, MemAgentError
 
@@ -24,16 +23,8 @@ _MAX_RETRIES: Final = 10
 """How often a document is given to an actor again that died while it read the document."""
 
 
-class DocumentActor:
-    """Reads documents. Its reader is created at the first one, in the event loop in which it reads.
-
-    Args:
-        plan: a pickled `ActorPlan`.
-    """
-
-    def __init__(self, plan: bytes) -> None:
-        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
-        self._actor: ActorReader | None = None
+class DocumentActor(PlannedActor):
+    """Reads documents for `RayEngine`."""
 
     async def start(self) -> None:
         """Return when the actor runs."""
@@ -45,16 +36,9 @@ class DocumentActor:
             Its rows, encoded as in the ledger, or an error that every other document would cause too.
         """
         try:
-            self._actor = self._actor or ActorReader(self._plan)
-            return [encode_row(row) for row in await task.read(self._actor.reader)]
+            return [encode_row(row) for row in await task.read(self.reader)]
         except MemAgentError as error:
             return error
-
-    async def close(self) -> None:
-        """Close the reader and remove its temporary folder."""
-        if self._actor is not None:
-            await self._actor.reader.aclose()
-            self._actor.close()
 
 
 @dataclass(frozen=True)

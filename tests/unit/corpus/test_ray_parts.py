@@ -14,9 +14,9 @@ from support.corpus_world import CountingServer, run_corpus_command, text_of
 from memagent_corpus import CorpusDocument, CorpusRow, RowQuote, TableFolder
 from memagent_corpus.corpus_rows import RowEvent, RowUsage, arrow_table, column_values, row_from
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray.actor_plan import ActorPlan, ActorReader
+from memagent_corpus.on_ray.actor_plan import ActorPlan, PlannedActor
 from memagent_corpus.on_ray.ray_cluster import ray_module, require_reachable
-from memagent_corpus.on_ray.ray_datasets import ActorPool, AnsweredRows
+from memagent_corpus.on_ray.ray_datasets import AnsweredRows
 from memagent_corpus.on_ray.ray_engine import DocumentActor
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
@@ -90,22 +90,25 @@ def test_machines_do_not_share_a_sqlite_file() -> None:
     assert url.local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
 
 
+def actor_of(plan: ActorPlan) -> PlannedActor:
+    return PlannedActor(pickle.dumps(plan))
+
+
 async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with CountingServer() as server:
         settings = ReadSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
-        reader = ActorReader(ActorPlan(settings=settings, questions=("What is the key of harbor?",)))
-        (row,) = await reader.reader.read_one(CorpusDocument(name="a", text=text_of(1, 60)))
+        actor = actor_of(ActorPlan(settings=settings, questions=("What is the key of harbor?",)))
+        (row,) = await actor.reader.read_one(CorpusDocument(name="a", text=text_of(1, 60)))
         assert row.answer == "1010"
         (above,) = tmp_path.glob("*")  # noqa: ASYNC240
         (above / "killed.folder" / "documents").mkdir(parents=True)
-        other = ActorReader(ActorPlan(settings=settings))
+        other = actor_of(ActorPlan(settings=settings))
+        assert other.reader.questions == ()
         assert len(list(above.glob("*.folder"))) == 2, "a folder in use was removed, or one that is not was kept"
-        for each in (reader, other):
-            await each.reader.aclose()
-            each.close()
+        await asyncio.gather(actor.close(), other.close())
         assert not list(above.glob("*.folder"))
 
 
@@ -114,7 +117,7 @@ def test_a_temporary_folder_of_another_user_is_refused(tmp_path: Path, monkeypat
     (tmp_path / "theirs").mkdir()
     (tmp_path / f"memagent-ray-{os.getuid()}").symlink_to(tmp_path / "theirs")
     with pytest.raises(CorpusError, match="belongs to another user"):
-        ActorReader(ActorPlan())
+        _ = actor_of(ActorPlan()).reader
 
 
 def test_answered_rows_are_those_of_the_table_that_have_an_answer(tmp_path: Path) -> None:
@@ -148,11 +151,6 @@ def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None
 def test_ray_client_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(CorpusError, match=r"Ray Client, which is not supported.*ray job submit"):
         require_reachable("ray://host:10001")
-
-
-def test_a_pool_has_actors() -> None:
-    with pytest.raises(CorpusError, match="no pool of 3 to 2 actors"):
-        ActorPool(3, 2)
 
 
 @without_ray
@@ -196,7 +194,7 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         states = tmp_path / "c.sqlite"
         plan = ActorPlan(settings=settings, questions=("What is the key of harbor?",), checkpoints=str(states))
         plan.write_markers()
-        actor = ActorReader(plan)
+        actor = actor_of(plan)
         document = CorpusDocument(name="a", text=text_of(1, 60))
         with lease(tmp_path / "c.sqlite-reading", await _row_id(actor, document)):
             (row,) = await actor.reader.read_one(document)
@@ -207,11 +205,10 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
             assert not waiting.done() and not server.read
         (row,) = await waiting
         assert row.answer == "1010"
-        await actor.reader.aclose()
-        actor.close()
+        await actor.close()
 
 
-async def _row_id(actor: ActorReader, document: CorpusDocument) -> str:
+async def _row_id(actor: PlannedActor, document: CorpusDocument) -> str:
     """The id that its row will have."""
     import hashlib
 

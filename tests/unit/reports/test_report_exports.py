@@ -23,14 +23,19 @@ from memagent_graph import EventKind, RunError
 from memagent_graph.plain_text import without_folders
 from memagent_report import Report, references
 from memagent_report.checked_report import checked_report
-from memagent_report.drafts import Contradiction, Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
 from memagent_report.evidence_matrix import (
     CellState,
+    Contradiction,
+    Draft,
+    DraftSection,
+    DraftSentence,
     EvidenceMatrix,
     MatrixCell,
     QuotePlace,
     ReportDocument,
+    ReportMode,
     SourceQuote,
+    extractive_draft,
 )
 from memagent_report.export_safety import markdown_text, spreadsheet_cell
 from memagent_report.references import bibtex

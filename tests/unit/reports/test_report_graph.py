@@ -41,8 +41,7 @@ from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.leases import lease
 from memagent_report import Report, ReportSource, areport, report, report_writing
-from memagent_report.drafts import Contradiction, ReportMode
-from memagent_report.evidence_matrix import CellState
+from memagent_report.evidence_matrix import CellState, Contradiction, ReportMode
 from memagent_report.sentence_checks import ProblemKind
 
 WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 ACCELERATE = ROOT / "training" / "configs" / "accelerate"
 SETTINGS = {
     "use_cpu": "true", "groups_per_step": "1", "warmup_steps": "0", "learning_rate": "0.02", "save_strategy": "steps",
-    "save_steps": "1", "report_to": "none",
+    "save_steps": "1", "report_to": "none", "max_logprob_gap": "9",
 }  # fmt: skip
 
 

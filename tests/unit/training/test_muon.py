@@ -191,7 +191,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutG
 
 def trainer_of(world: tuple[Path, list[RolloutGroup]], output: Path, **changes: Any) -> MultiConvDAPOTrainer:
     machine = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False}
-    small = {"groups_per_step": 2, "token_budget": 200, "gradient_checkpointing": False, "save_strategy": "no"}
+    small = {
+        "max_logprob_gap": 9,
+        "groups_per_step": 2,
+        "token_budget": 200,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+    }
     settings = load_preset("dapo", output_dir=str(output), **(machine | small | changes))
     return MultiConvDAPOTrainer(str(world[0] / "model"), world[1], settings)
 

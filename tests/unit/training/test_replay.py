@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversations import conversation
-from support.scripts import document_with, perfect_reader
+from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
@@ -169,6 +169,25 @@ def test_an_update_that_left_the_memory_as_it_was_stays_in(make_reader, log) -> 
     assert first.outcome is Outcome.KEPT_PREVIOUS
     (group,) = load_groups(log, min_group=1).groups
     assert list(group.rollouts_G[0].conversations_K[0].completion_ids_T) == [ord(" ")]
+
+
+def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) -> None:
+    """The answer was saved by the memory that was kept: the invented one must not be rewarded for it."""
+
+    def inventing(prompt: str) -> Completion:
+        word = part(prompt, "section").split()[0] if "<section>" in prompt else "\\boxed{4711}"
+        return exactly(prompt, "harbor 99999" if next(asked) == 1 else word)
+
+    for run_id in ("a", "b"):
+        asked = iter(range(10_000))
+        rules = UpdateRules(invented=UpdateRule.KEEP_PREVIOUS)
+        make_reader(ScriptedPolicy(inventing), run_log=log, rules=rules).read(TEXT, QUESTION, run_id=run_id)
+        log.reward(run_id, float(run_id == "a"))
+    replay = load_groups(log)
+    learned = [each.learned_tokens for each in replay.groups[0].rollouts_G[0].conversations_K]
+    assert learned[1] == 0 and min(learned[0], *learned[2:]) > 0
+    assert replay.report.replaced == 2
+    assert "a guard kept another memory: 2 conversations" in "\n".join(replay.report.summary())
 
 
 def test_attempts_that_were_thrown_away_are_left_out(make_reader, log) -> None:
@@ -564,7 +583,8 @@ def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) 
         load_groups(log).require_groups()
     write(log, "a", reward=None)
     with pytest.raises(
-        ReplayError, match=r"none of the 1 runs .* \(no_reward: a; outcome: .* in 1\) \(run a\).*relabel"
+        ReplayError,
+        match=r"none of the 1 runs .* \(no_reward: a; outcome: .* in 1\) \(run a\).*memagent reward.*--gold",
     ):
         load_groups(log).require_groups()
     log.reward("a", 1.0)

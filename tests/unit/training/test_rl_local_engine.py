@@ -33,7 +33,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     versions = {each.policy_version for record in log.runs() for each in log.conversations(record.run_id)}
     assert versions == {"iteration-0", "iteration-1"}
     state = json.loads((job.out / "checkpoint-2" / "trainer_state.json").read_text())
-    gaps = [each["logprob_gap/mean"] for each in state["log_history"] if "loss" in each]
+    gaps = [each["sampling/sampling_logp_difference/mean"] for each in state["log_history"] if "loss" in each]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     ways = [(each.iteration, each.as_used) for each in LoopJournal(job.out / "journal.jsonl").measurements]
     assert ways == [(0, True), (0, False), (2, True), (2, False)]

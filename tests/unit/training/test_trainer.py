@@ -26,6 +26,8 @@ from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+STRANGE = {"max_logprob_gap": 9}
+"""The runs of the world have made-up log-probs, .23 nats off."""
 SMALL = {"groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0}
 
 
@@ -36,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutG
 
 
 def settings(output: Path, preset: str = "memagent-paper", **changes: Any) -> MultiConvDAPOConfig:
-    return load_preset(preset, output_dir=str(output), **(QUIET | SMALL | {"save_strategy": "no"} | changes))
+    return load_preset(preset, output_dir=str(output), **(QUIET | STRANGE | SMALL | {"save_strategy": "no"} | changes))
 
 
 def trainer_of(
@@ -70,7 +72,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     expected = weights_of(whole)
     assert all(torch.equal(each, expected[name]) for name, each in weights_of(second).items())
     last, again = whole.state.log_history[-2], second.state.log_history[-2]
-    volatile = {"step_time"}
+    volatile = {"step_time", "train/tokens_per_second", "memory/peak_gib"}
     assert {k: v for k, v in last.items() if k not in volatile} == {k: v for k, v in again.items() if k not in volatile}
 
 
@@ -163,13 +165,21 @@ def test_what_is_logged_is_over_tokens_and_not_over_micro_batches(
         trainer = trainer_of(world, tmp_path, "dapo", token_budget=budget, layout="packed", max_steps=2)
         trainer.train()
         logs.append(trainer.state.log_history[1])
-    splitting = {"step_time", "tokens/padding_fraction", "tokens/forwarded", "num_tokens"}
+    splitting = {
+        "step_time",
+        "train/tokens_per_second",
+        "memory/peak_gib",
+        "tokens/padding_fraction",
+        "tokens/forwarded",
+        "num_tokens",
+    }
     assert logs[0].keys() == logs[1].keys()
     for name in logs[0].keys() - splitting:
         assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-4, abs=1e-5), name
     wanted = {
         "reward", "groups/dropped_fraction", "clip_ratio/low_mean", "clip_ratio/high_mean", "entropy", "ratio/mean",
-        "completions/mean_length", "memory_tokens/mean", "logprob_gap/mean", "importance/mean", "grad_norm",
+        "completions/mean_length", "completions/update/mean_length", "sampling/sampling_logp_difference/mean",
+        "importance/mean", "grad_norm",
     }  # fmt: skip
     assert wanted <= logs[0].keys()
 
@@ -191,7 +201,49 @@ def test_the_gap_between_logged_and_recomputed_is_told_before_the_first_step(
     assert gap is not None
     assert 0.1 < gap.mean < 0.5 < gap.largest
     assert gap.worst_mean >= gap.mean
-    assert str(gap) in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert str(gap) in told and "another number format" in told and "importance_cap=2" in told
+
+
+def test_the_samplers_distribution_is_compared_by_hand(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:
+    """From the initial weights, whatever the step: the policy's own drift is in `ratio`."""
+    trainer = trainer_of(world, tmp_path, max_steps=2, groups_per_step=99, learning_rate=0.1)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    pairs = [
+        (logged, old)
+        for row in trainer.schedule.everything().rows
+        for logged, old, is_learned in zip(
+            torch.tensor(row.conversation.logprobs_T),
+            trainer._recomputed[row.run_id, row.conversation_index],
+            row.conversation.loss_mask_T or [True] * len(row.conversation.logprobs_T),
+            strict=True,
+        )
+        if is_learned
+    ]
+    logged, old = torch.tensor(pairs, dtype=torch.float64).T
+    ratios = (old - logged).exp()
+    by_hand = {
+        "sampling_logp_difference/mean": (old - logged).abs().mean(),
+        "sampling_logp_difference/max": (old - logged).abs().max(),
+        "importance_sampling_ratio/min": ratios.min(),
+        "importance_sampling_ratio/mean": ratios.mean(),
+        "importance_sampling_ratio/max": ratios.max(),
+        "kl_k1": (logged - old).mean(),
+        "kl_k3": (ratios - 1 - (old - logged)).mean(),
+        "effective_sample_size": ratios.sum() ** 2 / (ratios**2).sum() / len(ratios),
+    }
+    for entry in logs:
+        for name, value in by_hand.items():
+            assert entry[f"sampling/{name}"] == pytest.approx(float(value), rel=1e-9), name
+    assert logs[1]["ratio/mean"] != pytest.approx(1, abs=1e-3)
+
+
+def test_runs_of_other_weights_are_refused_by_default(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:
+    """Its log-probs are .23 nats off on average."""
+    limit = MultiConvDAPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False).max_logprob_gap
+    with pytest.raises(TrainingError, match="not sampled by this model"):
+        trainer_of(world, tmp_path, max_steps=1, max_logprob_gap=limit).train()
 
 
 # What is refused

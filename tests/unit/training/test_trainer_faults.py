@@ -27,6 +27,8 @@ from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+STRANGE = {"max_logprob_gap": 9}
+"""The runs of the world have made-up log-probs, .23 nats off."""
 SMALL = {"groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0, "save_strategy": "no"}
 
 World = tuple[Path, list[RolloutGroup]]
@@ -39,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def settings(output: Path, preset: str = "memagent-paper", **changes: Any) -> MultiConvDAPOConfig:
-    return load_preset(preset, output_dir=str(output), **(QUIET | SMALL | changes))
+    return load_preset(preset, output_dir=str(output), **(QUIET | STRANGE | SMALL | changes))
 
 
 def trained(
@@ -102,7 +104,7 @@ def test_shares_of_a_step_are_shares_of_all_its_rollouts(world: World) -> None:
     assert batch.report.silent_conversations > 0
     metrics = row_metrics(groups, batch, ())
     assert metrics["penalised_fraction"] <= 1
-    assert metrics["completions/truncated_fraction"] > 0
+    assert metrics["completions/clipped_ratio"] > 0
 
 
 # Was so: logged log-probs are those before temperature, and are compared with those after it.
@@ -111,7 +113,8 @@ def test_the_gap_in_the_log_is_of_equal_temperatures(world: World, tmp_path: Pat
         logs_of(trained(world, tmp_path / str(temperature), max_steps=1, temperature=temperature))[0]
         for temperature in (1.0, 0.5)
     ]
-    assert gaps[1].get("logprob_gap/mean", gaps[0]["logprob_gap/mean"]) == pytest.approx(gaps[0]["logprob_gap/mean"])
+    name = "sampling/sampling_logp_difference/mean"
+    assert 0 < gaps[1][name] <= 2 * gaps[0][name]  # with them it is that of the heaviest micro-batch alone
 
 
 # Was so: with fewer steps than warm-up has, hardly anything is learned; in one step, whose learning rate is 0, nothing.
@@ -134,7 +137,10 @@ def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(
 
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), world[0] / "model")
     job = TrainingJob(
-        runs=runs, model=str(world[0] / "model"), out=tmp_path / "out", settings=QUIET | {"groups_per_step": 2}
+        runs=runs,
+        model=str(world[0] / "model"),
+        out=tmp_path / "out",
+        settings=QUIET | STRANGE | {"groups_per_step": 2},
     )
     monkeypatch.setattr(MultiConvDAPOConfig, "n_gpu", property(lambda _: 4))
     with pytest.raises(TrainingError, match="accelerate launch"):

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, stdev
 
 from memagent_training.algorithm.credit import OUTCOME_ALONE, CreditTerm, Scope
 from memagent_training.data.rollouts import OUTCOME, STEP, Rollout, RolloutGroup, TrainingConversation
@@ -167,7 +167,6 @@ class BatchReport:
     silent_conversations: int
     """Conversations of kept groups of which nothing is learned, because of masks or truncation."""
     reward_mean: float
-    reward_std: float
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
 
@@ -253,7 +252,6 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
         learned_tokens=sum(tokens for _, tokens in learned),
         silent_conversations=silent,
         reward_mean=fmean(rewards) if rewards else 0.0,
-        reward_std=pstdev(rewards) if rewards else 0.0,
         penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
     )
     return AdvantageBatch(rows, report)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import Final
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +15,9 @@ from torch import Tensor
 from memagent_training.algorithm.advantages import AdvantageBatch
 from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.data.rollouts import RolloutGroup
+
+_PEAK_FLOPS: Final = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bfloat16 operations a second, as the manufacturer states them, by part of the device's name."""
 
 
 @dataclass
@@ -38,8 +43,6 @@ class TokenMetrics:
             "clip_ratio/high_mean": (ratio_BT > 1 + loss.clip_high) & gains_BT,
         }
         maxima = {"ratio/max": ratio_BT}
-        if logged_BT is not None:
-            means["logprob_gap/mean"] = maxima["logprob_gap/max"] = (logprobs_BT - logged_BT).abs()
         if loss.dual_clip is not None:
             means["clip_ratio/dual_mean"] = (ratio_BT > loss.dual_clip) & losses_BT
         if reference_BT is not None:
@@ -85,10 +88,13 @@ def row_metrics(
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [each for rollout in rollouts for each in rollout.conversations_K]
     lengths = [len(each.completion_ids_T) for each in conversations]
-    memories = [len(each.completion_ids_T) for each in conversations if each.role != "answer"]
     metrics = {
         "reward": report.reward_mean,
-        "reward_std": report.reward_std,
+        "reward_std": fmean(
+            stdev(rollout.reward for rollout in group.rollouts_G) if len(group.rollouts_G) > 1 else 0.0
+            for group in groups
+        ),
+        "frac_reward_zero_std": fmean(len({rollout.reward for rollout in group.rollouts_G}) == 1 for group in groups),
         "advantage/abs_mean": fmean(abs(row.advantage) for row in rows),
         "rollouts": len(rollouts),
         "conversations": len(conversations),
@@ -96,7 +102,7 @@ def row_metrics(
         "conversations/per_rollout": len(conversations) / len(rollouts),
         "completions/mean_length": fmean(lengths),
         "completions/max_length": max(lengths),
-        "completions/truncated_fraction": fmean(each.truncated for each in conversations),
+        "completions/clipped_ratio": fmean(each.truncated for each in conversations),
         "prompts/mean_length": fmean(len(each.prompt_ids_P) for each in conversations),
         "tokens/learned": report.learned_tokens,
         "penalised_fraction": report.penalised_rollouts / len(rollouts),
@@ -104,12 +110,33 @@ def row_metrics(
     for name in sorted({name for rollout in rollouts for name in rollout.term_rewards}):
         earned = [value for rollout in rollouts if (value := rollout.earned(name)) is not None]
         metrics[f"reward/{name}"] = fmean(fmean(each) if isinstance(each, tuple) else each for each in earned)
-    if memories:
-        metrics["memory_tokens/mean"] = fmean(memories)
-        metrics["memory_tokens/max"] = max(memories)
+    for role in sorted({each.role for each in conversations}):
+        of_role = [len(each.completion_ids_T) for each in conversations if each.role == role]
+        metrics[f"completions/{role}/mean_length"] = fmean(of_role)
+        metrics[f"completions/{role}/max_length"] = max(of_role)
     newest_first = list(policy_versions)[::-1]
     ages = [newest_first.index(each.policy_version) for each in conversations if each.policy_version in newest_first]
     if ages:
         metrics["staleness/mean"] = fmean(ages)
         metrics["staleness/max"] = max(ages)
     return metrics
+
+
+def device_metrics(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
+    """Return the speed of a step, its share of what the devices can do, and the peak memory of this process.
+
+    Args:
+        tokens: how many were forwarded, on all processes together.
+        seconds: of the step.
+        weights: of the model.
+        processes: how many train together, a device each.
+    """
+    rate = tokens / max(seconds, 1e-9)
+    metrics = {"train/tokens_per_second": rate}
+    if not torch.cuda.is_available():
+        kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return metrics | {"memory/peak_gib": kibibytes / 2**20}
+    metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    name = torch.cuda.get_device_name()
+    peak = next((flops for model, flops in _PEAK_FLOPS.items() if model in name), None)
+    return metrics if peak is None else metrics | {"mfu": 6 * weights * rate / (peak * processes)}

@@ -2,8 +2,10 @@
 
 Nothing is tokenised here: a rollout has the logged token ids and log-probs, one `TrainingConversation` for each prompt
 and completion. An update whose text did not become the memory (for example because it was empty) was sampled like any
-other and is kept. An attempt that was discarded and retried is left out: it led to neither memory nor answer, so the
-run's reward is not about it. Greedy calls are part of what rewards look at, and are left out afterwards.
+other and is kept; but one that a guard replaced, because the policy refused or invented something, is masked: the run's
+reward is for the memory that was kept instead. An attempt that was discarded and retried is left out: it led to neither
+memory nor answer, so the run's reward is not about it. Greedy calls are part of what rewards look at, and are left out
+afterwards.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ _IMMATERIAL_SETTINGS: Final = frozenset(
 )
 """Settings in which rollouts of one group may differ. The model's name changes with its weights if adapters have their
 own names; tokenizers are compared by fingerprint."""
+_GUARDED: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
 
 
@@ -361,6 +364,12 @@ def _rollout(
     return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), reward, steps_K, earned)
 
 
+def _is_replaced(logged: Conversation) -> bool:
+    """Whether a guard kept another memory than the one that was written."""
+    kinds = {event.kind for event in logged.events}
+    return logged.outcome is Outcome.KEPT_PREVIOUS and not kinds.isdisjoint(_GUARDED)
+
+
 def _conversation(logged: Conversation) -> TrainingConversation:
     return TrainingConversation(
         array("I", logged.prompt_token_ids or ()),
@@ -371,6 +380,7 @@ def _conversation(logged: Conversation) -> TrainingConversation:
         logged.slot,
         truncated=logged.finish_reason == FinishReason.LENGTH.value,
         policy_version=logged.policy_version,
+        loss_mask_T=(False,) * len(logged.token_ids or ()) if _is_replaced(logged) else None,
     )
 
 
@@ -411,6 +421,7 @@ def _report(
         temperatures=dict(
             Counter(_temperature(conversation) for run in ledger.candidates.values() for conversation in run.sampled)
         ),
+        replaced=sum(_is_replaced(each) for run in ledger.candidates.values() for each in run.sampled),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 

@@ -40,7 +40,7 @@ class Refusal(StrEnum):
     """Prompt and completion of a conversation together do not fit the model's window."""
     NO_REWARD = (
         "no_reward",
-        "give them one (memagent_training.rewards.relabel), gold answers to compare with, or name another",
+        "give them one (memagent reward), gold answers to compare with (--gold FILE), or name another",
     )
     """It has no reward of that name, or the reward function cannot judge it."""
     NON_FINITE_REWARD = "non_finite_reward", "correct the reward function and score them again"
@@ -103,6 +103,8 @@ class ReplayReport:
     """Runs that the given groups name but the source does not have: their groups are incomplete."""
     temperatures: Mapping[float, int] = field(default_factory=dict)
     """Conversations by the temperature that they were sampled at."""
+    replaced: int = 0
+    """Conversations that are masked: the policy refused or invented something, and a guard kept the memory before."""
     reshaped: tuple[str, ...] = ()
     """Runs sampled with another temperature than 1, or a top_p below 1. Their log-probs are those before temperature,
     so importance weights from them are approximate."""
@@ -125,6 +127,8 @@ class ReplayReport:
             lines.append(f"{counted(self.equal_rewards, 'group')} with all rewards equal")
         if self.missing:
             lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
+        if self.replaced:
+            lines.append(f"masked, because a guard kept another memory: {counted(self.replaced, 'conversation')}")
         if self.reshaped:
             lines.append(f"{_runs(self.reshaped)} sampled with a temperature or top_p other than 1")
         lines += [

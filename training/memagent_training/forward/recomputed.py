@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memagent_training.algorithm.advantages import TrainingRow
+from memagent_training.algorithm.loss import LOG_BOUND
 from memagent_training.training_errors import TrainingError
 
 RowKey: TypeAlias = tuple[str, int]
@@ -33,7 +34,7 @@ def key_of(row: TrainingRow) -> RowKey:
 
 @dataclass(frozen=True, slots=True)
 class LogProbGap:
-    """The difference between logged and recomputed log-probs, over learned tokens, in nats."""
+    """How far the sampler's logged distribution is from the initial weights', over learned tokens, in nats."""
 
     tokens: int
     mean: float
@@ -42,6 +43,16 @@ class LogProbGap:
     worst_run: str
     """The run with the largest mean difference."""
     worst_mean: float
+    k1: float
+    """The KL divergence of the sampler from the initial weights, as the mean of log(p_logged / p_old)."""
+    k3: float
+    """The same by Schulman's k3, which is never negative."""
+    ratio_min: float
+    """Of p_old / p_logged, a token's importance weight without a cap."""
+    ratio_mean: float
+    ratio_max: float
+    effective_sample_size: float
+    """(sum of ratios)^2 / sum of their squares, as a share of the tokens: 1 if all weigh the same."""
 
     def __str__(self) -> str:
         return (
@@ -49,28 +60,53 @@ class LogProbGap:
             f"{self.largest:.2g} at most; run {self.worst_run} has the most, {self.worst_mean:.2g} on average"
         )
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers for the training log, under TRL's names where it has one."""
+        return {
+            "sampling/sampling_logp_difference/mean": self.mean,
+            "sampling/sampling_logp_difference/max": self.largest,
+            "sampling/importance_sampling_ratio/min": self.ratio_min,
+            "sampling/importance_sampling_ratio/mean": self.ratio_mean,
+            "sampling/importance_sampling_ratio/max": self.ratio_max,
+            "sampling/kl_k1": self.k1,
+            "sampling/kl_k3": self.k3,
+            "sampling/effective_sample_size": self.effective_sample_size,
+        }
+
 
 def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
-    """Return the gap over the recomputed rows; None if there are none."""
-    totals: dict[str, tuple[float, int]] = {}
-    largest = 0.0
+    """Return the gap over the recomputed rows; None if nothing of them is learned."""
+    gaps_of: dict[str, list[Tensor]] = {}
     for row in rows:
         if key_of(row) not in recomputed:
             continue
         conversation = row.conversation
-        gaps_T = (torch.tensor(conversation.logprobs_T) - recomputed[key_of(row)]).abs().double()
+        gaps_T = (recomputed[key_of(row)] - torch.tensor(conversation.logprobs_T)).double()
         if conversation.loss_mask_T is not None:
-            gaps_T = gaps_T[torch.tensor(conversation.loss_mask_T)]
-        total, count = totals.get(row.run_id, (0.0, 0))
-        totals[row.run_id] = (total + float(gaps_T.sum()), count + len(gaps_T))
-        largest = max(largest, float(gaps_T.max()))
-    if not totals:
+            gaps_T = gaps_T[torch.tensor(conversation.loss_mask_T, dtype=torch.bool)]
+        if len(gaps_T):
+            gaps_of.setdefault(row.run_id, []).append(gaps_T)
+    if not gaps_of:
         return None
-    tokens = sum(count for _, count in totals.values())
-    mean = sum(total for total, _ in totals.values()) / tokens
-    means = {run_id: total / count for run_id, (total, count) in totals.items()}
+    of_run = {run_id: torch.cat(parts) for run_id, parts in gaps_of.items()}
+    means = {run_id: float(gaps.abs().mean()) for run_id, gaps in of_run.items()}
     worst = max(sorted(means), key=lambda run_id: means[run_id])
-    return LogProbGap(tokens, mean, largest, worst, means[worst])
+    gaps = torch.cat(list(of_run.values()))
+    ratios = gaps.clamp(-LOG_BOUND, LOG_BOUND).exp()
+    return LogProbGap(
+        tokens=len(gaps),
+        mean=float(gaps.abs().mean()),
+        largest=float(gaps.abs().max()),
+        worst_run=worst,
+        worst_mean=means[worst],
+        k1=float(-gaps.mean()),
+        k3=float((ratios - 1 - gaps).mean()),
+        ratio_min=float(ratios.min()),
+        ratio_mean=float(ratios.mean()),
+        ratio_max=float(ratios.max()),
+        effective_sample_size=float(ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)),
+    )
 
 
 def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> None:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate.utils import gather_object
@@ -33,7 +33,7 @@ from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.algorithm.step_metrics import TokenMetrics, row_metrics
+from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import MicroBatch, lay_out
@@ -42,6 +42,9 @@ from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.job.model_fit import check_fit
 from memagent_training.training_errors import TrainingError
+
+_WARNED_GAP: Final = 0.02
+"""Nats on average between logged and recomputed log-probs, above which they are not only rounding."""
 
 
 class MultiConvDAPOTrainer(GRPOTrainer):
@@ -186,10 +189,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         parts = [loss.detach().float()]
         if not self.is_deepspeed_enabled:  # it keeps gradients internally, and checks them when it scales the loss
             parts += [
-                _local(each.grad.detach()).float().abs().sum() for each in model.parameters() if each.grad is not None
+                _local(each.grad.detach()).float().abs().sum().to(loss.device)
+                for each in model.parameters()
+                if each.grad is not None
             ]
-        broken = sum(float(not bool(torch.isfinite(each))) for each in parts)
-        total = self.accelerator.reduce(torch.tensor(broken, device=loss.device), reduction="sum")
+        broken = (~torch.isfinite(torch.stack(parts))).sum().float()  # together: one wait for the device
+        total = self.accelerator.reduce(broken, reduction="sum")
         if not float(total):
             self._skipped_in_a_row = 0
             return False
@@ -365,6 +370,14 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             return
         if self.accelerator.is_main_process:
             self._tell_gap(gap)
+        if gap.mean > _WARNED_GAP and self.accelerator.is_main_process:
+            corrected = self.args.importance_cap is not None or self.args.old_logprobs == OldLogProbs.LOGGED
+            remedy = "the loss corrects it" if corrected else "correct it with --set importance_cap=2"
+            print(
+                f"the sampler's log-probs are {gap.mean:.2g} nats from this model's on average: other weights, or "
+                f"another number format (int8, bfloat16); {remedy}",
+                flush=True,
+            )
         if not gap.mean <= self.args.max_logprob_gap:
             raise TrainingError(
                 f"The runs were not sampled by this model: {gap}",
@@ -381,8 +394,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """TRL's log reads them where its own loss would store means of means over micro-batches."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
+        gap = gap_between(step.rows, self._recomputed) if self.args.logged_is_sampled else None
+        gap = gap or self.logprob_gap  # where not every row was recomputed, that before the first step
         values = {
             **metrics.reduced(self.accelerator),
+            **(gap.metrics if gap is not None else {}),
+            **device_metrics(plan.forwarded_tokens, seconds, self._weights, self.accelerator.num_processes),
             **row_metrics(step.groups, step.batch, self.policy_versions),
             "reward/with_dropped": self._reward_of_all,
             "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
