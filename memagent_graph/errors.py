@@ -19,6 +19,7 @@
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
     │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
+    │   ├── PromptCutError              the server cut the prompt, and that is to stop the read
     │   ├── PolicyOverloadedError       408, 409, 429 or 5xx after all retries
     │   └── PolicyResponseError         a reply that is damaged, too long, or a redirect to another server
     ├── RunError                    a problem with a run's identity or state
@@ -165,6 +166,13 @@ class PolicyAuthenticationError(PolicyError, LastingError):
 
 class PolicyRequestError(PolicyError, LastingError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
+
+    words: str = ""
+    """What the server said, without secrets."""
+
+
+class PromptCutError(PolicyError, LastingError):
+    """The server cut the prompt, and a read that is not whole is to stop."""
 
 
 class PolicyOverloadedError(PolicyError):

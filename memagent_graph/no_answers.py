@@ -1,9 +1,11 @@
-"""Recognizes answers that say that there is none, such as "not stated". English only."""
+"""Recognizes answers that say that there is none, such as "not stated", in the languages most often read."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from memagent_graph.words import words
 
 _SAYS_NONE: Final = re.compile(
     r"""(?:unknown|unclear|n/?a|nothing\ (?:found|relevant|yet)|no\ answer|unanswerable
@@ -17,6 +19,28 @@ _SAYS_NONE: Final = re.compile(
     )[.!]*""",
     re.IGNORECASE | re.VERBOSE,
 )
+_IN_OTHER_LANGUAGES: Final = frozenset(
+    " ".join(words(phrase))
+    for phrase in """
+    nicht angegeben|nicht genannt|nicht bekannt|unbekannt|keine Angabe|keine Antwort|nicht im Text|ich weiß es nicht
+    non indiqué|non précisé|non mentionné|inconnu|aucune réponse|aucune information|je ne sais pas
+    no indicado|no se indica|no especificado|no se menciona|desconocido|sin respuesta|no lo sé
+    não indicado|não informado|não mencionado|desconhecido|sem resposta|não sei
+    non indicato|non specificato|non menzionato|sconosciuto|nessuna risposta|non lo so
+    niet vermeld|onbekend|geen antwoord|ik weet het niet|nie podano|nieznane|brak odpowiedzi|nie wiem
+    не указано|неизвестно|не упоминается|нет ответа|нет данных|не знаю|не вказано|невідомо
+    belirtilmemiş|bilinmiyor|cevap yok|bilmiyorum|δεν αναφέρεται|άγνωστο|δεν ξέρω
+    غير مذكور|غير معروف|لا توجد إجابة|لا أعرف|لم يذكر|לא צוין|לא ידוע|אין תשובה
+    نامشخص|ذکر نشده|پاسخی نیست|نمی‌دانم|معلوم نہیں|مذکور نہیں
+    उल्लेख नहीं है|नहीं बताया गया|अज्ञात|पता नहीं|कोई उत्तर नहीं|উল্লেখ নেই|অজানা|জানা নেই
+    未提及|未说明|未知|没有答案|无答案|不知道|未提供|未說明|沒有答案|無答案
+    記載なし|不明|言及なし|回答なし|わかりません|分かりません|언급되지 않음|명시되지 않음|알 수 없음|답 없음|모름
+    ไม่ได้ระบุ|ไม่ระบุ|ไม่ทราบ|ไม่มีคำตอบ|không được nêu|không rõ|không có câu trả lời|không biết
+    tidak disebutkan|tidak diketahui|tidak ada jawaban|tidak tahu|haijatajwa|haijulikani|sijui
+    """.strip()
+    .replace("\n", "|")
+    .split("|")
+)
 _NONE: Final = re.compile(r"(?:none|nothing)[.!]*", re.IGNORECASE)
 
 
@@ -27,5 +51,6 @@ def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
         answer: the answer.
         quoted: whether the document has a quote for it. Then "none" and "nothing" are answers.
     """
-    words = " ".join((answer or "").split())
-    return not words or bool(_SAYS_NONE.fullmatch(words)) or (not quoted and bool(_NONE.fullmatch(words)))
+    text = " ".join((answer or "").split())
+    says_none = bool(_SAYS_NONE.fullmatch(text)) or " ".join(words(text)) in _IN_OTHER_LANGUAGES
+    return not text or says_none or (not quoted and bool(_NONE.fullmatch(text)))

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypedDict
 
+from memagent_graph.events import EventKind
+
 
 class Message(TypedDict):
     """One chat message."""
@@ -38,6 +40,8 @@ class FinishReason(StrEnum):
     """It was cut off at `max_tokens` or at the end of its window."""
     REFUSED = "refused"
     """It, or a filter in front of it, refused."""
+    FAILED = "failed"
+    """Its server failed while it wrote; policies ask again, so that no completion has this."""
     OTHER = "other"
     """Any other reason that the server gives."""
 
@@ -85,6 +89,10 @@ class TokenUsage:
     cached_tokens: int = 0
 
 
+Note: TypeAlias = tuple[EventKind, str]
+"""What a reader should report about a completion: the event's kind and its detail."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where a completion comes from, as the policy reports it.
@@ -121,8 +129,8 @@ class Completion(Origin):
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     retries: int = 0
     """How many times the request was repeated before this reply came."""
-    schema_refused: bool = False
-    """Whether the server did not take `SamplingParams.json_schema`, so that this was written without it."""
+    notes: tuple[Note, ...] = ()
+    """What happened to the request that a user should know about, such as a field that the server does not take."""
 
     def __post_init__(self) -> None:
         # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage
@@ -134,8 +142,8 @@ class Completion(Origin):
 
     @property
     def facts(self) -> Completion:
-        """The completion without its text, token ids and log-probs, for records that only describe it."""
-        return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None)
+        """The completion without its text, token ids, log-probs and notes, for records that only describe it."""
+        return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None, notes=())
 
 
 @runtime_checkable

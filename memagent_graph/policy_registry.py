@@ -12,15 +12,16 @@ where `make_policy` takes the `PolicySettings`, of which it uses what it needs, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
+from memagent_graph.policies.client_settings import is_openai_client
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
@@ -54,7 +55,39 @@ def make_policy(settings: PolicySettings) -> Policy:
     return policy
 
 
-def require_own_settings(settings: PolicySettings) -> None:
+def policy_of(value: object, settings: PolicySettings) -> Policy:
+    """Return the policy that an object stands for: a policy, a LangChain chat model, or a client of `openai`.
+
+    Raises:
+        PolicyError: it is nothing of these.
+        MemAgentError: something is set that belongs to the object itself.
+    """
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
+    if is_openai_client(value):
+        options = _server_options(settings)
+        if settings.timeout == PolicySettings.timeout:
+            del options["read_timeout"]
+        if settings.retries == PolicySettings.retries:
+            del options["max_retries"]
+        return policies.OpenAICompatiblePolicy.from_client(value, settings.model, **options)
+    if ("langchain_core", "BaseChatModel") in kinds:
+        require_own_settings(settings, besides={"unsupported"})
+        return policies.ChatModelPolicy(cast(Any, value), unsupported=_names(settings.unsupported))
+    if not isinstance(value, type) and isinstance(value, Policy):
+        require_own_settings(settings)
+        return value
+    made = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+    library = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
+    raise PolicyError(
+        f"{made} ({library}) is not a policy",
+        hint=_OTHER_LIBRARIES.get(library)
+        or ("Pass an object of it." if isinstance(value, type) else None)
+        or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
+        "or an object with a name and an async method complete(prompt, sampling).",
+    )
+
+
+def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()) -> None:
     """Check that nothing is chosen for a policy that is made already.
 
     Raises:
@@ -63,7 +96,7 @@ def require_own_settings(settings: PolicySettings) -> None:
     chosen = [
         each.name
         for each in fields(PolicySettings)
-        if each.name not in {"policy", "tokenizer"} and getattr(settings, each.name) != each.default
+        if each.name not in {"policy", "tokenizer", *besides} and getattr(settings, each.name) != each.default
     ]
     if chosen:
         raise MemAgentError(
@@ -97,15 +130,49 @@ def _server(settings: PolicySettings) -> Policy:
             hint="Start the server with it, and leave --dtype out.",
         )
     return policies.OpenAICompatiblePolicy(
-        settings.model,
-        base_url=settings.base_url,
-        api_key=settings.api_key,
-        max_concurrency=settings.concurrency,
-        read_timeout=settings.timeout,
-        max_retries=settings.retries,
-        limiter=RateLimiter(settings.requests_per_minute, settings.tokens_per_minute),
-        session_header=settings.session_header,
+        settings.model, base_url=settings.base_url, api_key=settings.api_key, **_server_options(settings)
     )
+
+
+def _server_options(settings: PolicySettings) -> dict[str, Any]:
+    """Return how a server is reached, apart from its address and key."""
+    options = {
+        "max_concurrency": settings.concurrency,
+        "read_timeout": settings.timeout,
+        "max_retries": settings.retries,
+        "limiter": RateLimiter(settings.requests_per_minute, settings.tokens_per_minute),
+        "session_header": settings.session_header,
+        "unsupported": _names(settings.unsupported),
+        "default_headers": dict(map(_header, settings.header)) if settings.header else None,
+        "ca_file": settings.ca_file,
+        "proxy": settings.proxy,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _names(names: str | Collection[str] | None) -> tuple[str, ...]:
+    parts = names.split(",") if isinstance(names, str) else names or ()
+    return tuple(name.strip() for name in parts if name.strip())
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon:
+        raise PolicyError(f"the header {name.split()[:1]} has no value", hint='Write it as "Name: value".')
+    return name.strip(), value.strip()
+
+
+_OTHER_LIBRARIES: Final = {
+    "anthropic": "Use MemAgent(ChatAnthropic(...)), from langchain-anthropic.",
+    "ollama": 'Ollama speaks the OpenAI API: MemAgent(base_url="http://localhost:11434/v1", model=...).',
+    "google": "Use MemAgent(ChatGoogleGenerativeAI(...)), from langchain-google-genai.",
+    "mistralai": 'Mistral speaks the OpenAI API: MemAgent(base_url="https://api.mistral.ai/v1", model=...).',
+    "litellm": "Use the address of LiteLLM's proxy, or MemAgent(ChatLiteLLM(...)), from langchain-litellm.",
+    "httpx": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
+    "httpx2": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
+    "langchain_core": "Pass the chat model itself, without what was bound to it.",
+}
+"""What to use in place of an object of another library."""
 
 
 _BUILT_IN: Final[Mapping[str, PolicyFactory]] = {

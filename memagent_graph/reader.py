@@ -29,7 +29,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
 from memagent_graph.policy import Policy, TokenUsage
-from memagent_graph.policy_registry import make_policy, require_own_settings
+from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
@@ -93,8 +93,10 @@ class MemAgent:
     >>> MemAgent(model="qwen", base_url="http://localhost:8000/v1")  # doctest: +SKIP
 
     Args:
-        policy: the language model, or its name; if left out, `model` or `base_url` says it, else OPENAI_BASE_URL, else
-            one that was added to this machine (`memagent policy add`), else the embedded one (needs the extra "local").
+        policy: the language model: a policy, a LangChain chat model, a client of the `openai` package (its settings are
+            taken over), a policy's name, or a server's address; if left out, `model` or `base_url` says it, else
+            OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`), else the embedded one
+            (needs the extra "local").
         settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
@@ -130,8 +132,7 @@ class MemAgent:
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
-            require_own_settings(settings)
-            self.policy = settings.policy
+            self.policy = policy_of(settings.policy, settings)
         self.store = (
             store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         ).with_converter(settings.converter)
@@ -158,7 +159,7 @@ class MemAgent:
         self.settings = parts.settings
         """How it reads."""
         self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
-        self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
+        self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
         if parts.is_sufficient:
@@ -581,16 +582,18 @@ class MemAgent:
 
         Another read opens them again.
         """
-        if graphs := self._graphs.pop():
-            for graph in graphs:
-                if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
-                    await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
+        await self._graphs.aclose()
         if hasattr(self.policy, "aclose"):
             await self.policy.aclose()
         if self.run_log is not None and self._owns_log:
             await asyncio.to_thread(self.run_log.close)
 
     close = synchronous(aclose)
+
+    async def _close_graphs(self, graphs: list[ReaderGraph]) -> None:
+        for graph in graphs:
+            if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
+                await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> MemAgent:
         return self

@@ -73,9 +73,9 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
 class WordRetriever:
     """BM25 by bm25s, with its defaults and its list of English stop words; it needs no model.
 
-    Words such as "what" and "who" in a query do not count, unless it has no others. In scripts without spaces, pairs of
-    characters are words. Texts that share no word with the query are left out. Texts are not kept: it needs 4 bytes per
-    word while it reads, then 8 bytes per different word of each.
+    Words such as "what" and "who" in a query do not count, unless it has no others. In scripts without spaces,
+    characters and pairs of them are words. Texts that share no word with the query are left out. Texts are not kept: it
+    needs 4 bytes per word while it reads, then 8 bytes per different word of each.
 
     Raises:
         MissingExtraError: bm25s is not installed.
@@ -182,8 +182,8 @@ def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
     while start < len(text):
         end = start + most_chars
         if end < len(text):
-            ends = [*sentence_ends(text, start, end)[-1:], text.rfind("\n", start, end) + 1]
-            end = max(ends) if max(ends) > start else _character_start(text, start, end)
+            ends = sentence_ends(text, start, end)[-1:] or [text.rfind("\n", start, end) + 1]
+            end = ends[0] if ends[0] > start else _character_start(text, start, end)
         yield start, min(end, len(text))
         start = end
 

@@ -22,7 +22,7 @@ from memagent_graph.errors import MemAgentError, RunError
 from memagent_graph.events import UpdateRule
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
-from memagent_graph.policies.server_url import origin, without_password
+from memagent_graph.policies.server_url import NO_KEY, origin, without_password
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ _SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
 _OBJECTS: Final = "objects"
 """In the log: the fields whose values were objects."""
 _PLAIN: Final = (str, int, float, Path, tuple)
-NO_KEY: Final = "none"
-"""The key for a server that only a log names: nobody's."""
 
 _REASONS: Final = {
     None: "the one you named",
@@ -120,6 +118,30 @@ class PolicySettings:
         "Send the document's key in this header of every request, such as X-Session-Id, so that a router can send all "
         "requests of a document to the same replica.",
         shown="none",
+    )
+    unsupported: Any = setting(
+        None,
+        "Fields that the server does not take, separated by commas, such as temperature,top_p. Those that it names "
+        "when it refuses a request are found out.",
+        shown="none",
+        kind=_TEXT,
+    )
+    header: Any = setting(
+        None,
+        'A header of every request, as "Name: value"; may be repeated.',
+        shown="none",
+        kind=list[str] | None,
+        secret=True,
+        logged=False,
+    )
+    ca_file: str | None = setting(
+        None,
+        "Certificates (PEM) that the server's must be signed by.",
+        shown="$SSL_CERT_FILE's, or the usual ones",
+        logged=False,
+    )
+    proxy: str | None = setting(
+        None, "The proxy to the server.", shown="$HTTPS_PROXY's, without $NO_PROXY's", secret=True, logged=False
     )
 
     @property
@@ -323,6 +345,13 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
 
         That URL is also used for a name that only a server can know. The choice is logged.
         """
+        if isinstance(self.model, str) and "://" in self.model:
+            raise MemAgentError(
+                f"the model is the address of a server, {without_password(self.model)}",
+                hint="Pass it as base_url (--base-url); the model is a name on that server, and may be left out.",
+            )
+        if isinstance(self.policy, str) and "://" in self.policy:
+            return replaced(self, policy=None, base_url=self.base_url or self.policy).resolve()
         url = os.environ.get("OPENAI_BASE_URL")
         is_open = self.policy is None and self.model is None and self.base_url is None
         if url and self.base_url is None and (is_open or self.policy_name == "server"):
@@ -349,20 +378,21 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         model: str | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
+        header: Any = None,
         strategy: str | None = None,
     ) -> Self:
         """Return these settings with another policy or strategy, if one is given.
 
-        A policy is given by its name, with its model and server, or by model or server alone. The key goes to a server
-        that is given here, or in OPENAI_BASE_URL.
+        A policy is given by its name, with its model and server, or by model or server alone. Key and headers go to a
+        server that is given here, or in OPENAI_BASE_URL.
 
         Raises:
-            RunError: there is a key, but only the log names the server.
+            RunError: there is a key or a header, but only the log names the server.
         """
         server_is_logged = self.api_key == NO_KEY and policy is None and base_url is None
-        if server_is_logged and api_key:
+        if server_is_logged and (api_key or header):
             raise RunError(
-                f"the key is not sent to {self.base_url}: only the log names this server",
+                f"the {'key' if api_key else 'header'} is not sent to {self.base_url}: only the log names this server",
                 hint=f"If it is your server, add --base-url {self.base_url}.",
             )
         key = NO_KEY if server_is_logged else api_key
@@ -373,7 +403,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             changed = replaced(self, policy=None, model=model or self.model, base_url=url, api_key=key, chosen_by=None)
         else:
             changed = replaced(self, api_key=key)
-        return replaced(changed, strategy=strategy or self.strategy)
+        return replaced(changed, strategy=strategy or self.strategy, header=header)
 
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -404,6 +434,8 @@ def _value(variable: str, text: str, kind: Any) -> Any:
     """Return a variable's value as a field's type has it."""
     alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
     kind = next(each for each in alternatives if each is not type(None))
+    if get_origin(kind) is list:
+        return text.splitlines()
     choices: Mapping[str, Any] = _SWITCH if kind is bool else {choice: choice for choice in get_args(kind)}
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = {member.value: member for member in kind}

@@ -47,12 +47,14 @@ _PARTICLE: Final = re.compile(
     "(?<=[0-9가-힣][가-힣])(?:은|는|이|가|을|를|의|에|에서|에게|에는|에서는|께|로|으로|와|과|도|만|까지|부터|처럼|보다"
     "|라고|이라고|이다|입니다|이며|이고|였다|이었다)$"
 )
+_HIDDEN_ANYWHERE: Final = re.compile(f"[{_HIDDEN}]")
 _HIRAGANA: Final = re.compile("[\u3041-\u309f]")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
 _SENTENCE_MARKS: Final = str.maketrans({"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u0f0e": "。"})
 """Lines wrap within sentences, and ICU does not count these marks as ends."""
+_OPENING: Final = "「『（《〈【“‘"
 _REACH: Final = 200
 """Characters around a place that decide whether a sentence or a word ends there."""
 _LONGEST: Final = 1024
@@ -82,6 +84,7 @@ def is_character_end(text: str, at: int) -> bool:
     if not 0 < at < len(text) or (text[at] < "\u0300" and text[at - 1] < "\u0300"):
         return True
     begin = max(0, at - _LONGEST)
+    begin = max(begin, text.rfind(" ", begin, at))  # no character goes on after a space but with it
     while begin and "\U0001f1e6" <= text[begin] <= "\U0001f1ff":  # flags are pairs, counted from the first letter
         begin -= 1
     return at - begin in _ends(CharacterBreaker, text[begin : at + 1])
@@ -96,6 +99,8 @@ def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int
     begin = max(0, start - _REACH)
     window = text[begin : end + _REACH]
     ends = {begin + place for place in _ends(SentenceBreaker, window.translate(_SENTENCE_MARKS))}
+    if not window.isascii():  # ICU leaves an opening quotation mark to the sentence before it, if no space does
+        ends = {begin + len(text[begin:place].rstrip(_OPENING)) for place in ends}
     ends = {place for place in ends if not _ABBREVIATION.search(text, max(0, place - 8), place)}
     ends.update(match.end() for match in _PARAGRAPH_END.finditer(text, start, end))
     return sorted(place for place in ends if start < place <= end and place < len(text))
@@ -126,6 +131,19 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in (_ASCII_WORD if text.isascii() else WORD).finditer(text)]
 
 
+def normal_form(text: str) -> str:
+    """Return a text composed, without case, without what is hidden in words, and with ASCII digits; accents stay."""
+    if text.isascii():
+        return text.lower()
+    text = unicodedata.normalize("NFC", _HIDDEN_ANYWHERE.sub("", text).casefold())
+    return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in text)
+
+
+def ends_with_particle(word: str, at: int) -> bool:
+    """Return whether what a Korean word has from a place on is a particle."""
+    return (found := _PARTICLE.search(word)) is not None and found.start() == at
+
+
 @lru_cache(maxsize=1 << 16)
 def fold(word: str) -> str:
     """Return the form in which a word is compared: see the module. A particle at a Korean word's end is left out."""
@@ -133,8 +151,7 @@ def fold(word: str) -> str:
         return (word if word.isalnum() else _JOINTS.sub("", word)).lower()
     folded = unicodedata.normalize("NFKD", _JOINTS.sub("", word)).casefold().replace("ı", "i")
     folded = unicodedata.normalize("NFKC", _OPTIONAL.sub("", folded))
-    digits = "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in folded)
-    return _PARTICLE.sub("", digits)
+    return _PARTICLE.sub("", normal_form(folded))
 
 
 def words(text: str) -> list[str]:
@@ -143,10 +160,11 @@ def words(text: str) -> list[str]:
 
 
 def terms(text: str) -> Iterator[str]:
-    """Yield what a text is searched by: folded words; in scripts without spaces, pairs of characters in a row."""
+    """Yield what a text is searched by: folded words; in scripts without spaces, characters and pairs of them."""
     for run in _runs(text):
         folded = [fold(word) for word in run]
-        yield from (folded if len(run) == 1 else _pairs(folded))
+        yield from folded
+        yield from _pairs(folded)
 
 
 def _pairs(run: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from memagent_graph.events import StopReason, count_events
 from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
-from memagent_serve.reads import ReadProgress
+from memagent_serve.reads import ServedRead
 
 RUN_ID_HEADER: Final = "X-Memagent-Run-Id"
 DONE: Final = "[DONE]"
@@ -144,7 +144,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
     return annotations
 
 
-def note_of(progress: ReadProgress, memory_before: str) -> str:
+def note_of(progress: ServedRead, memory_before: str) -> str:
     """Progress for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from memagent_graph.calls import Span
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import Completion, Message, SamplingParams
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import ReaderContext
 
 _SAMPLE = (
@@ -48,6 +50,8 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
             yield Check("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
+            if policy.model_note:
+                yield Check("models", Health.NOTE, policy.model_note, "If its name is right, nothing need be done.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
         yield Check("model", Health.GOOD, f"{policy.name}{computed}")
@@ -64,6 +68,9 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         yield _tokens(completion)
         subject = "tokenizer"
         yield await _agreement(context, completion)
+        subject = "longest prompt"
+        if context.prompt_counts is not None:
+            yield await _longest_prompt(context, context.prompt_counts)
     except MemAgentError as error:
         yield Check(subject, Health.BAD, error.message, error.hint)
 
@@ -111,3 +118,23 @@ async def _agreement(context: ReaderContext, completion: Completion) -> Check:
         f"{name} counts {ours} tokens and the policy {theirs}",
         "Name the served model's own tokenizer with --tokenizer.",
     )
+
+
+async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check:
+    """Send a prompt as long as a read's longest, and see whether the server takes all of it."""
+    budget, count = context.budget, context.tokenizer.count
+    tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
+    filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))
+    prompt = _ask(f"The word is umbrella.\n{filler}\nWhich word is named at the beginning? Answer with this word only.")
+    completion = await context.policy.complete(prompt, SamplingParams(max_tokens=16))
+    counted = completion.usage.prompt_tokens if completion.usage else 0
+    text = prompt[0]["content"]
+    whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
+    if missing := await counts.missing_tokens(prompt, [whole], counted):
+        detail = f"of a prompt of about {counted + missing:,} tokens, as reads will send, the server counts {counted:,}"
+        remedy = f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {counted}."
+        return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)
+    reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
+    if counted or "umbrella" in completion.text.lower():
+        return Check("longest prompt", Health.GOOD, reply)
+    return Check("longest prompt", Health.NOTE, f"{reply}, without the word at its beginning; tokens are not counted")

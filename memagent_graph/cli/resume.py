@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -35,15 +35,19 @@ class Resume(RunOptions):
     model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
     base_url: Annotated[str | None, typer.Option(help="Where its server is now.", show_default="the run's")] = None
     strategy: Annotated[str | None, typer.Option(help="Another way of reading.", show_default="the run's")] = None
+    header: Any = None
+    ca_file: str | None = None
+    proxy: str | None = None
 
     def run(self) -> None:
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents.store import Document
+            from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
-            from memagent_graph.settings import NO_KEY, ReadSettings
+            from memagent_graph.settings import ReadSettings
             from memagent_graph.storage.paths import default_run_log
             from memagent_graph.strategies import load_strategy
 
@@ -55,8 +59,9 @@ class Resume(RunOptions):
                 model=self.model,
                 base_url=self.base_url,
                 api_key=self.api_key,
+                header=self.header,
                 strategy=self.strategy,
-            )
+            ).replace(ca_file=self.ca_file, proxy=self.proxy)
             if self.strategy is None:
                 load_strategy(settings.strategy, own_code=False)  # a log may be somebody else's
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):

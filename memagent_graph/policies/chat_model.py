@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.policies.dialects import (
+    content_text,
+    finish_notes,
+    finish_reason,
+    has_refusal,
+    sampling_notes,
+    token_usage,
+)
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policies.refusals import refused_field
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage
 
+log = logging.getLogger(__name__)
+
 _OUTPUT_BOUNDS = ("max_tokens", "max_output_tokens", "num_predict")
 """The names that integrations use for the maximum number of tokens in a reply."""
-_FINISH_REASONS = {
-    **dict.fromkeys(("stop", "end_turn", "stop_sequence", "STOP"), FinishReason.STOP),
-    **dict.fromkeys(("length", "max_tokens", "MAX_TOKENS", "model_length"), FinishReason.LENGTH),
-    **dict.fromkeys(("content_filter", "refusal", "SAFETY"), FinishReason.REFUSED),
-}
+_PAUSE = 0.5
+"""Seconds before a model that failed while it wrote is asked again; doubled each time."""
 
 
 class ChatModelPolicy:
@@ -40,7 +50,9 @@ class ChatModelPolicy:
         model: the chat model.
         name: the name in results and logs; by default the model's own.
         max_concurrency: calls in flight at once.
-        unsupported: names among temperature, top_p, seed, stop and max_tokens that are not to be passed.
+        max_retries: how often a model is asked again whose server failed while it wrote.
+        unsupported: names among temperature, top_p, seed, stop and max_tokens that are not to be passed. Those that an
+            error of the model names are found out; completions say so in their notes.
     """
 
     def __init__(
@@ -49,14 +61,17 @@ class ChatModelPolicy:
         *,
         name: str | None = None,
         max_concurrency: int = 32,
-        unsupported: frozenset[str] = frozenset(),
+        max_retries: int = 4,
+        unsupported: Collection[str] = (),
     ) -> None:
         self._model = model
         self._name = name or str(
             getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
         )
         self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
-        self._unsupported = unsupported
+        self._max_retries = max_retries
+        self._unsupported = set(unsupported)
+        log.info("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self._name)
 
     @property
     def name(self) -> str:
@@ -74,18 +89,40 @@ class ChatModelPolicy:
             raise PolicyRequestError(
                 "a chat model takes messages, not token ids", hint="Use OpenAICompatiblePolicy or LocalPolicy."
             )
-        async with self._slots.get():
+        messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
+        retries = 0
+        while True:
+            async with self._slots.get():
+                completion = self._completion(await self._reply(messages, sampling), sampling)
+            if completion.finish_reason is not FinishReason.FAILED:
+                return replace(completion, retries=retries)
+            if retries == self._max_retries:
+                raise PolicyResponseError(
+                    f"{self._name} still broke its reply off after {retries} retries",
+                    hint="Look into its server's log, then resume.",
+                )
+            await asyncio.sleep(_PAUSE * 2**retries)
+            retries += 1
+
+    async def _reply(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
+        """Call the model, again without an option that its error names."""
+        learnt: set[str] = set()
+        while True:
             try:
                 model, options = self._with(sampling)
-                messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
-                reply = await model.ainvoke(messages, **options)
+                return await model.ainvoke(messages, **options)
             except Exception as error:  # noqa: BLE001  whatever the model raises
+                option = refused_field(str(error), self._options(sampling))
+                if option is not None:
+                    learnt.add(option)
+                    self._unsupported.add(option)
+                    continue
+                self._unsupported -= learnt
                 redacted = SecretRedaction(each.get_secret_value() for each in _secrets(self._model))
                 whole = "".join(traceback.format_exception(error))
                 raise PolicyError(
                     redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=self._hint(error, sampling)
                 ) from (error if redacted(whole) == whole else None)  # tracers write down what causes say
-        return self._completion(reply)
 
     def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call, and the keyword arguments of the call."""
@@ -114,26 +151,21 @@ class ChatModelPolicy:
             options["stop"] = list(sampling.stop)
         return {name: value for name, value in options.items() if name not in self._unsupported}
 
-    def _completion(self, reply: AIMessage) -> Completion:
+    def _completion(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:
-            text = reply.text if isinstance(reply.text, str) else reply.text()
-        except (AttributeError, TypeError) as error:
+            text = content_text(reply.content) or ""
+            metadata = reply.response_metadata or {}
+        except (AttributeError, ValueError) as error:
             raise PolicyResponseError(f"{self._name} answered with {type(reply).__name__}, not a message") from error
-        metadata = reply.response_metadata or {}
-        reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "stop"
-        usage = reply.usage_metadata
-        refused = bool(reply.additional_kwargs.get("refusal")) and not text
+        word = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
+        is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
+        reason = FinishReason.REFUSED if is_refusal else finish_reason(word)
         return Completion(
-            text=str(text),
-            finish_reason=FinishReason.REFUSED if refused else _FINISH_REASONS.get(str(reason), FinishReason.OTHER),
+            text=text,
+            finish_reason=reason,
             model=str(metadata.get("model_name") or self._name),
-            usage=TokenUsage(
-                usage["input_tokens"],
-                usage["output_tokens"],
-                int((usage.get("input_token_details") or {}).get("cache_read") or 0),
-            )
-            if usage
-            else None,
+            usage=token_usage(reply.usage_metadata),
+            notes=finish_notes(reason, word, text) + sampling_notes(sampling, self._unsupported),
         )
 
 

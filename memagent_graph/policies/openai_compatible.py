@@ -10,13 +10,15 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -33,13 +35,18 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
+from memagent_graph.events import EventKind
+from memagent_graph.policies.client_settings import client_settings
+from memagent_graph.policies.dialects import sampling_notes
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
+from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field, speaks_of_length
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import (
+    BrokenOffError,
     MalformedReplyError,
     OverlongReplyError,
     RedirectError,
@@ -48,8 +55,15 @@ from memagent_graph.policies.sending import (
     Timeouts,
     proxy_for,
 )
-from memagent_graph.policies.server_url import basic_authorization, checked_url, password, without_password
-from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
+from memagent_graph.policies.server_url import (
+    NO_KEY,
+    basic_authorization,
+    checked_url,
+    password,
+    without_password,
+    without_query,
+)
+from memagent_graph.policy import Completion, Message, Messages, Note, SamplingParams, TokenIds
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -66,6 +80,9 @@ _MOST_REFUSED: Final = 256
 """Schemas that the server has refused and that are remembered, so that they are not sent with every request."""
 _SHOWN: Final = 500
 """Characters of what a server said, in an error."""
+
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class OpenAICompatiblePolicy:
@@ -93,11 +110,36 @@ class OpenAICompatiblePolicy:
             `Retry-After` that one request gets holds all of them.
         session_header: the header in which `SamplingParams.session` is sent, for a router in front of several replicas
             that keeps requests of one session on one of them, such as "X-Session-Id"; without it, it is not sent.
+        default_headers: headers of every request, such as Azure's "api-key"; they replace the policy's own.
+        default_query: what follows the question mark in every request, such as Azure's "api-version"; it may also be
+            written at the end of `base_url`.
+        ca_file: certificates (PEM) that the server's must be signed by, in place of the usual ones; or a context.
+        proxy: the address of the proxy; by default what the environment names (HTTPS_PROXY, NO_PROXY).
+        unsupported: fields that the server does not take, among max_tokens (max_completion_tokens is sent then),
+            temperature, top_p, seed, stop, logprobs, return_token_ids and response_format. They are left out. Those
+            that a refusal names are found out, and left out from then on; completions say so in their notes.
 
     Raises:
-        PolicyRequestError: `base_url` is not an address, the key is not one line of ASCII, or `session_header` is not
-            a header's name, or one that the policy itself sends.
+        PolicyRequestError: `base_url` or `proxy` is not an address, a key or header cannot be sent, `session_header`
+            is one that the policy itself sends, the file of certificates cannot be read, or a field is unknown.
     """
+
+    @classmethod
+    def from_client(cls, client: Any, model: str | None = None, **options: Any) -> OpenAICompatiblePolicy:
+        """Return a policy with the settings of an `openai` client, which sends the requests itself no longer.
+
+        Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are
+        taken over, also those of Azure; a transport or hooks of its own are not.
+
+        Args:
+            client: an `OpenAI`, `AsyncOpenAI`, `AzureOpenAI` or `AsyncAzureOpenAI`.
+            model: as for the policy.
+            **options: the policy's other arguments, in place of what the client says.
+
+        Raises:
+            PolicyRequestError: the client's key comes from a function, or one of its settings cannot be used.
+        """
+        return cls(**{**client_settings(client, model), "model": model, **options})
 
     def __init__(
         self,
@@ -114,8 +156,13 @@ class OpenAICompatiblePolicy:
         max_reply_bytes: int | None = None,
         limiter: RateLimiter | None = None,
         session_header: str | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        default_query: Mapping[str, str] | None = None,
+        ca_file: Path | str | ssl.SSLContext | None = None,
+        proxy: str | None = None,
+        unsupported: Collection[str] = (),
     ) -> None:
-        url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
+        url, query = without_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not (key.isascii() and key.isprintable()):
             raise PolicyRequestError(
@@ -125,11 +172,23 @@ class OpenAICompatiblePolicy:
         self.base_url = without_password(url)
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
+        self.model_note = ""
+        """What is odd about the server's list of models; empty as long as nothing is."""
         self._model = model
-        self._headers = _headers(basic_authorization(url) or f"Bearer {key or 'none'}")
-        proxy = proxy_for(self.base_url)
-        secrets = (key, password(url), password(proxy) if proxy else "", self._headers["Authorization"].split()[-1])
-        self._redacted = SecretRedaction(each for each in secrets if each != "none")
+        self._headers = _headers(basic_authorization(url), key, default_headers or {})
+        self._query = urlencode({**query, **(default_query or {})})
+        self._trust = None if ca_file is None else _trust(ca_file)
+        self._proxy = proxy_for(self.base_url) if proxy is None else checked_url(proxy)
+        secrets = (
+            key,
+            password(url),
+            password(self._proxy) if self._proxy else "",
+            *self._headers.get("Authorization", "").split()[-1:],
+            *(default_headers or {}).values(),
+        )
+        self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
+        """Keys and passwords that no message may show."""
+        self._redacted = SecretRedaction(self.secrets)
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
@@ -138,7 +197,11 @@ class OpenAICompatiblePolicy:
         self._session_header = None if session_header is None else _header_name(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
-        self._connections = PerLoop(self._connect)
+        self._unsupported = set(unsupported)
+        if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
+            names = ", ".join(OPTIONAL_FIELDS)
+            raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
+        self._connections = PerLoop(self._connect, _Connection.close)
 
     @property
     def name(self) -> str:
@@ -162,21 +225,51 @@ class OpenAICompatiblePolicy:
             gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
-            schema = sampling.json_schema if as_messages and sampling.json_schema not in self._refused_schemas else None
+            schema = sampling.json_schema if as_messages and self._takes_schema(sampling.json_schema) else None
+            completion, retries = await self._accepted(prompt, sampling, gives_ids, schema)
+        notes = completion.notes + self._notes(sampling, as_messages)
+        return replace(completion, retries=retries, notes=notes) if retries or notes else completion
+
+    async def _accepted(
+        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
+    ) -> tuple[Completion, int]:
+        """One completion, without the fields that the server does not take; these are learnt from its refusals."""
+        learnt: set[str] = set()
+        refused_schema = None
+        while True:
             try:
-                completion, retries = await self._completed(prompt, sampling, gives_ids, schema)
+                reply = await self._completed(prompt, sampling, gives_ids, schema)
+                break
             except PolicyRequestError as error:
-                if schema is None:
+                sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
+                field = refused_field(error.words, sent - self._extra_body.keys())
+                if field is not None and field not in self._unsupported:
+                    log.info("%s does not take %s: %s", self.base_url, field, error.message)
+                    learnt.add(field)
+                    self._unsupported.add(field)
+                elif schema is not None and not learnt & {"response_format"}:
+                    # It may be the schema that the server does not take. If it is something else, this fails as well.
+                    refused_schema, schema = schema, None
+                    log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
+                else:
+                    self._unsupported -= learnt
                     raise
-                # It may be the schema that the server does not take. If it is something else, this fails as well.
-                completion, retries = await self._completed(prompt, sampling, gives_ids, None)
-                if len(self._refused_schemas) >= _MOST_REFUSED:
-                    self._refused_schemas.clear()
-                self._refused_schemas.add(schema)
-                log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
-        if as_messages and sampling.json_schema is not None and sampling.json_schema in self._refused_schemas:
-            completion = replace(completion, schema_refused=True)
-        return replace(completion, retries=retries) if retries else completion
+        if refused_schema is not None:
+            if len(self._refused_schemas) >= _MOST_REFUSED:
+                self._refused_schemas.clear()
+            self._refused_schemas.add(refused_schema)
+        return reply
+
+    def _takes_schema(self, schema: str | None) -> bool:
+        return schema not in self._refused_schemas and "response_format" not in self._unsupported
+
+    def _notes(self, sampling: SamplingParams, as_messages: bool) -> tuple[Note, ...]:
+        """Return what the server did not take of what was asked for."""
+        notes = sampling_notes(sampling, self._unsupported - {"max_tokens"})  # which has another name then
+        if as_messages and sampling.json_schema is not None and not self._takes_schema(sampling.json_schema):
+            detail = "the server did not accept the JSON schema; decoding was not guided"
+            notes += ((EventKind.SCHEMA_REFUSED, detail),)
+        return notes
 
     async def _completed(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
@@ -186,14 +279,14 @@ class OpenAICompatiblePolicy:
         # Nothing is awaited from here to the request, so name and version belong together; see `serve`.
         name, version = self.name, self.policy_version
         body = {**self._body(sampling, gives_ids, schema), ("messages" if as_messages else "prompt"): list(prompt)}
-        if sampling.logprobs:
+        if sampling.logprobs and "logprobs" not in self._unsupported:
             body["logprobs"] = True if as_messages else 0
         content = msgspec.json.encode(body)
         expected = self._limiter.expected_tokens(len(content), sampling.max_tokens)
         completion, retries = await self._send(
-            f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}",
+            self._url("chat/completions" if as_messages else "completions"),
             content,
-            partial(decode_completion, model=name, policy_version=version),
+            partial(decode_completion, model=name, sampling=sampling, policy_version=version),
             largest=self._max_reply_bytes
             or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
             tokens=expected,
@@ -227,20 +320,30 @@ class OpenAICompatiblePolicy:
         """Return the server's own entry for the model (asked once).
 
         Raises:
-            PolicyRequestError: the model is not among those served; the message names them.
-            PolicyError: as for `complete`.
+            PolicyRequestError: no model is named, and the server has none or several; the message names them.
+            PolicyError: as for `complete`; if the model is named, only if there is no connection.
         """
         if self._served is None:
-            models, _ = await self._send(
-                f"{self.base_url.rstrip('/')}/models",
-                None,
-                _models,
-                largest=_LARGEST_LIST,
-                seconds=self._timeouts.connect,
-            )
-            self._served = self._choose_model(models)
-            self._model = str(self._served["id"])
+            try:
+                models, _ = await self._send(
+                    self._url("models"), None, _models, largest=_LARGEST_LIST, seconds=self._timeouts.connect
+                )
+                served = self._choose_model(models)
+            except PolicyUnreachableError:
+                raise
+            except PolicyError as error:
+                if self._model is None:
+                    raise
+                # The server may take the model's name all the same: it is the judge.
+                self.model_note = error.message
+                log.warning("%s; %s is asked for all the same", error.message, self._model)
+                served = {"id": self._model}
+            self._served = served
+            self._model = self._model or str(served["id"])
         return self._served
+
+    def _url(self, path: str) -> str:
+        return f"{self.base_url.rstrip('/')}/{path}{'?' if self._query else ''}{self._query}"
 
     async def tokenize(self, messages: Sequence[Message]) -> list[int] | None:
         """Return the server's own token ids of a chat prompt; None if it has no `/tokenize` (only vLLM has).
@@ -277,7 +380,7 @@ class OpenAICompatiblePolicy:
         Raises:
             PolicyUnreachableError: no connection, or none in time; also while the reply is read.
         """
-        return self._relayed(method, f"{self.base_url.rstrip('/')}/{path}", body, headers or {})
+        return self._relayed(method, self._url(path), body, headers or {})
 
     @asynccontextmanager
     async def _relayed(
@@ -299,12 +402,11 @@ class OpenAICompatiblePolicy:
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
-        if connection := self._connections.pop():
-            await connection.close()
+        await self._connections.aclose()
 
     def _body(self, sampling: SamplingParams, gives_ids: bool, schema: str | None) -> dict[str, Any]:
+        """Return the fields of a request but its prompt, without those that the server does not take."""
         body: dict[str, Any] = {
-            "model": self._model,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -317,7 +419,11 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         if schema is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": msgspec.Raw(schema.encode())}
-        return {**body, **self._extra_body}
+        if self._unsupported:
+            if "max_tokens" in self._unsupported:
+                body["max_completion_tokens"] = sampling.max_tokens
+            body = {name: value for name, value in body.items() if name not in self._unsupported}
+        return {"model": self._model, **body, **self._extra_body}
 
     async def _send(
         self,
@@ -339,7 +445,7 @@ class OpenAICompatiblePolicy:
                 url, body, decode, largest=largest, seconds=seconds, tokens=tokens, headers=headers
             )
         except StatusError as error:
-            raise self._refusal(error, self._redacted(_words(error.content))[:_SHOWN]) from None
+            raise self._refusal(error, self._redacted(error.words)) from None
         except MalformedReplyError as error:
             raise self._malformed(error) from None
         except RedirectError as error:
@@ -356,7 +462,10 @@ class OpenAICompatiblePolicy:
         if self._model is None and len(bases) == 1:
             return bases[0]
         for model in models:
-            if model["id"] == self._model:  # an adapter has its base's window and tokenizer, but reports neither
+            if model["id"] in {
+                self._model,
+                f"{self._model}:latest",
+            }:  # an adapter has its base's window and tokenizer, but reports neither
                 base = next((each for each in bases if each["id"] == model.get("parent")), {})
                 return {**model, **{name: base[name] for name in ("root", "max_model_len") if name in base}}
         shown = self._redacted(", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else ""))
@@ -395,8 +504,8 @@ class OpenAICompatiblePolicy:
             hint=f"If that is the server you mean, name it: --base-url {base}",
         )
 
-    def _refusal(self, error: StatusError, words: str) -> PolicyError:
-        where, status, wait = self.base_url, error.status, error.wait
+    def _refusal(self, error: StatusError, all_words: str) -> PolicyError:
+        where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_SHOWN]
         if status in {401, 403}:
             return PolicyAuthenticationError(
                 f"{where} refused the key ({status}): {words}",
@@ -413,11 +522,19 @@ class OpenAICompatiblePolicy:
                 f"{where} {tried}: {words}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
-        if status == 404 and self._model and self._model in words:
+        if speaks_of_length(words) or status == 413:
+            hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
+        elif self.model_note and self._model and self._model in words:
+            hint = f"{self.model_note}."
+        elif status == 404 and self._model and self._model in words:
             hint = "`memagent doctor` lists what is served."
+        elif field := refused_field(words, OPTIONAL_FIELDS):
+            hint = f"If it does not take {field}: --unsupported {field}."
         else:
-            hint = "If it is about length, lower --chunk-tokens; `memagent doctor` shows the server's window."
-        return PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
+            hint = "`memagent doctor` sends a small request, and shows what comes back."
+        refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
+        refusal.words = all_words
+        return refusal
 
     def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
         retried = f" after {_retries(self._max_retries)}" if self._max_retries else ""
@@ -425,6 +542,11 @@ class OpenAICompatiblePolicy:
             return PolicyResponseError(
                 f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
                 hint="Does it respect max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
+            )
+        if isinstance(error, BrokenOffError):
+            return PolicyResponseError(
+                f"{self.base_url} still broke its reply off{retried}: {self._redacted(error.reason)[:_SHOWN]}",
+                hint="Look into the server's log, then resume.",
             )
         shown = self._redacted(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(
@@ -440,6 +562,8 @@ class OpenAICompatiblePolicy:
             timeouts=self._timeouts,
             max_retries=self._max_retries,
             limiter=self._limiter,
+            trust=self._trust,
+            proxy=self._proxy,
         )
         return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
 
@@ -455,35 +579,65 @@ class _Connection:
         await self.sender.close()
 
 
-def _headers(authorization: str) -> dict[str, str]:
-    """Return the headers of every request; the environment can name OpenAI's organisation and project."""
-    named = {
-        "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
-        "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
-    }
-    return {
-        "Authorization": authorization,
+def _headers(authorization: str | None, key: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of every request; the environment can name OpenAI's organisation and project.
+
+    These go only where a key goes: a server that only a log names gets neither.
+    """
+    headers = {
+        "Authorization": authorization or f"Bearer {key or NO_KEY}",
         "Accept": "application/json",
         "Content-Type": "application/json",
         "User-Agent": "memagent-graph",
-        **{name: value for name, value in named.items() if value},
     }
+    if key not in {"", NO_KEY}:
+        named = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+        headers |= {name: os.environ[variable] for name, variable in named.items() if os.environ.get(variable)}
+    for name, value in own.items():
+        _require_header(name, value)
+        headers = {known: text for known, text in headers.items() if known.lower() != name.lower()} | {name: value}
+    if key in {"", NO_KEY} and "api-key" in map(str.lower, own):  # Azure's; two keys would contradict each other
+        headers.pop("Authorization", None)
+    return headers
+
+
+def _require_header(name: str, value: str) -> None:
+    if not _HEADER_NAME.fullmatch(name):
+        raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
+    if not (value.isascii() and value.isprintable()):
+        raise PolicyRequestError(
+            f"the header {name} has characters that cannot be in a request",
+            hint="Does it contain a line break, or a typing error?",
+        )
+
+
+def _trust(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
+    if isinstance(ca_file, ssl.SSLContext):
+        return ca_file
+    try:
+        return ssl.create_default_context(cafile=str(Path(ca_file).expanduser()))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise PolicyRequestError(
+            f"the certificates in {ca_file} cannot be used: {error}", hint="It has to be a file in PEM format."
+        ) from error
 
 
 def _header_name(name: str, taken: Mapping[str, str]) -> str:
     """Return a header's name, if it can be one and is not sent already."""
-    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
-        raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
+    _require_header(name, "")
     if name.lower() in {each.lower() for each in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
         raise PolicyRequestError(f"the header {name} has another meaning", hint='Use one such as "X-Session-Id".')
     return name
 
 
 def _models(content: bytes) -> list[dict[str, Any]]:
-    """Return the entries of a model list."""
+    """Return the entries of a model list, also of one that is a bare array, or has only names."""
     try:
-        return [{**model, "id": model["id"]} for model in msgspec.json.decode(content)["data"]]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
+        body = msgspec.json.decode(content)
+        entries = body if isinstance(body, list) else body.get("data") or body.get("models")
+        entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
+        return [{**entry, "id": entry.get("id") or entry.get("name") or entry["model"]} for entry in entries]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise MalformedReplyError(f"not a list of models: {error}", content) from error
 
 
@@ -495,17 +649,6 @@ def _root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _words(content: bytes) -> str:
-    """Return the server's message, without the JSON around it."""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        body = msgspec.json.decode(content)
-        if isinstance(body, dict):
-            inner = body.get("error", body)
-            if message := inner.get("message") if isinstance(inner, dict) else inner:
-                return str(message)
-    return content.decode(errors="replace") or "no words"
 
 
 def _info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:

@@ -2,26 +2,22 @@
 
 Only the fields that are used are decoded: a reply has hundreds of log-prob entries, each with token, bytes and
 alternatives, of which one number is kept. The client's own typed models take more processor time than everything else
-in a step, and drop what vLLM adds (token ids).
+in a step, and drop what vLLM adds (token ids). A reply in another dialect of the API is decoded once more, liberally.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from memagent_graph.policies.sending import MalformedReplyError
-from memagent_graph.policy import Completion, FinishReason, TokenUsage
-
-_FINISH_REASONS: Final = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "content_filter": FinishReason.REFUSED,
-}
-
-_LARGEST_COUNT: Final = 2**40
-"""A larger number is not a count of tokens, and databases could not add it up."""
+from memagent_graph.events import EventKind
+from memagent_graph.policies.dialects import content_text, finish_notes, finish_reason, has_refusal, token_usage
+from memagent_graph.policies.refusals import words_of
+from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
+from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 
 
 class _Logprob(msgspec.Struct, gc=False):
@@ -42,9 +38,9 @@ class _Logprobs(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    refusal: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
     @property
     def says_why_it_is_empty(self) -> bool:
@@ -57,87 +53,126 @@ class _Choice(msgspec.Struct):
     """/chat/completions"""
     text: str | None = None
     """/completions"""
-    finish_reason: str | None = None
+    delta: Any = None
+    """/chat/completions, from servers that send every reply as a part of a stream"""
+    index: Any = None
+    finish_reason: Any = None
+    stop_reason: Any = None
+    error: Any = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     """/completions has the prompt's ids here, /chat/completions next to the choices."""
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
     id: Any = None
-    model: str | None = None
-    usage: _Usage | None = None
+    model: Any = None
+    usage: Any = None
+    error: Any = None
     prompt_token_ids: list[int] | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Reply)
+_NUMBERS: Final = ("logprobs", "token_ids", "prompt_token_ids")
+_DAMAGED: Final[Note] = (EventKind.LOGPROBS_DROPPED, "the server's token ids or log-probs are not all numbers")
 
 
-def decode_completion(content: bytes, *, model: str, policy_version: str = "") -> Completion:
+def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, policy_version: str = "") -> Completion:
     """Return the completion in a reply's body.
 
     A reply without text is accepted only with a reason: the model refused, was cut off, called a tool, or wrote only
-    its reasoning. It is then an empty completion, for which the reader has a rule.
+    its reasoning. It is then an empty completion, for which the reader has a rule. Token ids and log-probs that cannot
+    be used are left out, with a note if they were asked for.
 
     Args:
         content: the body.
         model: the model's name, if the server gives none.
+        sampling: what was asked for.
         policy_version: which weights the server runs.
 
     Raises:
+        BrokenOffError: the server says that it failed while it wrote.
         MalformedReplyError: the body is not a completion; the reason says why.
+    """
+    reply, is_damaged = _decoded(content)
+    if not reply.choices:
+        if reply.error:
+            raise BrokenOffError(words_of(content), content)
+        raise MalformedReplyError("it has no choices", content)
+    choice = min(reply.choices, key=_place) if len(reply.choices) > 1 else reply.choices[0]
+    message = choice.message
+    text = message.content if message else choice.text
+    word = choice.finish_reason or choice.stop_reason
+    reason, usage = finish_reason(word), token_usage(reply.usage)
+    if reason is FinishReason.FAILED or choice.error or reply.error:
+        raise BrokenOffError(str(choice.error or reply.error or word), content)
+    if text is None and reason is FinishReason.STOP and not (message and message.says_why_it_is_empty):
+        raise MalformedReplyError("its text is null, without a reason", content)
+    if message and message.refusal and not text:
+        reason = FinishReason.REFUSED
+    elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
+        reason = FinishReason.LENGTH
+    facts: dict[str, Any] = {
+        "text": text or "",
+        "finish_reason": reason,
+        "model": reply.model if reply.model and isinstance(reply.model, str) else model,
+        "usage": usage,
+        "policy_version": policy_version,
+        "request_id": reply.id if isinstance(reply.id, str) else "",
+    }
+    notes = finish_notes(reason, word, text)
+    if not is_damaged:
+        with suppress(OverflowError):  # an id that is none
+            return Completion(
+                **facts,
+                prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+                token_ids=choice.token_ids,
+                logprobs=choice.logprobs.values() if choice.logprobs else None,
+                notes=notes,
+            )
+    return Completion(**facts, notes=(*notes, _DAMAGED) if sampling.logprobs else notes)
+
+
+def _decoded(content: bytes) -> tuple[_Reply, bool]:
+    """Return the reply, and whether it has token ids or log-probs that cannot be used.
+
+    Raises:
+        MalformedReplyError: the body is not a reply in any dialect.
     """
     try:
         reply = _decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedReplyError(str(error), content) from error
-    if not reply.choices:
-        raise MalformedReplyError("it has no choices", content)
-    choice = reply.choices[0]
-    message = choice.message
-    text = message.content if message else choice.text
-    explained = message is not None and message.says_why_it_is_empty
-    if text is None and not explained and choice.finish_reason in {None, "stop"}:
-        raise MalformedReplyError("its text is null, without a reason", content)
-    refused = message is not None and bool(message.refusal) and not text
+        if not any(choice.delta for choice in reply.choices):
+            return reply, False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # another dialect, perhaps
     try:
-        return Completion(
-            text=text or "",
-            finish_reason=FinishReason.REFUSED if refused else _finish_reason(choice.finish_reason),
-            model=reply.model or model,
-            usage=_usage(reply.usage),
-            prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
-            token_ids=choice.token_ids,
-            logprobs=choice.logprobs.values() if choice.logprobs else None,
-            policy_version=policy_version,
-            request_id=reply.id if isinstance(reply.id, str) else "",
-        )
-    except OverflowError as error:
-        raise MalformedReplyError(f"a token id is out of range: {error}", content) from error
+        return _usual_form(content)
+    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedReplyError(str(error), content) from error
 
 
-def _finish_reason(word: str | None) -> FinishReason:
-    return _FINISH_REASONS.get(word or "", FinishReason.OTHER)
+def _usual_form(content: bytes) -> tuple[_Reply, bool]:
+    """Return a reply in another dialect as if it were in the usual one, and whether it has numbers that are none."""
+    reply = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
+    choices, is_damaged = [], False
+    for choice in filter(None, reply.get("choices") or ()):
+        numbers = {name: choice.get(name) or reply.get(name) for name in _NUMBERS}
+        try:
+            msgspec.convert(numbers, _Choice)
+        except msgspec.ValidationError:
+            numbers, is_damaged = dict.fromkeys(_NUMBERS), True
+        message = choice.get("message") or choice.get("delta")
+        if message is not None:
+            message = message if isinstance(message, dict) else {"content": message}
+            content_parts = message.get("content")
+            has_parts = isinstance(content_parts, list) and bool(content_parts)
+            thoughts = message.get("reasoning") or message.get("thinking") or has_parts
+            message |= {"content": content_text(content_parts), "refusal": has_refusal(message), "reasoning": thoughts}
+        choices.append({**choice, **numbers, "message": message, "text": content_text(choice.get("text"))})
+    return msgspec.convert({**reply, "choices": choices, "prompt_token_ids": None}, _Reply), is_damaged
 
 
-def _usage(usage: _Usage | None) -> TokenUsage | None:
-    """Return the server's token counts; None if there are none, or they are impossible."""
-    if usage is None:
-        return None
-    details = usage.prompt_tokens_details
-    counts = usage.prompt_tokens or 0, usage.completion_tokens or 0, (details.cached_tokens or 0) if details else 0
-    if not all(0 <= count <= _LARGEST_COUNT for count in counts):
-        return None
-    return TokenUsage(*counts)
+def _place(choice: _Choice) -> int:
+    return choice.index if isinstance(choice.index, int) else 0

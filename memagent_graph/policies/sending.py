@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ import httpx2
 
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policies.rate_limiter import RateLimiter
+from memagent_graph.policies.refusals import is_final, words_of
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
@@ -55,8 +57,13 @@ class StatusError(Exception):
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether the same request can succeed later: 408, 409, 429 and 5xx."""
-        return self.status in _WORTH_REPEATING or self.status >= 500
+        """Whether the same request can succeed later: 408, 409, 429, and 5xx unless the words say that it cannot."""
+        return self.status in _WORTH_REPEATING or (self.status >= 500 and not is_final(self.words))
+
+    @property
+    def words(self) -> str:
+        """What the server said."""
+        return words_of(self.content)
 
 
 class MalformedReplyError(Exception):
@@ -71,6 +78,10 @@ class MalformedReplyError(Exception):
         super().__init__("the reply is malformed")  # neither argument: either may repeat a key
         self.reason = reason
         self.content = content
+
+
+class BrokenOffError(MalformedReplyError):
+    """A reply in which the server says that it failed while it was written."""
 
 
 class OverlongReplyError(MalformedReplyError):
@@ -101,11 +112,13 @@ class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
     Args:
-        base_url: where requests are sent; it determines TLS and the environment's proxy.
+        base_url: where requests are sent; it determines TLS.
         headers: sent with every request.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
         limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
+        trust: the certificates that a server's must be signed by; those that come with the HTTP client if left out.
+        proxy: through which requests go; None for no proxy.
     """
 
     def __init__(
@@ -116,6 +129,8 @@ class Sender:
         timeouts: Timeouts,
         max_retries: int,
         limiter: RateLimiter | None = None,
+        trust: ssl.SSLContext | None = None,
+        proxy: str | None = None,
     ) -> None:
         self._timeouts = timeouts
         self._limiter = limiter or RateLimiter()
@@ -125,12 +140,12 @@ class Sender:
             connector=aiohttp.TCPConnector(
                 limit=0,  # whoever sends has bounds of its own
                 keepalive_timeout=_IDLE_SECONDS,
-                ssl=httpx2.create_ssl_context() if secure else True,
+                ssl=(trust or httpx2.create_ssl_context()) if secure else True,
             ),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeouts.read, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=proxy_for(base_url),
+            proxy=proxy,
         )
         self._unclosed = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
 

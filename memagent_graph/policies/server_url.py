@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from memagent_graph.errors import PolicyRequestError
 
+NO_KEY: Final = "none"
+"""The key for a server that only a log names: nobody's."""
 _PORTS = {"http": 80, "https": 443}
 _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
 """User name and password, even in an address that is otherwise wrong."""
@@ -31,6 +34,12 @@ def without_password(url: str) -> str:
     """
     parts = _parts(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def without_query(url: str) -> tuple[str, dict[str, str]]:
+    """Return the address without what follows a question mark, and that as names and values."""
+    parts = _parts(url)
+    return urlunsplit(parts._replace(query="", fragment="")), dict(parse_qsl(parts.query))
 
 
 def password(url: str) -> str:

@@ -13,9 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from memagent_graph.calls import Call, Writes
+from memagent_graph.errors import PromptCutError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.response_format import Fits
@@ -219,12 +221,28 @@ class Ask:
         self.cost = add_cost(self.cost, cost) if self._attempts else cost
         self._execution.consumption.tokens += usage.prompt_tokens + usage.completion_tokens
         self._attempts += 1
-        if completion.schema_refused:
-            self._note(EventKind.SCHEMA_REFUSED, "the server did not accept the JSON schema; decoding was not guided")
+        for kind, detail in completion.notes:
+            self._note(kind, detail)
+        if completion.usage and context.prompt_counts:
+            await self._require_whole_prompt(context.prompt_counts, completion.usage.prompt_tokens)
         if completion.retries:
             self._note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
         self._call = replace(self._call, completion=completion)
         return completion
+
+    async def _require_whole_prompt(self, counts: PromptCounts, counted: int) -> None:
+        """Report a prompt that the server cut, or stop."""
+        missing = await counts.missing_tokens(self._messages, self._call.reads, counted)
+        if not missing:
+            return
+        detail = f"the server cut the prompt: it counts {counted:,} tokens, and about {missing:,} more were sent"
+        if self._context.on_incomplete == "stop":
+            raise PromptCutError(
+                detail,
+                hint="Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or name its window with "
+                "context_window (--context-window); `memagent doctor` shows it.",
+            )
+        self._note(EventKind.PROMPT_CUT, detail)
 
     def _sampling(self, attempt: int) -> SamplingParams:
         """Return how an attempt is sampled: the seed changes, because the same seed would give the same reply."""

@@ -12,6 +12,7 @@ from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts, changed_prompts, load_prompts
+from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
@@ -93,6 +94,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         boundary=settings.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
         on_incomplete=settings.on_incomplete,
+        prompt_counts=None if info.number_format else PromptCounts(parts.policy, tokenizer),
         replace_undecodable=settings.replace_undecodable,
         run_log=parts.run_log,
         log_settings=settings.for_log(),

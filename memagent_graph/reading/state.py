@@ -25,6 +25,7 @@ from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
+from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.tokenizers import Tokenizer
@@ -149,8 +150,8 @@ class UpdateRules:
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
     """For a memory with a word that is not in the prompt. `ACCEPT` does not check; None is the
-    policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase, in languages that put spaces
-    between words: a new word is an accident there."""
+    policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase: a new word is an accident
+    there. What counts as new in each script: `words.invented_word`."""
     malformed: UpdateRule = UpdateRule.RETRY
     """The reply does not have the form that its role asks for."""
     retries: int = 2
@@ -210,6 +211,8 @@ class ReaderContext:
     """The model's size, if known, for estimates of floating-point operations."""
     on_incomplete: str = "report"
     """What to do with a document that is not wholly text: report, or stop."""
+    prompt_counts: PromptCounts | None = field(default=None, repr=False)
+    """Finds out that a server cut a prompt; None for policies in this process."""
     replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)

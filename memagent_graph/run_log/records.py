@@ -82,17 +82,23 @@ class RunRecord:
     """One run. `ended` and `stop_reason` are None while it runs, or after a crash."""
 
     run_id: str
+    """The run's id."""
     began: float
+    """Seconds since 1970."""
     ended: float | None
+    """Seconds since 1970."""
     question: str
     document: DocumentRef
     settings: Mapping[str, Any]
     """The settings of its reader; empty if it was not made from settings."""
     stop_reason: str | None
+    """A value of `StopReason`."""
     answer: str | None
+    """The answer, as it was taken from the completion."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """Ids of the LangSmith run and the OpenTelemetry span it ran under, if there were any."""
     strategy: str = "overwrite"
+    """The strategy's name."""
     strategy_fingerprint: str = ""
     """See `StrategyId`."""
 
@@ -133,38 +139,52 @@ class Conversation(Origin):
     slot: int
     """Its place among the conversations of that role and branch; runs are compared by it."""
     writes: Writes
+    """Memory, decision or answer."""
     step: str
     """The id of one request to the policy; its attempts share it."""
     attempt: int
     """Counted from 0. All but the last of a step are `DISCARDED`."""
     outcome: Outcome
+    """Whether its text was accepted."""
     began: float
+    """Seconds since 1970."""
     seconds: float
+    """From the request to the reply."""
     policy: str
+    """The model's name."""
     tokenizer: str
     """The tokenizer's fingerprint."""
     template: str
     """The prompts' fingerprint; `RunLog.template` has their wording."""
     sampling: Mapping[str, Any]
+    """Temperature, top_p, seed, most tokens and so on, as they were asked for."""
     prompt_tokens: int
+    """As the server counts them, or else as the tokenizer does."""
     completion_tokens: int
     cached_tokens: int
+    """Prompt tokens that the server had in its cache."""
     finish_reason: str
+    """A value of `FinishReason`."""
     text: LongText
     """The whole completion, including reasoning."""
     memory: LongText = None
     """The memory after the step, if it is not the completion's text itself (stripped of white space)."""
     prompt_token_ids: TokenIds = field(default=None, repr=False)
+    """Null if the policy did not return them."""
     token_ids: TokenIds = field(default=None, repr=False)
+    """Of the completion; null if the policy did not return them."""
     logprobs: LogProbs = field(default=None, repr=False)
+    """One for each token of the completion; null if the policy did not return them."""
     parents: tuple[str, ...] = ()
     """The steps whose output was in the prompt."""
     reads: tuple[Span, ...] = ()
     """The chunks that were in the prompt."""
     events: tuple[LoggedEvent, ...] = ()
+    """What happened to it, such as a memory that was cut off."""
     superseded: bool = False
     """Whether a resume or an edit replaced it; then it no longer belongs to the run's trajectory."""
     trace: Mapping[str, str] = field(default_factory=dict)
+    """Ids of the LangSmith run and the OpenTelemetry span it ran under, if there were any."""
     seq: int | None = None
     """Its number in the run, in the order in which conversations were logged."""
     id: int | None = None

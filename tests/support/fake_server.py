@@ -46,6 +46,8 @@ class FakeServer:
         self.vllm = vllm
         self.root = root
         self.tokenizer_info = tokenizer_info
+        self.models: Any = None
+        """What is returned at /models in place of the usual list, as JSON, or as a function that returns a response."""
         self.moved_to: str | None = None
         """Where the model list redirects to."""
         self.adapters: list[str] = []
@@ -99,6 +101,8 @@ class FakeServer:
     async def _models(self, request: web.Request) -> web.Response:
         if refusal := self._refusal(request):
             return refusal
+        if self.models is not None:
+            return self.models() if callable(self.models) else web.json_response(self.models)
         if self.moved_to:
             return web.Response(status=307, headers={"Location": f"{self.moved_to}/models"})
         entry = {"id": self.model, "object": "model", "owned_by": "vllm" if self.vllm else "fake"}

@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 from langchain_core.language_models import BaseChatModel
 
-from memagent_graph import ChatModelPolicy, FinishReason, SamplingParams
-from memagent_graph.errors import PolicyError
+from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
 from memagent_graph.policy import Message, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -117,11 +116,12 @@ async def test_options_of_ones_own_model_stay(server: ChatServer) -> None:
     assert model.temperature == 0.1  # type: ignore[attr-defined]
 
 
-async def test_what_a_model_does_not_take_is_named_with_the_remedy(server: ChatServer) -> None:
+async def test_what_a_model_does_not_take_is_left_out_and_said(server: ChatServer) -> None:
     sampling = SamplingParams(max_tokens=7, seed=3)
-    with pytest.raises(PolicyError, match="seed") as caught:
-        await ChatModelPolicy(anthropic(server.base_url)).complete(HELLO, sampling)
-    assert 'unsupported=frozenset({"seed"})' in str(caught.value)
-    policy = ChatModelPolicy(anthropic(server.base_url), unsupported=frozenset({"seed"}))
-    assert (await policy.complete(HELLO, sampling)).text == "hi"
-    assert "seed" not in server.asked[0]
+    for policy in (
+        ChatModelPolicy(anthropic(server.base_url)),
+        ChatModelPolicy(anthropic(server.base_url), unsupported={"seed"}),
+    ):
+        completion = await policy.complete(HELLO, sampling)
+        assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
+    assert all("seed" not in body for body in server.asked)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker, start_cursor
 from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
 from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
+from memagent_graph.words import is_character_end
 
 TOKENIZER = load_tokenizer("embedded")
 SENTENCES = "the reader writes naïve Ärger and 日本語 with 😀 or 12345 to x's end. A new sentence, isn't it?\n\n"
@@ -215,6 +216,56 @@ def test_a_tokenizer_that_drops_and_changes_text_is_cut_without_loss_too(text, c
     assert sum(chunk.tokens for chunk in chunks) == tokenizer.count(text)
     for chunk, following in itertools.pairwise(chunks):
         assert next(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks(chunk.next)) == following
+
+
+def bytes_with(*tokens: bytes) -> HFTokenizer:
+    """A byte-level tokenizer that has some tokens of several bytes, made in order."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    names = {byte: chr(byte) for byte in plain} | {byte: chr(256 + number) for number, byte in enumerate(others)}
+    vocabulary, merges = {name: byte for byte, name in names.items()}, []
+    for token in tokens:
+        for end in range(2, len(token) + 1):
+            pair = "".join(names[byte] for byte in token[: end - 1]), names[token[end - 1]]
+            if pair not in merges:
+                merges.append(pair)
+                vocabulary["".join(pair)] = len(vocabulary)
+    backend = Backend(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return HFTokenizer(json.loads(backend.to_str()), name="bytes")
+
+
+def unigram_of_bytes() -> HFTokenizer:
+    """A Unigram tokenizer that takes unknown characters apart into bytes."""
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256)), ("▁", -2.0), ("a", -2.0)]
+    backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    return HFTokenizer(json.loads(backend.to_str()), name="unigram")
+
+
+@pytest.mark.parametrize("tokenizer", [bytes_with(b"\x92\xe1\x9e"), unigram_of_bytes()], ids=["token", "unigram"])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 300])
+def test_no_chunk_grows_where_no_token_ends_a_character(tokenizer, chunk_tokens, store):
+    text = "a" + "\u1792" * 3000 + "a"
+    chunks = list(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks())
+    check_spans(text, chunks)
+    for chunk, following in itertools.pairwise(chunks[:20]):
+        assert chunk.tokens <= chunk_tokens + 3
+        assert next(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks(chunk.next)) == following
+    assert not any(chunk.splits for chunk in chunks), "each is a character of its own"
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, bytes_with(b"\x92\xe1\x9e")], ids=["embedded", "token"])
+def test_a_character_is_split_only_if_it_is_longer_than_64_tokens_or_a_chunk(tokenizer, store):
+    short, long = "e" + "\u0301" * 20, "o" + "\u0301" * 200
+    text = (short + "x") * 50 + long + (short + " ") * 20
+    chunks = list(chunker(store, text, 70, tokenizer=tokenizer).chunks())
+    check_spans(text, chunks)
+    assert all(chunk.tokens <= 70 for chunk in chunks)
+    place = text.index(long)
+    split = [chunk.end_char for chunk in chunks if not is_character_end(text, chunk.end_char)]
+    assert split and all(place < end < place + len(long) for end in split)
+    assert split == [chunk.end_char for chunk in chunks if chunk.splits]
 
 
 def test_text_without_any_token_is_still_read(store):

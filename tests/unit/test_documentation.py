@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import write_command_reference as reference
+import write_tables
 import yaml
 
 import langchain_memagent
@@ -121,6 +122,10 @@ def test_how_the_reader_works_is_shown_with_its_source() -> None:
 
 def test_the_page_of_commands_is_what_the_command_line_says() -> None:
     assert reference.PAGE.read_text("utf-8") == reference.page(), "run python scripts/write_command_reference.py"
+
+
+def test_the_page_of_tables_is_what_the_code_says() -> None:
+    assert write_tables.PAGE.read_text("utf-8") == write_tables.page(), "run python scripts/write_tables.py"
 
 
 def test_the_help_of_every_command_ends_with_examples() -> None:

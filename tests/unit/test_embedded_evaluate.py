@@ -22,7 +22,7 @@ from recipes.embedded.documents import (
     questions_alone,
     questions_with_foreign_facts,
 )
-from recipes.embedded.evaluate import LONGEST_REPLY, Asked, Reader, ReadOutcome, default_prose
+from recipes.embedded.evaluate import LONGEST_REPLY, Reader, ReadOutcome, ReplyRequest, default_prose
 from recipes.embedded.training_examples import EMPTY, Row, RowBranch
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
@@ -78,7 +78,7 @@ def test_readers_at_one_temperature_sample_for_themselves(reader: Reader, questi
     question = questions[0]
     prompt = reader.form.question("", EMPTY, question.problem)
     trunk = reader.form.trunk(question.chunks[0])
-    replies = reader.complete(trunk, [Asked(prompt, reader.form.reply(EMPTY), 2.0)] * 12)
+    replies = reader.complete(trunk, [ReplyRequest(prompt, reader.form.reply(EMPTY), 2.0)] * 12)
     assert len({reply for reply, _ in replies}) > 1
 
 
@@ -101,7 +101,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
     trunk = reader.form.trunk(questions[0].chunks[0])
     prompts = [reader.form.question("", memory, questions[0].problem) for memory in memories]
     guessed, wrong = (
-        [Asked(p, reader.form.reply(g), 0.0) for p, g in zip(prompts, guesses, strict=True)]
+        [ReplyRequest(p, reader.form.reply(g), 0.0) for p, g in zip(prompts, guesses, strict=True)]
         for guesses in (memories, ["x"] * len(memories))
     )
     replies = [reply for reply, _ in reader.complete(trunk, wrong)]

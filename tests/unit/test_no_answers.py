@@ -15,6 +15,9 @@ from memagent_graph.no_answers import gives_no_answer
         "cannot be determined",
         "The document does not say.", "the memory does not hold the answer", "The text does not mention a lighthouse.",
         "none", "Nothing.",
+        "Nicht angegeben.", "No se menciona", "non precisé", "não informado", "Неизвестно.", "belirtilmemiş",
+        "غير مذكور",
+        "उल्लेख नहीं है।", "未提及。", "記載なし", "언급되지 않음", "ไม่ได้ระบุ", "KHÔNG RÕ", "tidak disebutkan",
     ],
 )  # fmt: skip
 def test_these_say_that_there_is_no_answer(answer: str | None) -> None:
@@ -25,6 +28,7 @@ def test_these_say_that_there_is_no_answer(answer: str | None) -> None:
     "answer",
     ["4711", "no", "Not before noon.", "The unknown soldier", "None of the members came.",
      "The text does not say. It was 12.",
+     "...", "未知数 x", "Das ist nicht angegeben, aber es war 1743.",
      "nothing but the truth", "The text does not mention the architect but says that it was 1743.",
      "The document does not state a year; the mayor was Ilse Thornbury.",
      "It is not known whether he lived, but his sister did."],

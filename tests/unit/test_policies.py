@@ -28,6 +28,7 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
+from memagent_graph.events import EventKind
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -158,8 +159,9 @@ async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
         right = OpenAICompatiblePolicy("other", base_url=server.base_url, api_key="right")
         with pytest.raises(PolicyRequestError, match="`other` does not exist"):
             await ask(right)
+        await right.describe()
         with pytest.raises(PolicyRequestError, match="it serves fake"):
-            await right.describe()
+            await ask(right)
         await wrong.aclose()
         await right.aclose()
 
@@ -344,13 +346,14 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
     assert "an-organisation" in seen[0]
 
 
-async def test_a_token_id_that_is_none_is_refused() -> None:
+async def test_a_token_id_that_is_none_leaves_no_ids_and_says_so() -> None:
     reply = {"choices": [{"message": {"content": "x"}, "token_ids": [-1]}]}
     with FakeServer(lambda body, number: reply) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=0)
-        with pytest.raises(PolicyResponseError, match="token id"):
-            await ask(policy)
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        completion = await ask(policy, logprobs=True)
         await policy.aclose()
+    assert (completion.text, completion.token_ids) == ("x", None)
+    assert [kind for kind, _ in completion.notes] == [EventKind.LOGPROBS_DROPPED]
 
 
 def test_a_script_that_closes_nothing_ends_in_silence() -> None:

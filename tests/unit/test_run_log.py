@@ -513,7 +513,7 @@ def test_every_field_of_a_conversation_is_a_column_of_the_log_and_of_exports(log
         columns = {row[1] for row in connection.execute("PRAGMA table_info(conversations)")}
     fields = {field.name for field in dataclasses.fields(Conversation)}
     assert columns == fields
-    assert fields - {"id"} <= parquet._COLUMNS.keys()
+    assert fields - {"id"} <= parquet.COLUMNS.keys()
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 import regex
 from hypothesis import given
 from hypothesis import strategies as st
+from support.languages import SENTENCES, WORDS
 
 from memagent_graph.words import (
     fold,
@@ -69,7 +72,17 @@ def test_a_words_place_is_that_in_the_unchanged_text() -> None:
 
 
 def test_scripts_without_spaces_are_searched_by_pairs_also_across_lines() -> None:
-    assert list(terms("東京\nタワー is 高い。")) == ["東京", "京タ", "タワ", "ワー", "is", "高い"]
+    assert list(terms("東京\nタワー is 高い。")) == [
+        *"東京タワー",
+        "東京",
+        "京タ",
+        "タワ",
+        "ワー",
+        "is",
+        "高",
+        "い",
+        "高い",
+    ]
     assert list(terms("塔 of stone")) == ["塔", "of", "stone"]
 
 
@@ -162,3 +175,18 @@ def test_ends_of_a_part_are_those_of_the_whole() -> None:
 def test_words_of_scripts_without_spaces_end_by_a_dictionary() -> None:
     text = "สวัสดีครับผมชื่อ"
     assert cut(text, word_ends(text, 0, len(text) - 1)) == ["สวัสดี", "ครับ", "ผม", "ชื่อ"]
+
+
+@pytest.mark.parametrize("script", SENTENCES)
+def test_sentences_of_every_script_end_where_they_were_marked(script: str) -> None:
+    texts = list(permutations(SENTENCES[script], 3))[:20]
+    for sentences in texts:
+        text = "".join(sentences)
+        assert cut(text, sentence_ends(text)) == list(sentences)
+
+
+@pytest.mark.parametrize("script", WORDS)
+def test_words_without_spaces_end_where_they_were_marked(script: str) -> None:
+    for parts in list(permutations(WORDS[script], 3))[:20]:
+        text = "".join(parts)
+        assert cut(text, word_ends(text, 0, len(text) - 1)) == list(parts), parts

@@ -98,7 +98,7 @@ class Demo:
                 begin = time.monotonic()
                 results = await console.follow_questions(
                     lambda show: reader.aread(
-                        reference, questions=[each.question for each in document.questions], on_update=show
+                        reference, questions=[question.question for question in document.questions], on_update=show
                     )
                 )
                 seconds = time.monotonic() - begin
@@ -120,16 +120,16 @@ def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
     return f"read by {context.policy.name} {context.budget.chunk_tokens} tokens at a time"
 
 
-def is_right(answer: str | None, asked: PlantedQuestion) -> bool:
+def is_right(answer: str | None, question: PlantedQuestion) -> bool:
     """Whether an answer is the expected one, or the part of the planted statement that has it.
 
     Letter case, articles and punctuation do not count, as in evaluations.
     """
     from memagent_evaluation.scorers import contains, normalised  # noqa: PLC0415
 
-    said = normalised(answer or "")
-    return said == normalised(asked.answer) or (
-        contains(said, asked.answer) and contains(normalised(asked.statement), said)
+    words = normalised(answer or "")
+    return words == normalised(question.answer) or (
+        contains(words, question.answer) and contains(normalised(question.statement), words)
     )
 
 
@@ -137,11 +137,11 @@ def _print_as_json(document: PlantedDocument, results: Sequence[ReadResult], sec
     values = [
         {
             **result.to_dict(),
-            "expected": each.answer,
-            "depth": each.depth,
-            "right": is_right(result.answer, each),
+            "expected": question.answer,
+            "depth": question.depth,
+            "right": is_right(result.answer, question),
         }
-        for result, each in zip(results, document.questions, strict=True)
+        for result, question in zip(results, document.questions, strict=True)
     ]
     print_json({"results": values, "seconds": seconds})
 
@@ -155,13 +155,13 @@ def _print(
     from memagent_graph.cli.console import escape  # noqa: PLC0415
 
     right = 0
-    for result, each in zip(results, document.questions, strict=True):
-        ok = is_right(result.answer, each)
+    for result, question in zip(results, document.questions, strict=True):
+        ok = is_right(result.answer, question)
         right += ok
         table = Table.grid(padding=(0, 2))
-        table.add_row("[bold]question[/]", escape(each.question))
-        table.add_row("planted", f"{escape(each.statement)} [dim](at {each.depth:.0%})[/]")
-        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.answer)}[/]"
+        table.add_row("[bold]question[/]", escape(question.question))
+        table.add_row("planted", f"{escape(question.statement)} [dim](at {question.depth:.0%})[/]")
+        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(question.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         if result.chunks_read:
             table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
@@ -185,13 +185,17 @@ def _print(
 
 def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
     """Return the memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
-    read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
+    read = [
+        (update.chunk_index, update.memory)
+        for update in updates
+        if update.chunk_index is not None and not update.branch
+    ]
     spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
     cells = ["·"] * width
     for _, held in spans[1:]:
         cells[min(width - 1, held[0] * width // max(chunks, 1))] = "█"
-    said = ", ".join(f"{memory} (chunks {held[0]}-{held[-1]})" for memory, held in spans[-4:])
-    return f"{''.join(cells)}  {said}"
+    text = ", ".join(f"{memory} (chunks {held[0]}-{held[-1]})" for memory, held in spans[-4:])
+    return f"{''.join(cells)}  {text}"
 
 
 def register(app: typer.Typer) -> None:

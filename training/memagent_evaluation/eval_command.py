@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
@@ -31,7 +30,6 @@ from memagent_graph.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from memagent_evaluation.request import EvaluationRequest
-    from memagent_graph.prices import Prices
     from memagent_graph.settings import ReadSettings
 
 _FOLDER: Final = Path("memagent-eval")
@@ -52,12 +50,6 @@ class Eval(ReaderOptions, SamplingSettings):
         typer.Argument(metavar="TASKS", help="What to measure: tasks, suites; your own: path/to/file.py:Name."),
     ] = None
     list_names: Annotated[bool, typer.Option("--list", help="List the tasks, suites and systems.")] = False
-    plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan", help="Count documents, calls and tokens, and the price if prices are given; read nothing."
-        ),
-    ] = False
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -115,9 +107,6 @@ class Eval(ReaderOptions, SamplingSettings):
     ] = None
     price_in: PriceIn = None
     price_out: PriceOut = None
-    tokens_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="With --plan: how fast the server is, for the time.")
-    ] = None
     concurrency: Annotated[int, typer.Option(min=1, help="Questions, and requests, in flight.")] = 128
     max_questions: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
@@ -164,9 +153,6 @@ class Eval(ReaderOptions, SamplingSettings):
         with failures_told(as_json=self.as_json):
             prices = prices_of(self.price_in, self.price_out)
             evaluation = _evaluation(self, self.tasks)
-            if self.plan:
-                _print_plan(evaluation, prices, self.tokens_per_second, as_json=self.as_json)
-                return
             if not self.resume:
                 require_no_results(out)
             try:
@@ -240,21 +226,6 @@ def _judge(request: Eval) -> ReadSettings | None:
         timeout=request.timeout,
         retries=request.retries,
     ).resolve()
-
-
-def _print_plan(
-    evaluation: EvaluationRequest, prices: Prices | None, tokens_per_second: float | None, *, as_json: bool
-) -> None:
-    import asyncio  # noqa: PLC0415
-
-    from memagent_evaluation.planned_costs import plan_as_json, render_plan  # noqa: PLC0415
-    from memagent_evaluation.request import planned  # noqa: PLC0415
-
-    costs = asyncio.run(planned(evaluation))
-    if as_json:
-        print_json(plan_as_json(costs, prices=prices, tokens_per_second=tokens_per_second))
-    else:
-        sys.stdout.write(render_plan(costs, prices=prices, tokens_per_second=tokens_per_second))
 
 
 def _print_names(*, as_json: bool) -> None:

@@ -188,7 +188,7 @@ def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]
     """
     fact = _sentence(needle)
     reads = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
-    chunks = sorted(reads.values(), key=lambda each: each.start_char)
+    chunks = sorted(reads.values(), key=lambda update: update.start_char)
     characters = max((chunk.end_char for chunk in chunks), default=0)
     at = needle.depth * characters
     following = {chunk.start_char: chunk for chunk in chunks}

@@ -55,13 +55,6 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[
     return list(groups.items())
 
 
-def by_length(items: Sequence[_Item], row_of: Callable[[_Item], ResultRow]) -> list[tuple[str, list[_Item]]]:
-    """Items by their rows' length, with a label; at the end all of them, as "all"."""
-    ordered = sorted(items, key=lambda item: (row_of(item).unit, row_of(item).length))
-    groups = grouped(ordered, lambda item: labelled(row_of(item)))
-    return [*(groups if len(groups) > 1 else ()), *([("all", ordered)] if ordered else ())]
-
-
 def interval(value: Estimate) -> str:
     """Return an estimate in percent, for tables."""
     return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"

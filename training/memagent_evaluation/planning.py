@@ -13,9 +13,8 @@ from memagent_evaluation.sample_documents import sample_of
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.errors import BudgetError, EvaluationError
-from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.state import ReaderContext, UpdateRules
+from memagent_graph.reading.state import ReaderContext
 
 DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
@@ -159,7 +158,7 @@ def _checked(cell: PlanCell, unit: LengthUnit) -> list[int]:
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
 
 
-def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
+def decisive_settings(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
     """Return the settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
 
     Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
@@ -179,7 +178,7 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
             "prompts": context.prompts.fingerprint,
             "own_words_only": context.own_words_only,
             "boundary": context.boundary,
-            "rules": _rules_that_count(context.rules),
+            "rules": {name: getattr(value, "value", value) for name, value in asdict(context.rules).items()},
             **asdict(context.budget),
         },
         "tasks": {
@@ -188,21 +187,12 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
             "haystack": _described(tasks.haystack) if tasks.haystack else None,
             "data": _described(tasks.data) if tasks.data else None,
             "prompt_tokens": tasks.prompt_tokens,
-            # Left out if it is one, as older evaluations do not have it.
-            **({"questions_per_document": tasks.questions_per_document} if tasks.questions_per_document > 1 else {}),
+            "questions_per_document": tasks.questions_per_document,
         },
     }
 
 
-def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
-    """Without one that does nothing, as older evaluations do not have it."""
-    settings = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
-    if rules.rule_for(EventKind.INVENTED) is UpdateRule.ACCEPT:
-        del settings["invented"]
-    return settings
-
-
-def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
+def data_identities(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
     """For each of these tasks that reads data files, its name and its files.
 
     Raises:
@@ -215,4 +205,4 @@ def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tupl
 def _described(path: Path) -> str:
     """Return a file or folder by name and size: it may be moved, but not changed."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"
+    return f"{path.resolve().name}, {sum(file.stat().st_size for file in files)} bytes"

@@ -47,7 +47,7 @@ def compose(
     They are numbers, or with `in_english`: people, places, dates, colours, reasons.
     """
     generator = random.Random(seed)
-    asked, foreign = (_in_english if in_english else _numbers)(generator, questions)
+    chosen, foreign = (_in_english if in_english else _numbers)(generator, questions)
     paragraphs: list[str] = []
     length = 0
     for paragraph in python_prose():
@@ -56,7 +56,7 @@ def compose(
         paragraphs.append(paragraph)
         length += tokenizer.count(paragraph + "\n\n")
     depths = [(index + generator.uniform(0.2, 0.8)) / questions for index in range(questions)]
-    placed = list(zip(depths, [statement for statement, _, _ in asked], strict=True))
+    placed = list(zip(depths, [statement for statement, _, _ in chosen], strict=True))
     placed += [(generator.random(), statement) for statement in foreign]
     for depth, statement in sorted(placed, key=lambda item: -item[0]):
         paragraphs.insert(int(depth * len(paragraphs)), statement)
@@ -66,7 +66,7 @@ def compose(
         tokens=tokenizer.count(text),
         questions=tuple(
             PlantedQuestion(question, answer, statement, text.index(statement) / len(text))
-            for statement, question, answer in asked
+            for statement, question, answer in chosen
         ),
         foreign_facts=len(foreign),
     )
@@ -75,25 +75,25 @@ def compose(
 def _numbers(generator: random.Random, questions: int) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Statements with their questions and answers, and foreign statements."""
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
-    asked: list[Fact] = []
+    chosen: list[Fact] = []
     for _ in range(questions):
-        asked.append(facts.fact(exclude=frozenset(fact.entity.lower() for fact in asked)))
-    entities = frozenset(fact.entity.lower() for fact in asked)
-    foreign = [facts.near_miss(fact) for fact in asked]
+        chosen.append(facts.fact(exclude=frozenset(fact.entity.lower() for fact in chosen)))
+    entities = frozenset(fact.entity.lower() for fact in chosen)
+    foreign = [facts.near_miss(fact) for fact in chosen]
     foreign += [facts.fact(exclude=entities) for _ in range(3 * questions)]
-    return [(each.statement, each.question, each.value) for each in asked], [each.statement for each in foreign]
+    return [(fact.statement, fact.question, fact.value) for fact in chosen], [fact.statement for fact in foreign]
 
 
 def _in_english(generator: random.Random, questions: int) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Return the same of facts of many kinds, no two questions in a row of one."""
     facts = EnglishFacts(generator, held_out=True)
-    asked: list[EnglishFact] = []
-    while len(asked) < questions:
+    chosen: list[EnglishFact] = []
+    while len(chosen) < questions:
         fact = facts.fact()
-        if fact.relation.ask not in {each.relation.ask for each in asked[-3:]} and clear_of(asked)(fact):
-            asked.append(fact)
+        if fact.relation.ask not in {other.relation.ask for other in chosen[-3:]} and clear_of(chosen)(fact):
+            chosen.append(fact)
     # There are fewer words of some kinds, such as weekdays, than facts: a repeated word must not be an answer.
-    clear = clear_of(asked)
-    foreign = [next(filter(clear, iter(partial(facts.near_miss, fact), None))) for fact in asked]
+    clear = clear_of(chosen)
+    foreign = [next(filter(clear, iter(partial(facts.near_miss, fact), None))) for fact in chosen]
     foreign += [next(filter(clear, iter(facts.fact, None))) for _ in range(3 * questions)]
-    return [(each.statement, *facts.question(each)) for each in asked], [each.statement for each in foreign]
+    return [(fact.statement, *facts.question(fact)) for fact in chosen], [fact.statement for fact in foreign]

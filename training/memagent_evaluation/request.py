@@ -16,8 +16,7 @@ from typing import Any
 from memagent_evaluation.grading import Grader, judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
 from memagent_evaluation.markdown_tables import length_label
-from memagent_evaluation.planned_costs import PlannedCost, planned_costs
-from memagent_evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
+from memagent_evaluation.planning import check_plan, data_identities, decisive_settings, load_tasks, plan_of
 from memagent_evaluation.result_journal import (
     CHECKPOINTS,
     KEPT_DOCUMENTS,
@@ -120,20 +119,6 @@ async def carry_out(request: EvaluationRequest) -> EvaluationEnd:
                 shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
 
 
-async def planned(request: EvaluationRequest) -> list[PlannedCost]:
-    """Check everything, and count what would be asked; nothing is read, and nothing is written.
-
-    Raises:
-        EvaluationError, MissingExtraError, PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: like
-            `carry_out` before its first question.
-    """
-    # A store makes its folder only when a document is added.
-    async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
-        checked = await _check(request, reader)
-        strategies = {name: request.system(name, reader).strategy for name in request.systems}
-        return planned_costs(checked.plan, checked.tasks, strategies, await reader.aprepare())
-
-
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """A checked request."""
@@ -163,8 +148,8 @@ async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
     tasks = load_tasks(request.tasks, task_settings)
     plan = plan_of(request.systems, tasks, request.lengths, request.count, request.repeats)
     check_plan(plan, tasks, context, seed=request.seed)
-    plan = replace(plan, data=data_that_counts(request.tasks, task_settings), identities=tuple(identities))
-    return _Checked(plan, tasks, settings_that_count(context, task_settings))
+    plan = replace(plan, data=data_identities(request.tasks, task_settings), identities=tuple(identities))
+    return _Checked(plan, tasks, decisive_settings(context, task_settings))
 
 
 async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,16 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
+import regex
+
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.reasoning import extract_reply
+from memagent_graph.words import ends_with_particle, is_unspaced, normal_form, words
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
-_PUNCTUATION: Final = re.compile(f"[{re.escape(string.punctuation)}]")
+_PUNCTUATION: Final = regex.compile(rf"[\p{{P}}{re.escape(string.punctuation)}]")
 _OF_NUMBERS: Final = r"(?<!\w)-(?=\.?\d)|(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 """Minus signs and decimal points."""
 _OF_NAMES: Final = r"(?<=[^\W\d_])(?:\+{1,2}|\#)(?!\w)"
@@ -33,15 +37,11 @@ _MARKS: Final = frozenset("-./:+#")
 """Punctuation that may be left in a normal form, and then belongs to the word next to it."""
 _GROUPED: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
 """Numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
-_FIRST_WITHOUT_SPACES: Final = "\u2e80"
-"""From this code point on are East Asian scripts, which have no spaces between words."""
 _LAST_CHARACTERS: Final = 300
 """How far from the completion's end the paper looks for the box."""
 _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
 _MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
-_ROUGE_WORD: Final = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff]|[^\W\u2e80-\u9fff\uf900-\ufaff_]+")
-"""Letters and digits in a row; in scripts without spaces, each character."""
 _MARK_ANYWHERE: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
 
 
@@ -162,7 +162,7 @@ def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
 
 
 def normalised(text: str) -> str:
-    """Case folded, without ASCII punctuation and English articles, with single spaces: as in SQuAD.
+    """In its normal form, without punctuation and English articles, with single spaces: as in SQuAD, in all scripts.
 
     Unlike there, what distinguishes numbers and names is kept: sign, decimal point, slash, colon and hyphen between
     digits, and the marks of C++ and C#. A text of only punctuation and articles keeps them; "The" must not become equal
@@ -178,18 +178,19 @@ def parted(text: str, *, lists: bool = True) -> str:
     With `lists`, it also separates numbers, as in "12/7"; otherwise that is one fraction.
     """
     folded = _folded(text)
-    whole = _GROUPED.sub(lambda found: found[0].replace(",", ""), folded.replace("'", ""))
+    whole = _GROUPED.sub(lambda match: match[0].replace(",", ""), re.sub("['’]", "", folded))
     return _without_articles(_stripped(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
 
 
 def _folded(text: str) -> str:
-    return text.casefold().replace("\N{MINUS SIGN}", "-")
+    return normal_form(text).replace("\N{MINUS SIGN}", "-")
 
 
 def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
     """Return the text with `instead` for its punctuation, except `meant`."""
     places = {at for match in meant.finditer(text) for at in range(*match.span())}
-    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in places else instead, text)
+    stripped: str = _PUNCTUATION.sub(lambda match: match[0] if match.start() in places else instead, text)
+    return stripped
 
 
 def contains(text: str, gold: str) -> bool:
@@ -208,7 +209,8 @@ def _has_words(text: str, wanted: str) -> bool:
     at = text.find(wanted) if wanted else -1
     while at >= 0:
         end = at + len(wanted)
-        if not (_inside_word(text, at) or _inside_word(text, end)):
+        whole = not _inside_word(text, end) or ends_with_particle(text[at:].partition(" ")[0], len(wanted))
+        if whole and not _inside_word(text, at):
             return True
         at = text.find(wanted, at + 1)
     return False
@@ -220,9 +222,9 @@ def token_f1(text: str, gold: str) -> float:
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
     numbers.
     """
-    words, wanted = normalised(text).split(), normalised(gold).split()
-    shared = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
+    said, wanted = normalised(text).split(), normalised(gold).split()
+    shared = sum((Counter(said) & Counter(wanted)).values())
+    return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
 
 
 def _without_articles(text: str) -> str:
@@ -236,7 +238,8 @@ def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
 def _inside_word(text: str, at: int) -> bool:
     around = text[at - 1 : at + 1]
     return 0 < at < len(text) and all(
-        (character.isalnum() or character in _MARKS) and character < _FIRST_WITHOUT_SPACES for character in around
+        (character.isalnum() or character in _MARKS or unicodedata.combining(character)) and not is_unspaced(character)
+        for character in around
     )
 
 
@@ -244,13 +247,13 @@ def rouge_l(answer: str, wordings: Iterable[str]) -> float:
     """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
     1.
     """
-    words = _rouge_words(answer)
-    return max((_rouge_f1(words, _rouge_words(wording)) for wording in wordings), default=0.0)
+    said = words(answer)
+    return max((_rouge_f1(said, words(wording)) for wording in wordings), default=0.0)
 
 
-def _rouge_f1(words: Sequence[str], wanted: Sequence[str]) -> float:
-    common = _longest_common(words, wanted)
-    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+def _rouge_f1(said: Sequence[str], wanted: Sequence[str]) -> float:
+    common = _longest_common(said, wanted)
+    return 2 * common / (len(said) + len(wanted)) if common else 0.0
 
 
 def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
@@ -263,7 +266,3 @@ def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
         matching = row & places.get(word, 0)
         row = (row + matching | row - matching) & whole
     return len(first) - row.bit_count()
-
-
-def _rouge_words(text: str) -> list[str]:
-    return _ROUGE_WORD.findall(text.casefold())

@@ -10,7 +10,7 @@ Both are means of RULER's string match, in percent. `qa_1` and `qa_2` need data 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from memagent_evaluation.markdown_tables import grouped, interval, length_label, markdown
@@ -70,11 +70,11 @@ def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
 def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
     """Return the aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
-    for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
+    for title, scores in grouped(suite_scores(rows), lambda score: score.aggregate):
         lengths = sorted({score.length for score in scores})
         over = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
         table = [["system", *(length_label(length) for length in lengths), *over]]
-        for system, own in grouped(scores, lambda each: each.system):
+        for system, own in grouped(scores, lambda score: score.system):
             at = {score.length: score.score for score in own}
             cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]
             table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
@@ -84,16 +84,7 @@ def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
 
 def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """Return the aggregates, JSON-ready."""
-    return [
-        {
-            "aggregate": score.aggregate,
-            "system": score.system,
-            "length": score.length,
-            "score": None if score.score is None else {"mean": score.score.mean, "low": score.score.low,
-                                                      "high": score.score.high},
-        }
-        for score in suite_scores(rows)
-    ]  # fmt: skip
+    return [asdict(score) for score in suite_scores(rows)]
 
 
 def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:

@@ -95,7 +95,7 @@ class System(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _AttemptSettings:
     """The settings of one attempt's reader."""
 
     answer_tokens: int
@@ -116,7 +116,7 @@ class ReaderSystem:
         self.name = name
         self.strategy = strategy or reader.strategy
         self._reader = reader
-        self._readers: dict[_Asking, MemAgent] = {}
+        self._readers: dict[_AttemptSettings, MemAgent] = {}
 
     async def identity(self) -> str:
         """Return the strategy's name, and hashes of the strategy and of its prompts.
@@ -143,7 +143,7 @@ class ReaderSystem:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
                 question.
         """
-        reader = await self._reader_for(_Asking(answer_tokens, least_answer_tokens, repeat))
+        reader = await self._reader_for(_AttemptSettings(answer_tokens, least_answer_tokens, repeat))
         began = time.monotonic()
         try:
             if (result := await self._resumed(reader, document, question, run_id)) is None:
@@ -155,24 +155,24 @@ class ReaderSystem:
             return await self._does_not_fit(reader, error)
         return _attempt(result, logged=reader.run_log is not None)
 
-    async def _reader_for(self, asking: _Asking) -> MemAgent:
+    async def _reader_for(self, settings: _AttemptSettings) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
-        if asking not in self._readers:
-            choices: dict[str, Any] = {"answer_tokens": asking.answer_tokens}
+        if settings not in self._readers:
+            choices: dict[str, Any] = {"answer_tokens": settings.answer_tokens}
             if self.name != READER:
-                choices["strategy"] = self._strategy_for(asking)
+                choices["strategy"] = self._strategy_for(settings)
             seed = (await self._reader.aprepare()).sampling.seed
-            if asking.repeat and seed is not None:
-                choices["seed"] = seed + asking.repeat * _SEEDS_APART
-            self._readers[asking] = self._reader.copy(checkpoints=checkpointer, **choices)
-        return self._readers[asking]
+            if settings.repeat and seed is not None:
+                choices["seed"] = seed + settings.repeat * _SEEDS_APART
+            self._readers[settings] = self._reader.copy(checkpoints=checkpointer, **choices)
+        return self._readers[settings]
 
-    def _strategy_for(self, asking: _Asking) -> Strategy | str:
+    def _strategy_for(self, settings: _AttemptSettings) -> Strategy | str:
         """Return the way of reading, by its name if it has one, so that `memagent resume` makes the same reader."""
         if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
             return self.strategy
-        if isinstance(self.strategy, FullContext) and asking.least_answer_tokens:
-            return f"{self.name}:least_answer_tokens={asking.least_answer_tokens}"
+        if isinstance(self.strategy, FullContext) and settings.least_answer_tokens:
+            return f"{self.name}:least_answer_tokens={settings.least_answer_tokens}"
         return self.name
 
     async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:

@@ -2,21 +2,7 @@
 
 `datasets.load_dataset("parquet", data_files=...)` reads it; so do pandas, Polars and DuckDB.
 
-column                  type                what it is
-run_id                  string
-run_events              string (JSON)       list of events of no conversation: edited memories, withdrawn rewards
-run_rewards             list<struct>        name, value, source, time, note; oldest first
-run_began, question ... see `RunRecord`     its attributes under their names, or with `run_` before those that
-                                            conversations have too; `document`, `settings` and `run_trace` are JSON
-conversation            int64               its row in the original log: what `RunLog.reward` takes
-position ... trace      see `Conversation`  its attributes under their names; `sampling`, `trace` and `events` are JSON
-reads                   list<struct>        the chunks in its prompt
-parents                 list<string>        the steps whose output was in its prompt
-prompt_token_ids        list<uint32>        null if the policy did not return them
-token_ids               list<uint32>        of the completion; likewise
-logprobs                list<float>         one per completion token; likewise
-rewards                 list<struct>        the conversation's own, as `run_rewards`
-escaped                 list<string>        see below
+docs/reference/tables.md lists the columns; `scripts/write_tables.py` writes it.
 
 A run without conversations has one row, in which `conversation` and all columns after it are null. The wording of
 prompts by fingerprint, of which there are few for any number of runs, is JSON in the file's key-value metadata
@@ -55,7 +41,7 @@ _OF_RUN: Final = {
 }
 """The attributes of `RunRecord` by their columns."""
 _REWARDS: Final = Column("", "rewards")
-_COLUMNS: Final = {
+COLUMNS: Final = {
     **{name: column for name, (_, column) in _OF_RUN.items()},
     "run_events": columns_of(Conversation)["events"],
     "run_rewards": _REWARDS,
@@ -69,7 +55,7 @@ _REWARD: Final = {
 }
 _METADATA: Final = "memagent."
 _FORMAT: Final = "memagent-runs"
-_VERSION: Final = f"{_FORMAT} {zlib.crc32(repr([(name, _COLUMNS[name].arrow) for name in _COLUMNS]).encode()):08x}"
+_VERSION: Final = f"{_FORMAT} {zlib.crc32(repr([(name, COLUMNS[name].arrow) for name in COLUMNS]).encode()):08x}"
 _ROW_GROUP_ROWS: Final = 4096
 _ROW_GROUP_NUMBERS: Final = 1 << 21
 """About how many ids and log-probs are in a row group: 8 MB before compression."""
@@ -100,7 +86,7 @@ class ParquetWriter:
             compression="zstd",
             compression_level=_LEVEL,
             data_page_size=_PAGE_BYTES,
-            use_dictionary=[name for name in _COLUMNS if name not in NUMBERS],
+            use_dictionary=[name for name in COLUMNS if name not in NUMBERS],
             column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
         )
         self._templates: dict[str, Mapping[str, str]] = {}
@@ -141,7 +127,7 @@ class ParquetWriter:
     def _begin_group(self) -> None:
         self._rows = self._characters = 0
         self._numbers = {name: _Numbers(kind) for name, kind in NUMBERS.items()}
-        self._group: dict[str, Any] = {name: self._numbers.get(name, []) for name in _COLUMNS}
+        self._group: dict[str, Any] = {name: self._numbers.get(name, []) for name in COLUMNS}
 
     def _end_group(self) -> None:
         if not self._rows:
@@ -207,7 +193,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         raise RunLogError(
             f"{source} was exported by another version of this package", hint="Export it again with this one."
         )
-    if missing := _COLUMNS.keys() - set(parquet.schema_arrow.names):
+    if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
     groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
     if any(group.total_byte_size > _LARGEST_ROW_GROUP_BYTES for group in groups):
@@ -215,7 +201,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
     for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
-        for row in batch.select(list(_COLUMNS)).cast(_schema(pa)).to_pylist():
+        for row in batch.select(list(COLUMNS)).cast(_schema(pa)).to_pylist():
             if rows and rows[-1]["run_id"] != row["run_id"]:
                 yield _run(rows, templates)
                 rows = []
@@ -249,7 +235,7 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
 def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
     return {
         **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _OF_RUN.items()},
-        "run_events": _COLUMNS["run_events"].export(tuple(run.events)),
+        "run_events": COLUMNS["run_events"].export(tuple(run.events)),
         "run_rewards": list(map(_reward_values, rewards)),
     }
 
@@ -299,7 +285,7 @@ def _schema(pa: Any) -> Any:
         "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
     }
     return pa.schema(
-        [(name, lists.get(column.arrow) or pa.type_for_alias(column.arrow)) for name, column in _COLUMNS.items()]
+        [(name, lists.get(column.arrow) or pa.type_for_alias(column.arrow)) for name, column in COLUMNS.items()]
     )
 
 

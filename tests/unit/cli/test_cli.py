@@ -405,7 +405,9 @@ def test_doctor_finds_a_healthy_server_healthy() -> None:
     findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0, done.stdout
     assert set(findings.values()) == {"ok"}
-    assert {"server", "model", "window", "budget", "completion", "token ids", "tokenizer"} == set(findings)
+    assert {"server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt"} == set(
+        findings
+    )
 
 
 def test_doctor_finds_what_is_wrong() -> None:

@@ -213,7 +213,7 @@ def test_questions_share_a_document_where_that_is_asked_for(tmp_path) -> None:
         memagent(*base, "-n", 3, "--questions-per-document", 3)
         memagent(*base, "-n", 6, "--questions-per-document", 3, "--resume")
         refused = memagent(*base, "-n", 6, "--resume", code=7)
-    assert "tasks.questions_per_document is not set and was 3" in refused.stderr
+    assert "tasks.questions_per_document is 1 and was 3" in refused.stderr
     results = load_results(out)
     assert (len(results.rows), results.missing) == (12, 0)
     assert results.settings["tasks"]["questions_per_document"] == 3
@@ -442,24 +442,6 @@ def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_m
     assert "--out" in refused.stderr
 
 
-def test_a_plan_counts_what_would_be_asked_and_asks_and_writes_nothing(task, tmp_path) -> None:
-    with FakeServer(respond) as server:
-        options = ["--base-url", server.base_url, *SMALL, "--lengths", "200,20k", "-n", 4, "--out", tmp_path / "out",
-                   "--systems", "memagent,full_context", "--plan", "--tokens-per-second", 100]  # fmt: skip
-        told = json.loads(memagent("eval", task, *options, "--price-in", 1, "--price-out", 2, "--json").stdout)
-        done = memagent("eval", task, *options)
-        assert server.requests == []
-    assert not (tmp_path / "out").exists()
-    found = {(each["system"], each["length"]): each for each in told["plan"]}
-    assert found["memagent", 200]["chunks"] == 4 * 2
-    assert found["full_context", 20480]["calls"] == 0
-    total = told["total"]
-    assert told["price"] == pytest.approx((total["prompt_tokens"] + 2 * total["completion_tokens"]) / 1e6)
-    assert "| keys | 20K tokens | full_context | 4 | 0 | 0 | 0 | 0 | 0 | 0:00:00 |" in done.stdout
-    refused = memagent("eval", task, *options, "--price-in", 1, code=7)
-    assert "Give both, --price-in and --price-out" in refused.stderr
-
-
 @pytest.mark.usefixtures("without_plots")
 def test_samples_are_drawn_repeatedly_graded_by_another_model_and_priced(task, tmp_path) -> None:
     out = tmp_path / "out"
@@ -495,5 +477,5 @@ def test_suites_are_named_and_stand_for_their_tasks() -> None:
     listed = json.loads(memagent("eval", "--list", "--json").stdout)
     assert len(listed["suites"]["ruler"]) == 13
     assert "  ruler: niah_single_1, " in memagent("eval", "--list").stdout
-    refused = memagent("eval", "ruler", "--model", "embedded", "--plan", "--data", "nowhere.json", code=7)
+    refused = memagent("eval", "ruler", "--model", "embedded", "--data", "nowhere.json", code=7)
     assert "nowhere.json" in refused.stderr

@@ -61,7 +61,7 @@ async def test_each_finds_a_fact_in_a_document_that_fits(policy, tmp_path) -> No
 
 
 async def test_those_that_look_for_it_find_it_beyond_the_window(policy, tmp_path) -> None:
-    made = await attempts(policy, tmp_path, " ".join([*prose(25), FACT, *prose(50)[25:]]))
+    made = await attempts(policy, tmp_path, " ".join([*prose(12), FACT, *prose(24)[12:]]))
     assert made["full_context"].outcome is QuestionOutcome.DOES_NOT_FIT
     for name in ("memagent", "retrieval", "refine", "map_reduce", "parallel", "segments"):
         assert made[name].answer == "48213", name

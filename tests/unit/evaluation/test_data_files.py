@@ -423,7 +423,7 @@ def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
 # Lengths
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
 def test_a_tasks_own_lengths_take_in_every_example_once_in_the_files_order(tmp_path_factory, own) -> None:
     path = tmp_path_factory.mktemp("lengths") / "v.jsonl"
@@ -465,7 +465,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=35)
+@settings(max_examples=15)
 @given(
     st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=4), min_size=1, max_size=5),
     st.sampled_from([None, 0, 3]),

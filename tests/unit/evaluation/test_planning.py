@@ -14,9 +14,9 @@ from memagent_evaluation.planning import (
     DEFAULT_LENGTHS,
     check_plan,
     completion_tokens,
+    decisive_settings,
     parse_lengths,
     plan_of,
-    settings_that_count,
 )
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.samples import LengthUnit
@@ -136,5 +136,5 @@ async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
 
 async def test_how_long_answers_may_be_decides_on_rows(make_reader) -> None:
     context = await make_reader().aprepare()
-    settings = settings_that_count(context, TaskSettings(context.tokenizer))
+    settings = decisive_settings(context, TaskSettings(context.tokenizer))
     assert settings["reader"]["answer_tokens"] == context.budget.answer_tokens

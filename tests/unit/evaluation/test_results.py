@@ -53,7 +53,7 @@ def begun(folder: Path, *rows) -> ResultJournal:
 
 
 @given(st.lists(ROWS, max_size=6))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_every_row_comes_back_from_journal_and_parquet_as_it_was(tmp_path_factory, rows) -> None:
     folder = tmp_path_factory.mktemp("results")
     with begun(folder, *rows) as journal:
@@ -65,7 +65,7 @@ def test_every_row_comes_back_from_journal_and_parquet_as_it_was(tmp_path_factor
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(tmp_path_factory, data) -> None:
     folder = tmp_path_factory.mktemp("cut")
     rows = [row(index=0), row(index=1), row("refine"), failed("refine", index=1)]

@@ -74,7 +74,7 @@ def test_wilsons_interval_covers_the_truth_in_95_of_100_evaluations() -> None:
         assert covered == pytest.approx(0.95, abs=0.02)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @example([6.66e-09])
 @given(scores)
 def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) -> None:
@@ -206,7 +206,7 @@ def test_comparing_the_other_way_round_turns_every_sign_and_nothing_else(pairs) 
     assert there.test is Test.MCNEMAR
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=30))
 def test_comparing_fractional_scores_is_symmetric_too(pairs) -> None:
     a, b = by_id(x for x, _ in pairs), by_id(y for _, y in pairs)

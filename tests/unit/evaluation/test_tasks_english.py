@@ -15,7 +15,7 @@ from memagent_graph.tokenizers import load_tokenizer
 TOKENIZER = load_tokenizer("embedded")
 
 
-def samples_of(name, count=24, length=4000, **settings):
+def samples_of(name, count=10, length=2000, **settings):
     task = load_task(name, TaskSettings(TOKENIZER, **settings))
     return [task.sample(length, index) for index in range(count)]
 
@@ -86,11 +86,10 @@ def facts_in(text, facts):
     return [fact for statement, fact in facts.items() if statement in text]
 
 
-@pytest.mark.parametrize("questions", [1, 6])
 @pytest.mark.parametrize("name", ["english_fact", "english_new", "english_absent"])
-def test_nothing_but_the_evidence_answers(name, questions, stated):
+def test_nothing_but_the_evidence_answers(name, stated):
     facts, asked = stated
-    for sample in samples_of(name, count=24, length=12_000, questions_per_document=questions):
+    for sample in samples_of(name, count=12, length=6000, questions_per_document=6):
         relation, named = asked[sample.question]
         own = {needle.text for needle in sample.needles}
         others = [each for each in facts_in("".join(sample.text()), facts) if each.statement not in own]
@@ -101,7 +100,7 @@ def test_nothing_but_the_evidence_answers(name, questions, stated):
 @pytest.mark.parametrize("name", ["english_hop_2", "english_hop_3_backward", "english_list"])
 def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations(name, stated):
     facts, _ = stated
-    for sample in samples_of(name, count=30, length=6000, questions_per_document=6):
+    for sample in samples_of(name, count=12, length=4000, questions_per_document=6):
         own = {needle.text for needle in sample.needles}
         found = facts_in("".join(sample.text()), facts)
         known = {(each.relation.name, each.subject) for each in found if each.statement in own}
@@ -113,7 +112,7 @@ def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations
 
 
 def test_what_is_to_be_listed_is_listed_once_however_many_ask():
-    for sample in samples_of("english_list", count=16, length=9000, questions_per_document=16):
+    for sample in samples_of("english_list", count=16, length=5000, questions_per_document=16):
         assert len({*sample.gold}) == len(sample.gold) == 3
 
 
@@ -143,7 +142,7 @@ FIRST_NAMES = {name for held_out in (True, False) for name in words("first_names
 
 
 def test_the_split_for_training_has_none_of_the_people_and_towns_that_are_held_out():
-    to_train_on, to_measure = samples_of("english_fact:held_out=no", count=60), samples_of("english_fact", count=60)
+    to_train_on, to_measure = (samples_of(f"english_fact{split}", 60, length=400) for split in (":held_out=no", ""))
     first_names = {name.split()[0] for name in people_in(to_train_on)}
     assert len(first_names) > 10
     assert not first_names & {name.split()[0] for name in people_in(to_measure)}
@@ -168,8 +167,8 @@ def test_relations_of_a_file_are_asked_for_too(tmp_path):
     asked = [sample.question for sample in samples_of(f"english_fact:held_out=no:facts={file}", count=120, length=600)]
     assert any(question.endswith("tune?") for question in asked)
     elsewhere = shutil.copy(file, tmp_path / "the_same.toml")
-    moved = samples_of(f"english_fact:held_out=no:facts={elsewhere}", count=120, length=600)
-    assert [sample.question for sample in moved] == asked, "what is asked depends on where the file is"
+    moved = samples_of(f"english_fact:held_out=no:facts={elsewhere}", count=10, length=600)
+    assert [sample.question for sample in moved] == asked[:10], "what is asked depends on where the file is"
 
 
 @pytest.mark.parametrize("content", [None, "no toml", "[[relations]]\nname = 'incomplete'\n"])
@@ -181,10 +180,9 @@ def test_a_file_without_facts_is_refused(content, tmp_path):
         load_task(f"english_fact:facts={file}", TaskSettings(TOKENIZER))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_in_the_demonstration_one_fact_answers_each_of_many_questions(seed, stated):
+def test_in_the_demonstration_one_fact_answers_each_of_many_questions(stated):
     facts, asked = stated
-    document = compose(TOKENIZER, tokens=5000, questions=50, seed=seed, in_english=True)
+    document = compose(TOKENIZER, tokens=5000, questions=50, seed=0, in_english=True)
     planted = facts_in(document.text, facts)
     for each in document.questions:
         relation, named = asked[each.question]

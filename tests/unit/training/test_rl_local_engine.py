@@ -13,6 +13,7 @@ from support.rl_loops import SETTINGS, Recorder, small_job
 
 from memagent_graph import LocalPolicy, MemAgentError, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.policy import Message
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
@@ -29,6 +30,16 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     watcher = Recorder()
     finished = run(job, watcher)
     assert (finished.steps, watcher.ways) == (2, ["local"] * 3)
+    card = (job.out / "README.md").read_text()
+    for words in (
+        "| base | embedded",
+        "| reward | strict |",
+        "niah_multikey_2",
+        "after 0 iterations",
+        "after 2 iterations",
+    ):
+        assert words in card, words
+    assert "None" not in card
     log = RunLog(job.out / "runs.sqlite")
     versions = {each.policy_version for record in log.runs() for each in log.conversations(record.run_id)}
     assert versions == {"iteration-0", "iteration-1"}
@@ -40,7 +51,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
 
 
 async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution() -> None:
-    prompt = [{"role": "user", "content": "Where is the harbor?"}]
+    prompt: list[Message] = [{"role": "user", "content": "Where is the harbor?"}]
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
     own, processed = [
         await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, sampling)

@@ -350,6 +350,9 @@ def test_unknown_presets_and_settings_are_refused_with_what_is_near(tmp_path) ->
         make_config("dapo", {"lr_scheduler_type": "wavy"}, tmp_path)
     with pytest.raises(TrainingError, match="no use here"):
         make_config("dapo", parse_settings(["use_vllm=true"]), tmp_path)
+    for idle in ("num_generations=8", "top_p=0.9", "vllm_importance_sampling_cap=3", "use_liger_kernel=true"):
+        with pytest.raises(TrainingError, match=rf"{idle.partition('=')[0]} has no effect here"):
+            make_config("dapo", parse_settings([idle]), tmp_path)
 
 
 def test_every_decisive_setting_exists(tmp_path) -> None:

@@ -110,8 +110,8 @@ class RL(WordingSettings):
     reward: Annotated[
         str,
         typer.Option(
-            help="strict, lenient, string_match, token_f1, evidence_f2 or longrlvr; or your own, as module:function or "
-            "file.py:function."
+            help="strict, lenient, string_match, token_f1, memagent_released, evidence_f2 or longrlvr; or your own, as "
+            "module:function or file.py:function."
         ),
     ] = "strict"
     evidence_share: Annotated[

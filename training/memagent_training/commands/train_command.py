@@ -64,9 +64,9 @@ class Train:
     reward: Annotated[
         str,
         typer.Option(
-            help="A logged reward's name; with --gold boxed_exact_match, lenient_match, token_f1, string_match, "
-            "string_match_part, evidence_f2, longrlvr or exit_in_time; or your own, as module:function or "
-            "file.py:function."
+            help="A logged reward's name; with --gold exact_match, boxed_exact_match, lenient_match, token_f1, "
+            "string_match, string_match_part, evidence_f2, longrlvr, exit_in_time or memagent_released; or your own, "
+            "as module:function or file.py:function."
         ),
     ] = "reward"
     step_reward: Annotated[
@@ -109,6 +109,13 @@ class Train:
         False
     )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the rows that would be trained on to this Parquet file (ids, mask, log-probs, group, "
+            "advantage, weight), for another trainer; train nothing."
+        ),
+    ] = None
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -117,7 +124,9 @@ class Train:
         with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
             require_extra()
             prepared = _prepared(self)
-            if self.dry_run:
+            if self.rows is not None:
+                _write_rows(prepared, self.rows)
+            elif self.dry_run:
                 _show_plan(prepared, as_json=self.as_json)
             else:
                 _show_policy(_trained(prepared), as_json=self.as_json)
@@ -167,6 +176,16 @@ def _prepared(request: Train) -> PreparedJob:
     elif request.resume:
         typer.echo(f"there is no whole checkpoint in {request.out}; beginning with step 0", err=True)
     return prepared
+
+
+def _write_rows(prepared: PreparedJob, path: Path) -> None:
+    from memagent_training.job.row_export import write_rows  # noqa: PLC0415
+
+    if is_main_process():
+        typer.echo(
+            f"{write_rows(prepared.schedule, path):,} rows of {prepared.schedule.steps_per_pass} steps", err=True
+        )
+        typer.echo(str(path))
 
 
 def _trained(prepared: PreparedJob) -> TrainedPolicy:

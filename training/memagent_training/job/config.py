@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -59,6 +59,21 @@ _FIXED: dict[str, tuple[object, str]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
 }
 """TRL's options that must stay unchanged, and what to use instead."""
+_WITH_EFFECT: Final = frozenset(
+    {
+        "accelerator_config", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "cast_lm_head_to_fp32", "data_seed",
+        "ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_timeout", "debug", "deepspeed",
+        "disable_tqdm", "epsilon_high", "fp16", "fsdp", "fsdp_config", "full_determinism", "gradient_checkpointing",
+        "gradient_checkpointing_kwargs", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy",
+        "hub_token", "ignore_data_skip", "log_level", "log_level_replica", "log_on_each_node", "logging_first_step",
+        "logging_nan_inf_filter", "logging_strategy", "lr_scheduler_kwargs", "max_steps", "model_init_kwargs",
+        "num_train_epochs", "optim", "optim_args", "optim_target_modules", "output_dir", "project", "push_to_hub",
+        "report_to", "router_aux_loss_coef", "run_name", "save_on_each_node", "save_strategy", "seed", "tf32",
+        "torch_compile", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "trackio_space_id",
+        "use_cpu",
+    }
+)  # fmt: skip
+"""The settings of TRL and transformers that have an effect here, besides those that this config declares."""
 _LEAST = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
@@ -147,6 +162,11 @@ class MultiConvDAPOConfig(GRPOConfig):
     """The maximum mean absolute difference per token, in nats, between logged and recomputed log-probs. If it is
     larger, training does not begin: the runs are another model's. From 0.02 on there is a warning: vLLM in float32
     differs by 2e-6, a policy in int8 by 0.05."""
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the settings that have an effect, and those that must stay as they are."""
+        return sorted({*cls.__annotations__, *_WITH_EFFECT, *_FIXED} & cls.__dataclass_fields__.keys())
 
     def __post_init__(self) -> None:
         # TRL's batches of prompts; the smallest that it accepts. What is forwarded is planned from token_budget.

@@ -6,7 +6,6 @@ A preset is the name of one that comes with the package, or the path of a file o
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,12 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
     settings = {**read_preset(name), **changes}
-    known = {each.name for each in dataclasses.fields(MultiConvDAPOConfig) if each.init}
+    known = MultiConvDAPOConfig.names()
     for setting in settings:
         if setting not in known:
-            hint = did_you_mean(setting, known) or "See MultiConvDAPOConfig."
-            raise TrainingError(f"There is no setting {setting!r}", hint=hint)
+            is_idle = setting in MultiConvDAPOConfig.__dataclass_fields__
+            what = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
+            raise TrainingError(what, hint=did_you_mean(setting, known, f"There are: {', '.join(known)}."))
     return MultiConvDAPOConfig(**{setting: _number(setting, value) for setting, value in settings.items()})
 
 

@@ -212,6 +212,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             print(f"step {step} skipped: loss or gradient are not finite", flush=True)
         return True
 
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Write nothing: TRL's card would be about another method; `policy_card` writes the policy's."""
+
     def floating_point_ops(self, inputs: Any) -> int:
         """FLOPs for the log: 6 per weight and forwarded token, without attention."""
         step = self._scheduled_step()

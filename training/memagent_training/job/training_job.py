@@ -22,13 +22,14 @@ from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
-from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction
+from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
 from memagent_training.data.rollouts import STEP
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.job.memory_estimate import lora_of_rank
+from memagent_training.job.policy_card import write_card
 from memagent_training.job.saved_policy import save_policy
 from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -195,6 +196,15 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
     trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     adapter = save_policy(trainer, base, job.out, lora_rank=job.lora_rank)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    if trainer.accelerator.is_main_process:
+        report, reward = prepared.replay.report, job.reward
+        facts = {
+            "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
+            "reward": reward if isinstance(reward, str) else name_of(reward),
+            "preset": str(job.preset),
+            "optimizer steps": f"{trainer.state.global_step:,}",
+        }
+        write_card(job.out, base, facts, logged)
     return TrainedPolicy(job.out, adapter, trainer.state.global_step, logged[-1] if logged else {})
 
 

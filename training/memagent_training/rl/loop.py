@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from transformers import PrinterCallback, TrainerCallback
 
 from memagent_graph.concurrency.background import run_sync
+from memagent_training.data.reward_functions import name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.memory_estimate import lora_of_rank
+from memagent_training.job.policy_card import write_card
 from memagent_training.job.saved_policy import save_policy
 from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
@@ -89,12 +91,32 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
         if is_main:
             source.measure_at_end(reached)
         save_policy(trainer, prepared.base, job.out, lora_rank=job.lora_rank)
+        if is_main:
+            write_card(job.out, prepared.base, _facts(prepared, source.journal, reached), trainer.state.log_history)
     finally:
         source.close()
     watcher.ends(reason)
     return Finished(
         job.out, trainer.state.global_step, reason, tuple(source.journal.measurements), source.best.folder_if_any
     )
+
+
+def _facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> dict[str, str]:
+    """For the policy's card."""
+    job = prepared.job
+    facts = {
+        "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
+        "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
+        "reward": job.reward if isinstance(job.reward, str) else name_of(job.reward),
+        "preset": str(job.preset),
+    }
+    for measurement in journal.measurements:
+        if measurement.iteration in {0, reached}:
+            way = f"at temperature {measurement.temperature:g}{', as it is used' if measurement.as_used else ''}"
+            name = f"accuracy on held-out questions after {measurement.iteration} iterations, {way}"
+            lengths = measurement.accuracy.items()
+            facts[name] = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in lengths)
+    return facts
 
 
 class _Source:

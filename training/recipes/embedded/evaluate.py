@@ -66,8 +66,8 @@ class ReadOutcome:
 
     def expected_at(self, step: int) -> str:
         """Return the expected memory."""
-        found = self.question.value if step == self.question.fact_chunk else None
-        return self.memory if self.memory != EMPTY else found or EMPTY
+        value = self.question.value if step == self.question.fact_chunk else None
+        return self.memory if self.memory != EMPTY else value or EMPTY
 
     def overwrite(self, step: int, reply: str, score: float) -> None:
         """Add a reply; `score` is the log of the probability to sample the expected one."""
@@ -85,7 +85,7 @@ class ReadOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplyRequest:
     """The end of a prompt, the expected reply, and how the reply is chosen."""
 
     prompt: list[int]
@@ -120,7 +120,7 @@ class Reader:
         chances = (logits / temperature).softmax(-1)
         return cast("list[int]", torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist())
 
-    def complete(self, trunk: list[int], asked: Sequence[Asked]) -> list[tuple[str, float]]:
+    def complete(self, trunk: list[int], requests: Sequence[ReplyRequest]) -> list[tuple[str, float]]:
         """Return the policy's replies to prompts that share a trunk (which may be empty).
 
         Each with the log of the probability that sampling gives the expected one.
@@ -128,32 +128,32 @@ class Reader:
         sharing: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
         """Readers with the same prompt; those of the same temperature each have their own samples."""
         alike: Counter[tuple[tuple[int, ...], float]] = Counter()
-        for number, each in enumerate(asked):
-            prompt = tuple(each.prompt)
-            sharing[prompt, alike[prompt, each.temperature]].append(number)
-            alike[prompt, each.temperature] += 1
+        for number, request in enumerate(requests):
+            prompt = tuple(request.prompt)
+            sharing[prompt, alike[prompt, request.temperature]].append(number)
+            alike[prompt, request.temperature] += 1
         begun: dict[int, list[int]] = {}
         scores: dict[int, float] = {}
         groups = list(sharing.values())
         for start in range(0, len(groups), MOST_BRANCHES):
             group = groups[start : start + MOST_BRANCHES]
-            firsts = [asked[numbers[0]] for numbers in group]
-            branches = [RowBranch.of(each.prompt, each.expected, bool(trunk), "read", 1.0) for each in firsts]
+            firsts = [requests[numbers[0]] for numbers in group]
+            branches = [RowBranch.of(first.prompt, first.expected, bool(trunk), "read", 1.0) for first in firsts]
             logits = self.logits(Row(trunk or [0], branches))
-            for numbers, first, found in zip(group, firsts, logits, strict=True):
+            for numbers, first, row in zip(group, firsts, logits, strict=True):
                 for number in numbers:
-                    begun[number] = self._agreed(asked[number], found)
-                    scores[number] = _log_probability(found, first.expected, asked[number].temperature)
+                    begun[number] = self._agreed(requests[number], row)
+                    scores[number] = _log_probability(row, first.expected, requests[number].temperature)
         open_ended = [number for number, ids in begun.items() if self._is_open(ids)]
         for start in range(0, len(open_ended), MOST_BRANCHES):
             part = open_ended[start : start + MOST_BRANCHES]
-            prompts = [trunk + asked[number].prompt for number in part]
-            self._go_on(prompts, [begun[number] for number in part], [asked[number].temperature for number in part])
-        return [(self._text(begun[number]), scores[number]) for number in range(len(asked))]
+            prompts = [trunk + requests[number].prompt for number in part]
+            self._go_on(prompts, [begun[number] for number in part], [requests[number].temperature for number in part])
+        return [(self._text(begun[number]), scores[number]) for number in range(len(requests))]
 
-    def _agreed(self, asked: Asked, logits: torch.Tensor) -> list[int]:
+    def _agreed(self, request: ReplyRequest, logits: torch.Tensor) -> list[int]:
         """Return the policy's choices up to the first token that differs from the expected reply."""
-        chosen, expected = self.choose(logits, asked.temperature), asked.expected
+        chosen, expected = self.choose(logits, request.temperature), request.expected
         agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))
         return chosen[: min(agreed + 1, LONGEST_REPLY)]
 
@@ -175,7 +175,7 @@ class Reader:
         while any(map(self._is_open, begun)):
             kept = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
             out = self.policy(tokens, attention_mask=mask, position_ids=positions, **kept)
-            chosen = [self.choose(*each)[0] for each in zip(out.logits, temperatures, strict=True)]
+            chosen = [self.choose(*pair)[0] for pair in zip(out.logits, temperatures, strict=True)]
             for ids, token in zip(begun, chosen, strict=True):
                 if self._is_open(ids):
                     ids.append(token)
@@ -199,19 +199,21 @@ class Reader:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
             for chunk, reading in by_chunk.items():
-                asked = []
+                requests = []
                 for reader in reading:
                     prompt = self.form.question(chunk, reader.memory, reader.question.problem)
-                    asked.append(Asked(prompt, self.form.reply(reader.expected_at(step)), reader.temperature))
-                for reader, (reply, score) in zip(reading, self.complete(self.form.trunk(chunk), asked), strict=True):
+                    requests.append(ReplyRequest(prompt, self.form.reply(reader.expected_at(step)), reader.temperature))
+                for reader, (reply, score) in zip(
+                    reading, self.complete(self.form.trunk(chunk), requests), strict=True
+                ):
                     kept = not guarded or self._is_shown(reply, chunk, reader)
                     reader.overwrite(step, reply if kept else reader.memory, score)
         left = [reader for reader in readers if reader.lost_at is None]
-        asked = []
+        requests = []
         for reader in left:
             prompt = self.form.answer_prompt(reader.memory, reader.question.problem)
-            asked.append(Asked(prompt, self.form.boxed(reader.memory), reader.temperature))
-        for reader, (answer, _) in zip(left, self.complete([], asked), strict=True):
+            requests.append(ReplyRequest(prompt, self.form.boxed(reader.memory), reader.temperature))
+        for reader, (answer, _) in zip(left, self.complete([], requests), strict=True):
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
         return ways
 
@@ -263,8 +265,8 @@ def table_row(setting: Setting, temperature: float, outcomes: list[ReadOutcome],
     def share(group: list[ReadOutcome]) -> str:
         if not group:
             return "-"
-        found = wilson(sum(outcome.right for outcome in group), len(group))
-        return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}] n={found.n}"
+        share = wilson(sum(outcome.right for outcome in group), len(group))
+        return f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}] n={share.n}"
 
     cells = [
         str(setting.chunks),
@@ -316,14 +318,14 @@ def main() -> None:
         for kind in arguments.settings:
             setting = Setting(chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.boundary)
             clock = time.perf_counter()
-            given = {"temperature": arguments.temperature, "seed": arguments.seed}
-            outcomes = measure(reader, prose, setting, arguments.questions, **given)
+            options = {"temperature": arguments.temperature, "seed": arguments.seed}
+            outcomes = measure(reader, prose, setting, arguments.questions, **options)
             print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)
             wrong = [outcome for outcome in outcomes if not outcome.right and outcome.question.whole]
             for outcome in wrong[: arguments.show_errors]:
                 where = outcome.question.fact_chunk
-                asked = f"{outcome.question.problem} expected {outcome.question.value} in {where}"
-                print(f"    {asked}, got {outcome.answer!r}")
+                problem = f"{outcome.question.problem} expected {outcome.question.value} in {where}"
+                print(f"    {problem}, got {outcome.answer!r}")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on a device."""
-        return Batch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
+        return Batch(**{part.name: getattr(self, part.name).to(device) for part in fields(self)})
 
 
 class Network(LlamaForCausalLM):
@@ -130,14 +130,14 @@ def branching_attention(
     """(1, N, H, D): trunks over themselves, branches over their trunk and themselves; without a batch, SDPA."""
     if batch is None:
         return sdpa_attention_forward(module, query_1hnd, key_1hnd, value_1hnd, attention_mask, **options)
-    q_nhd, k_nhd, v_nhd = (each[0].transpose(0, 1) for each in (query_1hnd, key_1hnd, value_1hnd))
+    q_nhd, k_nhd, v_nhd = (tensor[0].transpose(0, 1) for tensor in (query_1hnd, key_1hnd, value_1hnd))
     heads, width = q_nhd.shape[1:]
     trunk_q, trunk_k, trunk_v = (tensor[batch.trunks].transpose(1, 2) for tensor in (q_nhd, k_nhd, v_nhd))
     of_trunks = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
     own_q, own_k, own_v = (tensor[batch.branches].transpose(2, 3) for tensor in (q_nhd, k_nhd, v_nhd))
     keys, values = _with_trunks(trunk_k, own_k), _with_trunks(trunk_v, own_v)
     of_branches = F.scaled_dot_product_attention(own_q.flatten(0, 1), keys, values, attn_mask=batch.seen)
-    padded = torch.cat([each.transpose(1, 2).reshape(-1, heads, width) for each in (of_trunks, of_branches)])
+    padded = torch.cat([part.transpose(1, 2).reshape(-1, heads, width) for part in (of_trunks, of_branches)])
     return padded[batch.places][None], None
 
 

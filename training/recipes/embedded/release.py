@@ -77,18 +77,18 @@ def main() -> None:
     parser.add_argument("--edition", required=True, help="its name in memagent.json")
     parser.add_argument("--memory-tokens", type=int, default=MEMORY_TOKENS)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if given.toward is not None and (given.policy is None or not 0 <= given.share <= 1):
+    arguments = parser.parse_args()
+    if arguments.toward is not None and (arguments.policy is None or not 0 <= arguments.share <= 1):
         parser.error("--toward wants --policy, and a --share between 0 and 1")
-    if not (given.out / "tokenizer.json").is_file() or not (given.out / "templates").is_dir():
+    if not (arguments.out / "tokenizer.json").is_file() or not (arguments.out / "templates").is_dir():
         parser.error(
-            f"{given.out} has no tokenizer.json and templates/, which weights alone do not bring; copy a policy's"
+            f"{arguments.out} has no tokenizer.json and templates/, which weights alone do not bring; copy a policy's"
         )
-    source = given.policy or given.checkpoint
+    source = arguments.policy or arguments.checkpoint
     policy = new_policy() if source is None else load_policy(source)
-    if given.toward is not None:
-        policy = between(policy, load_policy(given.toward), given.share)
-    release(policy, given.out, given.edition, given.memory_tokens)
+    if arguments.toward is not None:
+        policy = between(policy, load_policy(arguments.toward), arguments.share)
+    release(policy, arguments.out, arguments.edition, arguments.memory_tokens)
 
 
 if __name__ == "__main__":

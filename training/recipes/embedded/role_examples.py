@@ -206,9 +206,9 @@ class RoleRowBuilder(RowBuilder):
         if role == "decompose":
             return self._ends(role, "ANSWER", memory=lines(held), prompt=problem)
         if role == "integrate":
-            found = EMPTY if held else facts.fact().value
-            after = held or (found,)
-            fields = {"chunk": found, "subquestion": problem, "memory": lines(held)}
+            value = EMPTY if held else facts.fact().value
+            after = held or (value,)
+            fields = {"chunk": value, "subquestion": problem, "memory": lines(held)}
             return self._ends(role, lines(after), prompt=problem, **fields)
         return self._answer(rng, problem, held)
 
@@ -217,14 +217,16 @@ class RoleRowBuilder(RowBuilder):
         known = tuple(fact.object.bare for fact in problem.chain)[:depth]
         memory = lines(known, rng.choice(("\n ", "\n")))
         if role == "decompose":
-            asked = problem.next_question(known)
-            return self._ends(role, f"ASK\n {asked}" if asked else "ANSWER", memory=memory, prompt=problem.question)
+            question = problem.next_question(known)
+            return self._ends(
+                role, f"ASK\n {question}" if question else "ANSWER", memory=memory, prompt=problem.question
+            )
         if role == "integrate":
             known = known[:1] if len(problem.chain) > 1 else ()
             following = problem.chain[len(known)]
-            found = (following.object.bare,) if rng.random() < 0.75 else ()
-            fields = {"chunk": lines(found), "subquestion": asked_alone(following), "memory": lines(known)}
-            return self._ends(role, lines((*known, *found)), prompt=problem.question, **fields)
+            values = (following.object.bare,) if rng.random() < 0.75 else ()
+            fields = {"chunk": lines(values), "subquestion": asked_alone(following), "memory": lines(known)}
+            return self._ends(role, lines((*known, *values)), prompt=problem.question, **fields)
         return self._answer(rng, problem.question, known)
 
     def _answer(self, rng: random.Random, problem: str, held: Sequence[str]) -> RowBranch:

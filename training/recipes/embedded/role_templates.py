@@ -50,9 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--source", type=Path, default=EMBEDDED_FOLDER, help="a policy's folder")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    write_role_folder(given.source, given.out)
-    print(f"{len(ROLE_TEMPLATES)} roles besides update and answer: {given.out}")
+    arguments = parser.parse_args()
+    write_role_folder(arguments.source, arguments.out)
+    print(f"{len(ROLE_TEMPLATES)} roles besides update and answer: {arguments.out}")
 
 
 if __name__ == "__main__":

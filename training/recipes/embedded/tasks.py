@@ -81,15 +81,15 @@ class _PlantedFact(GeneratedTask):
         """
         chance = self.chance(length, index)
         facts = PlantedFacts(chance, number_share=1.0)
-        asked = self._asked(facts, chance)
-        insertions = [Insertion(each.statement, chance.random()) for each in self.foreign(facts, asked, length)]
+        fact = self._asked(facts, chance)
+        insertions = [Insertion(other.statement, chance.random()) for other in self.foreign(facts, fact, length)]
         is_there = chance.random() >= self.absent
         if is_there:
-            insertions.append(Insertion(asked.statement, chance.random() ** 2, asked.value))
-        gold = asked.value if is_there else EMPTY
-        return self.planned(length, index, asked.question, (gold,), self._haystack(chance), insertions)
+            insertions.append(Insertion(fact.statement, chance.random() ** 2, fact.value))
+        gold = fact.value if is_there else EMPTY
+        return self.planned(length, index, fact.question, (gold,), self._haystack(chance), insertions)
 
-    def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
+    def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
         """Other stated facts, which are not answers; none, unless a task has some."""
         return iter(())
 
@@ -125,13 +125,13 @@ class AmongForeign(_PlantedFact):
     title = "among_foreign"
     absent = _ABSENT
 
-    def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
+    def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
         """As many as there are chunks."""
-        taken = {(asked.attribute, asked.entity.lower())}
+        taken = {(target.attribute, target.entity.lower())}
         while len(taken) <= max(1, length // _TOKENS_PER_FACT):
-            fact = facts.near_miss(asked) if facts.random.random() < _NEAR_MISSES else facts.fact()
+            fact = facts.near_miss(target) if facts.random.random() < _NEAR_MISSES else facts.fact()
             key = (fact.attribute, fact.entity.lower())
-            if key not in taken and fact.value != asked.value:
+            if key not in taken and fact.value != target.value:
                 taken.add(key)
                 yield fact
 

@@ -34,9 +34,9 @@ def losses(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tenso
     """Return the weighted mean loss, and the share of predicted tokens that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
         logits = policy.logits(batch).float()
-    each = F.cross_entropy(logits, batch.targets, reduction="none")
+    token_losses = F.cross_entropy(logits, batch.targets, reduction="none")
     right = (logits.argmax(-1) == batch.targets).float()
-    return (each * batch.weights).sum() / batch.weights.sum(), right
+    return (token_losses * batch.weights).sum() / batch.weights.sum(), right
 
 
 def save(path: Path, policy: Network, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:

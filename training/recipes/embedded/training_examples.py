@@ -256,9 +256,9 @@ class RowBuilder:
         present = section.present
         draw = rng.random()
         if draw < 0.12:
-            asked = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
+            fact = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
             memory = self.memory(rng, facts)
-            return memory, asked.question, memory
+            return memory, fact.question, memory
         if draw < 0.55 - 0.15 * hardness and present:
             fact = ask_again(facts, rng.choice(present))
             return EMPTY, fact.question, fact.value

@@ -43,13 +43,13 @@ def follow_up(rng: random.Random, facts: EnglishFacts, real: Sequence[RealQuesti
     sub_question = facts.about(following.relation, following.subject)
     if role == "decompose":
         return LessonTurn(role, question, shown, f"ASK\n{sub_question}")
-    found = following.statement if rng.random() < 0.8 else ""
-    reply = " ".join(filter(None, (memory, found))) or "none"
+    statement = following.statement if rng.random() < 0.8 else ""
+    reply = " ".join(filter(None, (memory, statement))) or "none"
     if role == "integrate":
-        fields = {**shown, "chunk": found or "none", "subquestion": sub_question}
+        fields = {**shown, "chunk": statement or "none", "subquestion": sub_question}
     else:
-        fields = {**shown, "recalled": "\n".join(shuffled(rng, [*filter(None, [found]), *noise])) or NOTHING}
-    return LessonTurn(role, question, fields, reply, writes=bool(found))
+        fields = {**shown, "recalled": "\n".join(shuffled(rng, [*filter(None, [statement]), *noise])) or NOTHING}
+    return LessonTurn(role, question, fields, reply, writes=bool(statement))
 
 
 def _chain(rng: random.Random, facts: EnglishFacts) -> tuple[list[EnglishFact], str, str]:
@@ -67,7 +67,7 @@ def _noise(
     rng: random.Random, facts: EnglishFacts, chain: Sequence[EnglishFact], real: Sequence[RealQuestion]
 ) -> list[str]:
     """Up to two sentences that do not matter, of them often what is asked for, of somebody else."""
-    others = [facts.fact(chain[-1].relation).statement, *(each.statement for each in real[:1])]
+    others = [facts.fact(chain[-1].relation).statement, *(question.statement for question in real[:1])]
     return shuffled(rng, others)[: rng.choices((0, 1, 2), (50, 35, 15))[0]]
 
 

@@ -58,7 +58,7 @@ def release(
     profile = target / "memagent.json"
     if not profile.is_file():
         raise SystemExit(f"{target} has no memagent.json: copy one with the policy's budgets and templates there")
-    factors = added([_factors(each, scale) for each, scale in zip(sources, scales, strict=True)])
+    factors = added([_factors(source, scale) for source, scale in zip(sources, scales, strict=True)])
     if rank is not None:
         factors = {name: approximated(a, b, rank) for name, (a, b) in factors.items()}
     rank = max(a.shape[0] for a, _ in factors.values())
@@ -83,13 +83,13 @@ def release(
 
 def added(adapters: Sequence[Factors]) -> Factors:
     """Return the sum of adapters, exactly: the rank of each weight's change is the sum of theirs."""
-    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    pairs_by_name: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for adapter in adapters:
         for name, pair in adapter.items():
-            found.setdefault(name, []).append(pair)
+            pairs_by_name.setdefault(name, []).append(pair)
     return {
         name: (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], dim=1))
-        for name, pairs in found.items()
+        for name, pairs in pairs_by_name.items()
     }
 
 
@@ -128,9 +128,9 @@ def main() -> None:
         "--scales", type=float, nargs="+", default=[], help="what each is multiplied with; 1 if left out"
     )
     parser.add_argument("--rank", type=int, help="of the result, if it is to be smaller than the sum of all")
-    given = parser.parse_args()
-    size = release(given.sources, given.to, given.base_file, given.rank, given.scales)
-    print(f"{size / 1e6:.1f} MB in {given.to}")
+    arguments = parser.parse_args()
+    size = release(arguments.sources, arguments.to, arguments.base_file, arguments.rank, arguments.scales)
+    print(f"{size / 1e6:.1f} MB in {arguments.to}")
 
 
 if __name__ == "__main__":

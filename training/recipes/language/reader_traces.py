@@ -86,9 +86,9 @@ class TraceMaker:
         quests, statements = self._planted(rng, facts)
         prose, text = text, plant(rng, text, statements, in_order=True)
         real, foreign = _whole_in(text, real_questions(prose)), real_questions(self.prose.stretch(rng, 1500))
-        foreign = [each for each in foreign if not each.could_be_answered_by(text)]
-        found: list[LessonTurn] = []
-        while len(found) < on_section:
+        foreign = [question for question in foreign if not question.could_be_answered_by(text)]
+        turns: list[LessonTurn] = []
+        while len(turns) < on_section:
             draw = rng.random()
             if real and draw < self.mix.of_prose:
                 quest = _real_here(rng, rng.choice(real), foreign)
@@ -96,13 +96,13 @@ class TraceMaker:
                 quest = _real_elsewhere(rng, rng.choice(foreign), foreign)
             else:
                 quest = rng.choice(quests)(rng)
-            found.append(_on_section(rng, replace(quest, question=asked(rng, quest.question)), text))
+            turns.append(_on_section(rng, replace(quest, question=asked(rng, quest.question)), text))
         for _ in range(elsewhere):
             of_prose = foreign + real
             is_real = bool(of_prose) and rng.random() < 0.5
             made = _real_here(rng, rng.choice(of_prose), foreign) if is_real else rng.choice(quests)(rng)
-            found.append(_without_section(rng, replace(made, question=asked(rng, made.question)), facts))
-        return found + [follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
+            turns.append(_without_section(rng, replace(made, question=asked(rng, made.question)), facts))
+        return turns + [follow_up(rng, facts, real) for _ in range(self.mix.follow_ups)]
 
     def turns_on_excerpt(self, rng: random.Random, characters: int, count: int) -> list[LessonTurn]:
         """Return turns of the role "question", each on the same excerpt of about the given number of characters.
@@ -118,8 +118,8 @@ class TraceMaker:
         text = plant(rng, prose, statements, in_order=True)
         real = _whole_in(text, real_questions(prose))
         others = real_questions(around) + real_questions(self.prose.stretch(rng, 1500))
-        absent = [each for each in others if not each.could_be_answered_by(text)]
-        found: dict[str, LessonTurn] = {}
+        absent = [question for question in others if not question.could_be_answered_by(text)]
+        turns: dict[str, LessonTurn] = {}
         for _ in range(count):
             draw = rng.random()
             if quests and draw < 0.55:
@@ -136,9 +136,9 @@ class TraceMaker:
                 question, answer = facts.question(facts.fact())[0], NOT_STATED
             reply = f"\\boxed{{{answer}}}"
             turn = LessonTurn("question", asked(rng, question), {"chunk": text}, reply, writes=answer != NOT_STATED)
-            found.setdefault(question, turn)
-        answered = [turn for turn in found.values() if turn.writes]
-        unanswered = [turn for turn in found.values() if not turn.writes]
+            turns.setdefault(question, turn)
+        answered = [turn for turn in turns.values() if turn.writes]
+        unanswered = [turn for turn in turns.values() if not turn.writes]
         return answered + unanswered[: max(1, len(answered) // 2)]
 
     def _planted(
@@ -179,7 +179,7 @@ class TraceMaker:
             before = (*noted, other.statement) if known else noted
             return Quest(question, before, before, answer if known else NOT_STATED, known)
 
-        return [here, here, elsewhere], [each.statement for each in shuffled(rng, [fact, *missed])]
+        return [here, here, elsewhere], [fact.statement for fact in shuffled(rng, [fact, *missed])]
 
     def _absent(
         self, rng: random.Random, facts: EnglishFacts
@@ -229,12 +229,12 @@ class TraceMaker:
             stand_here, before = all_of_them[:here], all_of_them[here:]
             if rng.random() < 0.25:
                 before = []
-            known = [each.value for each in before]
-            values = [*known, *(each.value for each in stand_here)]
+            known = [fact.value for fact in before]
+            values = [*known, *(fact.value for fact in stand_here)]
             note = (_list_note(first.subject, known),) if known else ()
             return Quest(question, note, (_list_note(first.subject, values),), ", ".join(values), False)
 
-        return [listed, listed], [each.statement for each in all_of_them[:here]]
+        return [listed, listed], [fact.statement for fact in all_of_them[:here]]
 
     def _hops(
         self, rng: random.Random, facts: EnglishFacts
@@ -249,32 +249,32 @@ class TraceMaker:
         def hops(rng: random.Random) -> Quest:
             first = here.index(True)
             known = first if rng.random() < 0.7 else rng.randint(0, len(chain))
-            found = known
-            while found < len(chain) and here[found]:
-                found += 1
-            whole, begun = found == len(chain), 0 < found < len(chain)
+            reached = known
+            while reached < len(chain) and here[reached]:
+                reached += 1
+            whole, begun = reached == len(chain), 0 < reached < len(chain)
             notes = tuple(fact.statement for fact in chain)
             return Quest(
                 question,
                 notes[:known],
-                notes[:found],
+                notes[:reached],
                 chain[-1].value if whole else NOT_STATED,
                 whole,
-                next_words=chain[found].subject if begun else "",
+                next_words=chain[reached].subject if begun else "",
             )
 
-        return [hops, hops], [each.statement for each in shuffled(rng, [*stated, *missed])]
+        return [hops, hops], [fact.statement for fact in shuffled(rng, [*stated, *missed])]
 
 
 def _whole_in(text: str, questions: Sequence[RealQuestion]) -> list[RealQuestion]:
     """Return the questions on sentences into which no statement was planted."""
     words = " ".join(text.split())
-    return [each for each in questions if each.statement in words]
+    return [question for question in questions if question.statement in words]
 
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
     """Return what a reader that tends to note too much may have noted before."""
-    return tuple(each.statement for each in shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
+    return tuple(fact.statement for fact in shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
 def _list_note(subject: str, values: Sequence[str]) -> str:
@@ -299,7 +299,7 @@ def _real_elsewhere(rng: random.Random, real: RealQuestion, others: Sequence[Rea
 
 def _other_statements(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> tuple[str, ...]:
     """Up to two sentences that do not answer a question and may have been noted for it."""
-    notes = {each.statement for each in others if not real.could_be_answered_by(each.statement)}
+    notes = {question.statement for question in others if not real.could_be_answered_by(question.statement)}
     return tuple(shuffled(rng, sorted(notes))[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
@@ -320,8 +320,8 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> LessonTurn:
     elif role in {"extract", "map"}:
         if role == "map" and quest.before:  # it sees no memory, and what is in memory may also be here
             return _on_section(rng, quest, section)
-        found = " ".join(note for note in quest.after if note not in quest.before) if changed else ""
-        reply = found or "none"
+        additions = " ".join(note for note in quest.after if note not in quest.before) if changed else ""
+        reply = additions or "none"
     elif role == "recall_update":
         fields["recalled"] = NOTHING
         reply = after + (f"\nRECALL: {quest.next_words}" if quest.next_words and changed else "")
@@ -341,7 +341,7 @@ def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> L
     if quest.after and rng.random() < 0.2:
         is_list = any(":" in note for note in quest.after)
         findings = [*quest.after] if is_list else shuffled(rng, [*quest.after, *noise])
-        kept = [each for each in findings if each in quest.after]
+        kept = [finding for finding in findings if finding in quest.after]
         return LessonTurn("merge", quest.question, {"chunk": "\n".join(findings)}, " ".join(kept))
     if rng.random() < 0.12 and noise and quest.after:  # a memory that does not answer
         return LessonTurn("answer", quest.question, {"memory": noise[0]}, f"\\boxed{{{NOT_STATED}}}")

@@ -40,8 +40,8 @@ class RealQuestion:
     @property
     def keywords(self) -> frozenset[str]:
         """The question's words that say what it is about, lower case."""
-        found = re.findall(r"[a-z][a-z0-9_-]{3,}", self.question.lower())
-        return frozenset(found) - _COMMON
+        words = re.findall(r"[a-z][a-z0-9_-]{3,}", self.question.lower())
+        return frozenset(words) - _COMMON
 
     def could_be_answered_by(self, text: str) -> bool:
         """Whether a text has most of the question's own words, so that it may answer it."""
@@ -156,15 +156,15 @@ def sentences(text: str) -> Iterator[str]:
 
 def real_questions(text: str) -> list[RealQuestion]:
     """Questions about the sentences of a text that have a known form; several per sentence."""
-    found: list[RealQuestion] = []
+    questions: list[RealQuestion] = []
     for statement in sentences(text):
         plain = " ".join(statement.split())
         if not 40 <= len(plain) <= 230 or not _PLAIN.fullmatch(plain):
             continue
         made = [*_by_form(plain), *_by_verb(plain), *_with_a_gap(plain), *_by_words(plain)]
         is_name = plain[:1].islower()
-        found += [each for each in made if len(each.keywords) >= (1 if is_name else 2)]
-    return found
+        questions += [question for question in made if len(question.keywords) >= (1 if is_name else 2)]
+    return questions
 
 
 def _by_form(plain: str) -> Iterator[RealQuestion]:
@@ -285,16 +285,16 @@ _SYNONYMS: Final = {
 
 def paraphrased(rng: random.Random, question: str) -> str:
     """Return the question in words that differ somewhat from those of the sentence that answers it."""
-    said: list[str] = []
+    words: list[str] = []
     for word in question.split(" "):
         bare = word.rstrip("?,.")
         if bare in _SYNONYMS and rng.random() < 0.6:
             word = _SYNONYMS[bare] + word[len(bare) :]  # noqa: PLW2901
-        elif said and rng.random() < (0.2 if bare in {"the", "a", "an"} else 0.06):
+        elif words and rng.random() < (0.2 if bare in {"the", "a", "an"} else 0.06):
             continue
         if word:
-            said.append(word)
-    return " ".join(said)
+            words.append(word)
+    return " ".join(words)
 
 
 def _inside(part: str) -> str:

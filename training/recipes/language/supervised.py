@@ -80,12 +80,12 @@ class ExampleMaker:
     def batch(self, seed: int, step: int, tokens: int, longest: int) -> list[list[Example]]:
         """Sections with about the given number of forwarded tokens; a function of seed and step."""
         rng = random.Random(f"{seed}/{step}")
-        found: list[list[Example]] = []
+        sections: list[list[Example]] = []
         forwarded = 0
         while forwarded < tokens:
-            found.append(self.section(rng, longest))
-            forwarded += lay_out(found[-1], "prefix_tree", pad_id=0).forwarded_tokens
-        return found
+            sections.append(self.section(rng, longest))
+            forwarded += lay_out(sections[-1], "prefix_tree", pad_id=0).forwarded_tokens
+        return sections
 
     def _example(self, turn: LessonTurn) -> Example:
         messages = [{"role": "user", "content": turn.content(self._prompts)}]
@@ -114,10 +114,10 @@ def sure(examples: list[Example], scores: LogProbs) -> dict[str, list[bool]]:
     it.
     """
     lowest_B = scores.logprobs_BT.masked_fill(~scores.mask_BT, 0.0).min(dim=1).values.tolist()
-    found: dict[str, list[bool]] = defaultdict(list)
+    certain: dict[str, list[bool]] = defaultdict(list)
     for example, lowest in zip(examples, lowest_B, strict=True):
-        found[example.role].append(lowest > -math.log(2))
-    return found
+        certain[example.role].append(lowest > -math.log(2))
+    return certain
 
 
 def rate(step: int, steps: int, first: float, last: float, warmup: int = 10) -> float:
@@ -172,7 +172,7 @@ def train(arguments: argparse.Namespace) -> None:
     )
     dtype = torch.bfloat16 if arguments.bfloat16 else torch.float32
     model = load_model(arguments.base, arguments.rank, arguments.adapter, dtype)
-    learned = [each for each in model.parameters() if each.requires_grad]
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=arguments.lr, betas=(0.9, 0.98), weight_decay=0.0)
     first, spent = 0, {"seconds": 0.0, "tokens": 0.0, "examples": 0.0}
     if (arguments.out / "last.pt").exists():
@@ -181,7 +181,7 @@ def train(arguments: argparse.Namespace) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first, spent = state["step"], state["spent"]
         print(f"resumed at step {first}", flush=True)
-    print(f"{sum(each.numel() for each in learned):,} parameters learn, {arguments.steps} steps", flush=True)
+    print(f"{sum(parameter.numel() for parameter in learned):,} parameters learn, {arguments.steps} steps", flush=True)
     for step in range(first, arguments.steps):
         clock = time.perf_counter()
         for group in optimizer.param_groups:
@@ -189,9 +189,9 @@ def train(arguments: argparse.Namespace) -> None:
         loss, weight, tokens, hits = _accumulate(
             model, maker.batch(arguments.seed, step, arguments.tokens, arguments.longest)
         )
-        for each in learned:
-            if each.grad is not None:
-                each.grad /= weight
+        for parameter in learned:
+            if parameter.grad is not None:
+                parameter.grad /= weight
         norm = float(torch.nn.utils.clip_grad_norm_(learned, 1.0))
         if math.isfinite(norm):
             optimizer.step()
@@ -229,21 +229,21 @@ def _accumulate(model: Any, sections: list[list[Example]]) -> tuple[float, float
         loss, share = weighted_loss(examples, scores)
         loss.backward()  # type: ignore[no-untyped-call]
         total, weight, tokens = total + loss.item(), weight + share, tokens + micro_batch.forwarded_tokens
-        hits += [each for found in sure(examples, scores).values() for each in found]
+        hits += [value for values in sure(examples, scores).values() for value in values]
     return total, weight, tokens, hits
 
 
 @torch.no_grad()
 def check(model: Any, checker: ExampleMaker, sections: int, longest: int) -> str:
     """Return the share of replies written exactly, by role, for held-out sections, people, towns and wordings."""
-    found: dict[str, list[bool]] = defaultdict(list)
+    certain: dict[str, list[bool]] = defaultdict(list)
     for number in range(sections):
         examples = checker.section(random.Random(f"check/{number}"), longest)
         scores = _scores(model, lay_out(examples, "prefix_tree", pad_id=0))
         for role, values in sure(examples, scores).items():
-            found[role] += values
-    everything = [each for values in found.values() for each in values]
-    by_role = " ".join(f"{role} {sum(values)}/{len(values)}" for role, values in sorted(found.items()))
+            certain[role] += values
+    everything = [value for values in certain.values() for value in values]
+    by_role = " ".join(f"{role} {sum(values)}/{len(values)}" for role, values in sorted(certain.items()))
     return f"{sum(everything)}/{len(everything)}: {by_role}"
 
 

@@ -1,0 +1,66 @@
+"""Random documents in 20 scripts are cut without loss, and no character that a reader sees is split."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.languages import SENTENCES
+
+from memagent_graph import Document, DocumentStore, load_tokenizer
+from memagent_graph.documents.chunking import Boundary, Chunker
+from memagent_graph.words import is_character_end
+
+BOUNDARIES: tuple[Boundary, ...] = ("token", "sentence", "paragraph", "heading")
+JOINTS = (
+    "",
+    " ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "👩‍👩‍👧",
+    "🇦🇧🇨🇩",
+    "e\u0301\u0323",
+    "\u200d",
+    "\u00ad",
+    "한ᄀ\u1161\u11a8",
+    "क्ष्म्य",
+)
+
+
+def random_text(chance: random.Random, script: str) -> str:
+    """Sentences of a script and, in between, its characters in any order and some that join to others."""
+    sentences = SENTENCES[script]
+    characters = sorted(set("".join(sentences)))
+    parts = []
+    for _ in range(int(200 ** chance.random())):
+        parts += chance.choice(sentences), chance.choice(JOINTS)
+        if chance.random() < 0.3:
+            parts.append("".join(chance.choices(characters, k=chance.randrange(30))))
+    return "".join(parts)
+
+
+def test_no_chunk_of_random_documents_in_many_scripts_splits_a_character(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
+    tokenizer, store = load_tokenizer("embedded"), DocumentStore(tmp_path)
+    chunks = splits = 0
+    for number, script in zip(range(size(60, 10_000)), itertools.cycle(SENTENCES), strict=False):
+        chance = random.Random(number)
+        text, tokens = random_text(chance, script), chance.choice([3, 20, 64, 100, 300])
+        ref = store.add(Document.from_text(text))
+        cut = list(Chunker(store, ref, tokenizer, tokens, BOUNDARIES[number // 20 % 4]).chunks())
+        assert "".join(chunk.text for chunk in cut) == text, number
+        for chunk in cut:
+            assert text[chunk.start_char : chunk.end_char] == chunk.text, number
+            assert text.encode()[chunk.start_byte : chunk.end_byte].decode() == chunk.text, number
+            assert chunk.tokens <= tokens + 3, number
+            assert chunk.splits == (not is_character_end(text, chunk.end_char)), number
+            assert not chunk.splits or tokens < 64, number
+        chunks, splits = chunks + len(cut), splits + sum(chunk.splits for chunk in cut)
+        store.remove(ref)
+    record_property("chunks", chunks)
+    record_property("chunks_that_split_a_long_character", splits)

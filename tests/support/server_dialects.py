@@ -1,0 +1,380 @@
+"""The dialects of the OpenAI API that servers speak, one quirk each, as replies of a `FakeServer`.
+
+Each is written from a provider's documentation or a public report. The stand-in answers correctly in it; what a read
+must make of it stands beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from support.fake_server import FakeServer
+from support.scripts import perfect_reader
+
+Body = dict[str, Any]
+Reply = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One quirk: how a server changes a usual reply, or which requests it refuses."""
+
+    reply: Callable[[Reply, int], Any] = lambda reply, number: reply
+    refuses: Callable[[Body], Any] = lambda body: None
+    """The reply to a request that it does not take, as JSON with the status 400, or as a response; None for others."""
+    models: Any = None
+    """What it returns at /models, as JSON, or as a function that returns a response."""
+    events: frozenset[str] = frozenset()
+    """The kinds of event that must appear, and no others."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the read."""
+    vllm: bool = False
+
+    def server(self) -> FakeServer:
+        server = FakeServer(self._respond, vllm=self.vllm)
+        server.models = self.models
+        return server
+
+    def _respond(self, body: Body, number: int) -> Any:
+        if (refusal := self.refuses(body)) is not None:
+            return refusal if isinstance(refusal, web.Response) else web.json_response(refusal, status=400)
+        reply = FakeServer().completion(body, perfect_reader(body["messages"][-1]["content"]))
+        answer = self.reply(copy.deepcopy(reply), number)
+        return answer if isinstance(answer, web.Response) else web.json_response(answer)
+
+
+def _choice(change: Callable[[Reply], Any]) -> Callable[[Reply, int], Reply]:
+    """Change the only choice of each reply."""
+
+    def changed(reply: Reply, number: int) -> Reply:
+        change(reply["choices"][0])
+        return reply
+
+    return changed
+
+
+def _content(change: Callable[[str], Any]) -> Dialect:
+    """A server that gives the content in another form."""
+
+    def changed(choice: Reply) -> None:
+        choice["message"]["content"] = change(choice["message"]["content"])
+
+    return Dialect(_choice(changed))
+
+
+def _with(**fields: Any) -> Dialect:
+    """A server with other fields beside the choices."""
+    return Dialect(lambda reply, number: {**reply, **fields})
+
+
+def _finish(word: Any, *events: str, **choice: Any) -> Dialect:
+    """A server that ends every reply with this word."""
+    return Dialect(_choice(lambda each: each.update({"finish_reason": word, **choice})), events=frozenset(events))
+
+
+def _at_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
+    """A server whose second reply is changed; the document's fact is in the first chunk."""
+
+    def changed(reply: Reply, number: int) -> Reply:
+        if number == 1:
+            change(reply["choices"][0])
+        return reply
+
+    return Dialect(changed, events=frozenset(events))
+
+
+def _refused(word: Any) -> Dialect:
+    return _at_second(lambda each: each.update({"finish_reason": word}), "refused")
+
+
+def _failed(**fields: Any) -> Dialect:
+    def change(choice: Reply) -> None:
+        choice["message"]["content"] = "half a te"
+        choice.update(fields)
+
+    return _at_second(change, "request_retried")
+
+
+def _refuses(
+    field: str, words: Any, *events: str, when: Callable[[Any], bool] = lambda value: True, **more: Any
+) -> Dialect:
+    """A server that refuses requests with this field."""
+    refusal = {"error": {"message": words}} if isinstance(words, str) else words
+    return Dialect(
+        refuses=lambda body: refusal if field in body and when(body[field]) else None, events=frozenset(events), **more
+    )
+
+
+def _page(text: str, status: int = 200) -> Callable[[], web.Response]:
+    return lambda: web.Response(text=text, status=status, content_type="text/html")
+
+
+def _error(status: int) -> Callable[[], web.Response]:
+    return lambda: web.json_response({"error": {"message": "it broke"}}, status=status)
+
+
+def _text(part: str) -> Reply:
+    return {"type": "text", "text": part}
+
+
+_THOUGHT = "maybe the key of harbor is 1"
+_UNUSED = '{"choices": [{"index": 0, "message": %s, "finish_reason": "stop", %s}]}'
+
+
+def _raw(more: str, encode: Callable[[str], bytes] = str.encode) -> Dialect:
+    """A server whose bytes are no usual JSON."""
+
+    def answer(reply: Reply, number: int) -> web.Response:
+        body = _UNUSED % (json.dumps(reply["choices"][0]["message"]), more)
+        return web.Response(body=encode(body), content_type="application/json")
+
+    return Dialect(answer)
+
+
+FINISH_REASONS = {
+    **{
+        f"cut, as {word!r}": _finish(word, "truncated")
+        for word in (
+            "MAX_TOKENS", "max_tokens", "maxTokens", "model_length", "incomplete", "FinishReason.MAX_TOKENS",
+            "FINISH_REASON_MAX_TOKENS", "max_output_tokens", "context_length_exceeded", "token-limit", "max_new_tokens",
+        )
+    },
+    "cut, and no reason": Dialect(
+        lambda reply, number: {
+            **reply,
+            "choices": [{**reply["choices"][0], "finish_reason": None}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 40},
+        },
+        events=frozenset({"truncated"}),
+    ),
+    "cut, as an object": _finish({"type": "max_tokens"}, "truncated"),
+    "cut, as a stop_reason": _finish(None, "truncated", stop_reason="max_tokens"),
+    **{
+        f"refused, as {word!r}": _refused(word)
+        for word in (
+            "SAFETY", "refusal", "content-filter", "RECITATION", "guardrail_intervened", "sensitive",
+            "PROHIBITED_CONTENT", "blocked", "ContentFiltered",
+        )
+    },
+    **{
+        f"failed, as {word!r}": _failed(finish_reason=word)
+        for word in ("error", "abort", "cancelled", "network_error", "insufficient_system_resource", "TIMEOUT")
+    },
+    "failed, as an error in the choice": _failed(error={"code": 502, "message": "upstream"}),
+    "failed, as an error beside the choices": Dialect(
+        lambda reply, number: {**reply, "error": {"message": "upstream"}} if number == 1 else reply,
+        events=frozenset({"request_retried"}),
+    ),
+    "ended, as 'end_turn'": _finish("end_turn"),
+    "ended, as 'STOP'": _finish("STOP"),
+    "ended, as 'eos_token'": _finish("eos_token"),
+    "ended, without a reason": _finish(None),
+    "unknown, as 'banana'": _finish("banana", "unusual_finish"),
+    "unknown, as a number": _finish(7, "unusual_finish"),
+    "a tool was called": _finish("tool_calls", "unusual_finish"),
+}  # fmt: skip
+
+CONTENTS = {
+    "a text part": _content(lambda text: [_text(text)]),
+    "thinking and a text part": _content(
+        lambda text: [{"type": "thinking", "thinking": [_text(_THOUGHT)]}, _text(text)]
+    ),
+    "reasoning and an output_text part": _content(
+        lambda text: [{"type": "reasoning", "text": _THOUGHT}, {"type": "output_text", "text": text}]
+    ),
+    "a thought among Gemini's parts": _content(
+        lambda text: {"parts": [{"text": _THOUGHT, "thought": True}, {"text": text}]}
+    ),
+    "two text parts and a reference": _content(
+        lambda text: [_text(text[:3]), {"type": "reference", "reference_ids": [1]}, _text(text[3:])]
+    ),
+    "a list of texts": _content(lambda text: [text]),
+    "an object": _content(_text),
+    "a text with a value": _content(lambda text: [{"type": "text", "text": {"value": text, "annotations": []}}]),
+    "leading white space": _content(lambda text: f"\n\n {text}"),
+    "a message that is a text": Dialect(_choice(lambda each: each.update(message=each["message"]["content"]))),
+    "a delta": Dialect(_choice(lambda each: each.update(delta=each.pop("message")))),
+    "a refusal among the parts": _at_second(
+        lambda each: each["message"].update(content=[{"type": "refusal", "refusal": "I cannot."}]), "refused"
+    ),
+    "a refusal as an object": _at_second(
+        lambda each: each["message"].update(content=None, refusal={"text": "I cannot."}), "refused"
+    ),
+}
+
+SHAPES = {
+    "the choices in another order": Dialect(
+        lambda reply, number: {
+            **reply,
+            "choices": [{"index": 1, "message": {"content": "wrong"}, "finish_reason": "stop"}, *reply["choices"]],
+        }
+    ),
+    "log-probs with items that are null": Dialect(
+        _choice(lambda each: each.update(logprobs={"content": [None, None]}))
+    ),
+    "log-probs without a word": Dialect(_choice(lambda each: each.update(logprobs={}))),
+    "log-probs as numbers": Dialect(_choice(lambda each: each.update(logprobs=[-0.5, -0.5]))),
+    "a log-prob that is NaN": _raw('"logprobs": {"content": [{"logprob": NaN}]}'),
+    "a log-prob that is infinite": _raw('"logprobs": {"content": [{"logprob": -Infinity}]}'),
+    "NaN in a field of its own": _raw('"score": NaN'),
+    "a byte order mark": _raw('"x": 1', lambda text: text.encode("utf-8-sig")),
+    "a number of a hundred digits": _raw(f'"created": {"9" * 100}'),
+    "a token id below 0": Dialect(_choice(lambda each: each.update(token_ids=[-1]))),
+    "a token id beyond 32 bits": Dialect(_choice(lambda each: each.update(token_ids=[2**32]))),
+    "counts as texts": _with(usage={"prompt_tokens": "12", "completion_tokens": "3"}),
+    "counts with a point": _with(usage={"prompt_tokens": 12.0, "completion_tokens": 3.0}),
+    "counts in Anthropic's words": _with(usage={"input_tokens": 12, "output_tokens": 3}),
+    "counts below 0": _with(usage={"prompt_tokens": -1, "completion_tokens": 3}),
+    "counts that are zero": _with(usage={"prompt_tokens": 0, "completion_tokens": 0}),
+    "counts in a list": _with(usage=[12, 3]),
+    "counts in a word": _with(usage="many"),
+    "details of counts in a list": _with(
+        usage={"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": []}
+    ),
+    "no counts": _with(usage=None),
+    "an id that is a number": _with(id=7),
+    "no model": _with(model=None),
+    "a model that is an object": _with(model={"name": "m"}),
+    "reasoning as an object": Dialect(_choice(lambda each: each["message"].update(reasoning={"text": _THOUGHT}))),
+    "reasoning as a list": Dialect(_choice(lambda each: each["message"].update(reasoning_content=[_text(_THOUGHT)]))),
+    "an error that is null": _with(error=None),
+    "a refusal that is empty": Dialect(_choice(lambda each: each["message"].update(refusal=""))),
+}
+
+REASONING = {
+    "<think>": _content(lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"),
+    "a lone end of <think>": _content(lambda text: f"{_THOUGHT}\n</think>\n\n{text}"),
+    "<thought>": _content(lambda text: f"<thought>\n{_THOUGHT}\n</thought>\n{text}"),
+    "[THINK]": _content(lambda text: f"[THINK]{_THOUGHT}[/THINK]{text}"),
+    "symbols": _content(lambda text: f"◁think▷{_THOUGHT}◁/think▷{text}"),
+    "Command A's tokens": _content(
+        lambda text: f"<|START_THINKING|>{_THOUGHT}<|END_THINKING|><|START_RESPONSE|>{text}<|END_RESPONSE|>"
+    ),
+    "channels": _content(
+        lambda text: (
+            f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{text}"
+        )
+    ),
+    "channels without their tokens": _content(lambda text: f"analysisHm, {_THOUGHT}.assistantfinal{text}"),
+    "Gemma's channel": _content(lambda text: f"<|channel>thought\n{_THOUGHT}\n<channel|>{text}"),
+    "an echo of <|im_end|>": _content(lambda text: f"{text}<|im_end|>"),
+    "an echo of <|eot_id|>": _content(lambda text: f"{text}<|eot_id|>"),
+    "an echo of </s>": _content(lambda text: f"{text}</s>"),
+}
+
+_ALL_LOGPROBS = {"logprobs": True}
+REFUSED_FIELDS = {
+    "max_tokens": _refuses(
+        "max_tokens",
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+    ),
+    "max_tokens, beside the words": _refuses(
+        "max_tokens", {"error": {"message": "Unsupported parameter.", "param": "max_tokens", "code": "unsupported"}}
+    ),
+    "temperature beside top_p": _refuses(
+        "top_p", "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+    ),
+    "temperature beside top_p below 1": _refuses(
+        "top_p", "temperature and top_p cannot both be specified", "sampling_changed", settings={"top_p": 0.9}
+    ),
+    "a temperature of 0": _refuses(
+        "temperature",
+        "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported.",
+        "sampling_changed",
+        when=lambda value: value != 1,
+    ),
+    "a top_p of 1": Dialect(
+        refuses=lambda body: (
+            web.json_response({"error": "Input validation error: `top_p` must be > 0.0 and < 1.0"}, status=422)
+            if body.get("top_p") == 1
+            else None
+        )
+    ),
+    "temperature, named in advance": _refuses(
+        "temperature", "no", "sampling_changed", settings={"unsupported": "temperature"}
+    ),
+    "seed": _refuses("seed", "Unknown field: seed", "sampling_changed", settings={"seed": 1}),
+    "seed, as FastAPI says it": _refuses(
+        "seed",
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
+        "sampling_changed",
+        settings={"seed": 1},
+    ),
+    "seed, as Mistral says it": _refuses(
+        "seed",
+        {"message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs"}]}},
+        "sampling_changed",
+        settings={"seed": 1},
+    ),
+    "seed, in a list as Google says it": _refuses(
+        "seed", [{"error": {"code": 400, "message": 'Unknown name "seed": Cannot find field.'}}], "sampling_changed",
+        settings={"seed": 1},
+    ),
+    "stop": _refuses(
+        "stop", "Unsupported parameter: 'stop' is not supported with this model.", "sampling_changed",
+        settings={"stop_texts": ("END",)},
+    ),
+    "logprobs": _refuses("logprobs", "logprobs is not supported", "logprobs_dropped", settings=_ALL_LOGPROBS),
+    "logprobs, with the status 500": Dialect(
+        refuses=lambda body: (
+            web.json_response({"error": {"message": "logprobs is not supported with logits_all=False"}}, status=500)
+            if "logprobs" in body
+            else None
+        ),
+        events=frozenset({"logprobs_dropped"}),
+        settings=_ALL_LOGPROBS,
+    ),
+    "return_token_ids": _refuses(
+        "return_token_ids",
+        {"message": "[{'type': 'extra_forbidden', 'loc': ('body', 'return_token_ids'), 'msg': 'Extra inputs'}]"},
+        vllm=True,
+        settings=_ALL_LOGPROBS,
+    ),
+}  # fmt: skip
+
+MODEL_LISTS = {
+    "404": Dialect(models=_page("not here", 404)),
+    "405": Dialect(models=_page("", 405)),
+    "401": Dialect(models=_error(401)),
+    "500": Dialect(models=_error(500)),
+    "a page": Dialect(models=_page("<html>hello</html>")),
+    "nothing": Dialect(models=_page("")),
+    "data that is null": Dialect(models={"object": "list", "data": None}),
+    "a bare array": Dialect(models=[{"id": "fake"}, {"id": "other"}]),
+    "names alone": Dialect(models={"data": ["fake", "other"]}),
+    "Ollama's own list": Dialect(models={"models": [{"name": "fake:latest"}, {"name": "other:7b"}]}),
+    "a name with :latest": Dialect(models={"data": [{"id": "fake:latest"}, {"id": "other:7b"}]}),
+    "the path of one file": Dialect(models={"data": [{"id": "/models/some.gguf", "owned_by": "llamacpp"}]}),
+    "an object without names": Dialect(models={"data": [{"object": "model"}]}),
+}
+"""What servers return at /models, where the read names its model."""
+
+DIALECTS: dict[str, Dialect] = {
+    f"{kind}: {name}": dialect
+    for kind, dialects in (
+        ("finish reason", FINISH_REASONS),
+        ("content", CONTENTS),
+        ("shape", SHAPES),
+        ("reasoning", REASONING),
+        ("refused field", REFUSED_FIELDS),
+        ("models", MODEL_LISTS),
+    )
+    for name, dialect in dialects.items()
+}
+
+TOO_LONG_IN_WORDS = {
+    "vLLM": (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"),
+    "llama.cpp": (400, "the request exceeds the available context size. try increasing the context size"),
+    "llama.cpp, with the status 500": (500, "the request exceeds the available context size."),
+    "LM Studio": (400, "Trying to keep the first 5000 tokens when context the overflows. ... context length"),
+    "Groq": (413, "Request too large for model"),
+    "Anthropic": (400, "prompt is too long: 210000 tokens > 200000 maximum"),
+    "max_tokens that is too large": (400, "max_tokens is too large: 1024. The maximum context length is 512 tokens"),
+}
+"""Refusals that are about length, with their status."""

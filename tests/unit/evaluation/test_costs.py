@@ -1,0 +1,60 @@
+"""What an evaluation cost: percentiles, prices, and the table for papers and sheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.evaluation import failed, results, row
+
+from memagent_evaluation.report import percentile, render_report, summary
+from memagent_evaluation.standings import as_csv, as_latex, standings
+from memagent_graph.errors import EvaluationError
+from memagent_graph.prices import Prices, prices_of
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([50, 95, 99, 100]))
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, percent) -> None:
+    found = percentile(values, percent)
+    enough = math.ceil(percent / 100 * len(values))
+    assert sum(each <= found for each in values) >= enough
+    assert sum(each < found for each in values) < enough
+
+
+def test_the_report_has_slow_questions_and_the_price() -> None:
+    rows = [row(index=index, seconds=float(index + 1), prompt_tokens=1_000_000) for index in range(100)]
+    rows.append(failed(index=100))
+    report = render_report(results(*rows), prices=Prices(0.5, 2.0))
+    assert "| 50.50 | 50.00 | 95.00 | 99.00 |" in report
+    assert "| 0.5 | 50 |" in report
+    assert "at 0.5 for a million prompt tokens" in report
+    (cell,) = summary(results(*rows), Prices(0.5, 2.0))
+    assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert cell["price"] == pytest.approx(0.5 + 2e-5)
+    assert "price" not in render_report(results(*rows)).casefold()
+    (nothing,) = summary(results(failed()), Prices(1, 1))
+    assert (nothing["price"], nothing["seconds"]["p50"]) == (None, None)
+
+
+def test_one_price_alone_is_refused() -> None:
+    assert prices_of(None, None) is None
+    assert prices_of(0.0, 0.0) == Prices(0.0, 0.0)
+    with pytest.raises(EvaluationError, match=r"only one.*--price-in and --price-out"):
+        prices_of(1.0, None)
+
+
+def test_the_main_table_is_there_for_spreadsheets_and_papers() -> None:
+    rows = [row(index=index) for index in range(4)] + [row("a_b", index=index, right=index < 2) for index in range(4)]
+    found = standings(results(*rows))
+    first, second = csv.DictReader(io.StringIO(as_csv(found)))
+    assert (first["system"], float(first["accuracy_mean"]), first["against_first_p_value"]) == ("memagent", 1.0, "")
+    assert (second["system"], float(second["against_first_difference"])) == ("a_b", -0.5)
+    table = as_latex(found)
+    assert r"keys & 1K tokens & a\_b & 4 & 50.0 [" in table
+    assert table.count(r"\\") == 3
+    assert r"0 \%" in table
+    assert as_csv([]) == "system\n"

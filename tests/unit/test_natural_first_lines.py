@@ -1,0 +1,116 @@
+"""What people have in their hands is a policy: an address, a chat model, a client of the openai package."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from httpx2 import AsyncClient
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from support.fake_server import FakeServer
+
+from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
+from memagent_graph.policy import Message
+from memagent_graph.settings import NO_KEY
+
+HELLO = [Message(role="user", content="hello there")]
+CHOICES = {"tokenizer": "embedded", "budget": Budget(chunk_tokens=50), "run_log": False}
+
+
+async def test_an_address_in_the_policy_s_place_is_the_server() -> None:
+    with FakeServer() as server:
+        async with MemAgent(server.base_url, **CHOICES) as reader:
+            assert (await reader.aread("The key of harbor is 4711.", "What is the key of harbor?")).answer == "4711"
+    assert reader.settings.base_url == server.base_url
+
+
+def test_an_address_in_the_model_s_place_is_an_error_that_names_the_argument() -> None:
+    with pytest.raises(MemAgentError, match=r"Pass it as base_url"):
+        MemAgent(model="http://localhost:8000/v1")
+
+
+def test_a_chat_model_is_a_policy() -> None:
+    assert isinstance(MemAgent(GenericFakeChatModel(messages=iter([])), **CHOICES).policy, ChatModelPolicy)
+
+
+@pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI])
+async def test_a_client_s_settings_are_taken_over(kind: type) -> None:
+    with FakeServer(lambda body, number: "hi", key="the-clients-own-key") as server:
+        client = kind(
+            base_url=server.base_url, api_key="the-clients-own-key", organization="ours", project="p",
+            default_headers={"X-Team": "a"}, default_query={"version": "2"}, timeout=7.0, max_retries=1,
+        )  # fmt: skip
+        policy = MemAgent(client, model="fake", **CHOICES).policy
+        completion = await policy.complete(HELLO, SamplingParams())
+        await policy.aclose()
+    assert completion.text == "hi"
+    names = ("OpenAI-Organization", "OpenAI-Project", "X-Team")
+    assert [server.headers[0].get(name) for name in names] == ["ours", "p", "a"]
+    assert policy._timeouts.read == 7.0
+    assert policy._url("models").endswith("/v1/models?version=2")
+
+
+async def test_azure_gets_its_key_header_version_and_deployment() -> None:
+    client = openai.AsyncAzureOpenAI(api_key="a" * 12, azure_endpoint="https://x.example", api_version="2024-10-21")
+    policy = OpenAICompatiblePolicy.from_client(client, "mine")
+    url = "https://x.example/openai/deployments/mine/chat/completions?api-version=2024-10-21"
+    assert policy._url("chat/completions") == url
+    assert policy._headers["api-key"] == "a" * 12
+    assert "Authorization" not in policy._headers
+    with pytest.raises(PolicyRequestError, match="deployment is not named"):
+        OpenAICompatiblePolicy.from_client(client)
+
+
+def test_a_client_s_proxy_is_taken_over_and_its_password_stays_hidden() -> None:
+    client = openai.AsyncOpenAI(
+        base_url="http://far.example/v1",
+        api_key="k" * 12,
+        http_client=AsyncClient(proxy="http://me:secretly@proxy:3128"),
+    )
+    policy = OpenAICompatiblePolicy.from_client(client)
+    assert policy._proxy == "http://me:secretly@proxy:3128"
+    assert "secretly" not in policy._redacted("refused secretly")
+
+
+def test_a_client_whose_key_comes_from_a_function_is_refused_with_the_way_round() -> None:
+    with pytest.raises(PolicyRequestError, match="ChatOpenAI"):
+        OpenAICompatiblePolicy.from_client(openai.OpenAI(base_url="http://x/v1", api_key=lambda: "key"))
+
+
+@pytest.mark.parametrize("value", [object(), OpenAICompatiblePolicy, 5, AsyncClient()])
+def test_what_is_no_policy_is_refused_with_what_can_be_passed(value: object) -> None:
+    with pytest.raises(PolicyError, match="is not a policy") as caught:
+        MemAgent(value, **CHOICES)
+    assert caught.value.hint
+
+
+async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
+    with FakeServer(lambda body, number: "hi") as server:
+        reader = MemAgent(base_url=server.base_url, header=["X-Gateway-Key: very-secret-value"], **CHOICES)
+        await reader.policy.complete(HELLO, SamplingParams())
+        await reader.aclose()
+    assert server.headers[0]["X-Gateway-Key"] == "very-secret-value"
+    assert "very-secret-value" not in f"{reader.settings!r}{reader.settings.for_log()}"
+    assert reader.policy._redacted("it was very-secret-value") == "it was [hidden]"
+
+
+async def test_a_query_at_the_end_of_the_address_is_in_every_request() -> None:
+    policy = OpenAICompatiblePolicy("m", base_url="http://x.example/v1?api-version=3")
+    assert policy._url("chat/completions") == "http://x.example/v1/chat/completions?api-version=3"
+
+
+def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "ours")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "p")
+    sent = {key: OpenAICompatiblePolicy("m", base_url="http://x/v1", api_key=key)._headers for key in ("key", NO_KEY)}
+    assert sent["key"]["OpenAI-Organization"] == "ours"
+    assert not {"OpenAI-Organization", "OpenAI-Project"} & sent[NO_KEY].keys()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ca_file": "nowhere.pem"}, {"proxy": "proxy"}, {"unsupported": ["model"]}, {"default_headers": {"X": "a\nb"}}],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_sent(wrong: dict) -> None:
+    with pytest.raises(PolicyRequestError):
+        OpenAICompatiblePolicy("m", base_url="https://x/v1", **wrong)

@@ -1,0 +1,170 @@
+"""Whichever dialect of the API a server speaks, the document's fact is found, and what is lost is said."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.fake_server import FakeServer
+from support.scripts import perfect_reader
+from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS
+
+from memagent_graph import Budget, MemAgent, ReadResult
+from memagent_graph.cli.examination import Health, examine
+from memagent_graph.errors import PolicyRequestError, PolicyResponseError, PromptCutError
+from memagent_graph.events import EventKind
+from memagent_graph.tokenizers import load_tokenizer
+
+TEXT = "The key of harbor is 4711. " + "and then some words " * 20
+QUESTION = "What is the key of harbor?"
+BUDGET = Budget(context_window=4096, question_tokens=64, memory_tokens=40, chunk_tokens=60, answer_tokens=40)
+
+
+@pytest.fixture(autouse=True)
+def nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    sleep = asyncio.sleep
+    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
+    return
+
+
+async def read(server: FakeServer, text: str = TEXT, budget: Budget = BUDGET, **settings: Any) -> ReadResult:
+    settings = {"model": "fake", "retries": 2, **settings}
+    async with MemAgent(
+        base_url=server.base_url, tokenizer="embedded", budget=budget, run_log=False, **settings
+    ) as reader:
+        return await reader.aread(text, QUESTION)
+
+
+def test_enough_dialects_are_spoken() -> None:
+    assert len(DIALECTS) >= 60
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_the_fact_is_found_and_what_happened_is_said(name: str) -> None:
+    dialect = DIALECTS[name]
+    with dialect.server() as server:
+        result = await read(server, **dialect.settings)
+    assert result.answer == "4711"
+    assert {event.kind.value for event in result.events} == dialect.events
+
+
+@pytest.mark.parametrize("name", TOO_LONG_IN_WORDS)
+async def test_a_refusal_that_speaks_of_length_is_final_and_names_the_remedy(name: str) -> None:
+    status, words = TOO_LONG_IN_WORDS[name]
+    refusal = {"error": {"message": words}}
+    with (
+        FakeServer(lambda body, number: web.json_response(refusal, status=status)) as server,
+        pytest.raises(PolicyRequestError, match="Lower --chunk-tokens") as caught,
+    ):
+        await read(server)
+    assert words[:40] in caught.value.message
+    assert len(server.requests) == 1
+
+
+async def test_a_refusal_that_is_about_something_else_does_not_speak_of_length() -> None:
+    with (
+        FakeServer(lambda body, number: web.json_response({"error": {"message": "no credit"}}, status=402)) as server,
+        pytest.raises(PolicyRequestError) as caught,
+    ):
+        await read(server)
+    assert "chunk-tokens" not in str(caught.value)
+
+
+async def test_a_refused_field_is_left_out_from_then_on_and_its_limit_is_kept() -> None:
+    with DIALECTS["refused field: max_tokens"].server() as server:
+        await read(server)
+    refused, *others = server.requests
+    assert "max_tokens" in refused
+    assert {body.get("max_completion_tokens") for body in others} == {40}
+    assert not any("max_tokens" in body for body in others)
+
+
+async def test_a_field_is_not_given_up_where_that_does_not_help() -> None:
+    with (
+        FakeServer(lambda body, number: web.json_response({"error": "seed, or something else"}, status=400)) as server,
+        pytest.raises(PolicyRequestError),
+    ):
+        await read(server, seed=1)
+    assert [("seed" in body) for body in server.requests] == [True, False]
+
+
+async def test_a_reply_that_keeps_breaking_off_is_an_error_that_says_so() -> None:
+    reply = {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}
+    with (
+        FakeServer(lambda body, number: reply) as server,
+        pytest.raises(PolicyResponseError, match="still broke its reply off after 2 retries"),
+    ):
+        await read(server)
+    assert len(server.requests) == 3
+
+
+async def test_a_wrong_name_is_an_error_that_says_what_is_served() -> None:
+    with FakeServer() as server, pytest.raises(PolicyRequestError, match="it serves fake"):
+        await read(server, model="other")
+
+
+LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000
+LONG_BUDGET = Budget(context_window=8192, question_tokens=64, memory_tokens=100, chunk_tokens=2500, answer_tokens=40)
+
+
+def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
+    """A server that counts tokens in its own way, and keeps the newest tokens that fit its window, as Ollama does."""
+
+    def respond(body: dict[str, Any], number: int) -> dict[str, Any]:
+        prompt = body["messages"][-1]["content"]
+        kept = prompt
+        while count(kept) > window:
+            kept = kept[len(kept) // 50 + 1 :]
+        text = perfect_reader(kept) if len(kept) == len(prompt) else "nothing yet"
+        return {
+            "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": count(kept) + 20, "completion_tokens": 5},
+        }
+
+    return FakeServer(respond)
+
+
+OWN_COUNT = load_tokenizer("embedded").count
+OTHER_COUNTS = {
+    "its own tokens": OWN_COUNT,
+    "words, of which there are fewer": lambda text: len(text.split()),
+    "characters, of which there are more": len,
+    "nothing": lambda text: 0,
+    "always the same": lambda text: 7,
+}
+
+
+async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts() -> None:
+    with counting_server(OWN_COUNT, window=1500) as server:
+        result = await read(server, LONG_TEXT, LONG_BUDGET)
+    cuts = [event for event in result.events if event.kind is EventKind.PROMPT_CUT]
+    assert [event.chunk_index for event in cuts] == list(range(len(cuts)))
+    assert len(cuts) >= 3
+    assert re.search(r"it counts 1,[45]\d\d tokens, and about 1,\d\d\d more were sent", cuts[0].detail)
+
+
+async def test_a_read_can_stop_at_a_prompt_that_the_server_cut() -> None:
+    with counting_server(OWN_COUNT, window=1500) as server, pytest.raises(PromptCutError, match="window"):
+        await read(server, LONG_TEXT, LONG_BUDGET, on_incomplete="stop")
+
+
+@pytest.mark.parametrize("name", OTHER_COUNTS)
+async def test_a_server_that_counts_otherwise_did_not_cut(name: str) -> None:
+    with counting_server(OTHER_COUNTS[name]) as server:
+        result = await read(server, LONG_TEXT, LONG_BUDGET)
+    assert (result.answer, result.events) == ("4711", ())
+
+
+@pytest.mark.parametrize(("window", "health"), [(1500, Health.BAD), (100_000, Health.GOOD)])
+async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, health: Health) -> None:
+    with counting_server(OWN_COUNT, window) as server:
+        async with MemAgent(
+            base_url=server.base_url, model="fake", tokenizer="embedded", budget=LONG_BUDGET, run_log=False
+        ) as reader:
+            *_, last = [check async for check in examine(reader)]
+    assert (last.subject, last.health) == ("longest prompt", health)
+    assert ("--context-window" in (last.remedy or "")) is (health is Health.BAD)
