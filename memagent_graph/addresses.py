@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 from memagent_graph.errors import MemAgentError
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-BOUNDED_HTTP: Final[dict[str, Any]] = {"http": "h11", "ws": "none"}
-"""Options of uvicorn. h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn uses if it is installed,
-does not: a client without a key could fill the memory. There are no WebSockets here."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -73,22 +70,17 @@ class AllowedNames:
 
     def has_host(self, header: str) -> bool:
         """Whether a Host header names this server."""
-        return _host_of(f"//{header}") in self._hosts
+        return _host_of(header) in self._hosts
 
     def has_origin(self, header: str) -> bool:
         """Whether a web page of this origin may send requests."""
-        origin = header.lower()
-        return origin in self._origins or (
-            origin.startswith(("http://", "https://")) and _host_of(origin) in self._hosts
-        )
+        scheme, _, host = header.lower().partition("://")
+        return header.lower() in self._origins or (scheme in {"http", "https"} and _host_of(host) in self._hosts)
 
 
-def _host_of(url: str) -> str | None:
-    try:
-        parts = urlsplit(url)
-        if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
-            return None
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts.hostname
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]+)?")
+
+
+def _host_of(header: str) -> str | None:
+    match = _HOST.fullmatch(header.lower())
+    return match and (match[1] or match[2])

@@ -17,7 +17,8 @@ from mcp.server.fastmcp import FastMCP
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 
-from memagent_graph.addresses import BOUNDED_HTTP, LOCAL_NAMES, in_url
+from memagent_graph.addresses import LOCAL_NAMES, in_url
+from memagent_graph.bounded_http import BOUNDED_HTTP
 
 _SECONDS_TO_STOP: Final = 3
 

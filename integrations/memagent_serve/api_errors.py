@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from memagent_graph.errors import (
+    CheckpointError,
     DocumentError,
+    DocumentStoreError,
     MemAgentError,
     MissingExtraError,
     PolicyAuthenticationError,
     PolicyError,
     PolicyOverloadedError,
     PolicyUnreachableError,
+    RunHeldError,
+    RunLogError,
 )
 
 _TYPES: Final = {
@@ -21,7 +27,10 @@ _TYPES: Final = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_WAIT_SECONDS: Final = "5"
+_LATER: Final = {"Retry-After": "5"}
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE})
+_PRIVATE: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(?:[^\s/:'\",]+/)+[^\s/:'\",]*")
+"""Addresses inside the network, and absolute paths."""
 
 
 class ApiError(Exception):
@@ -72,19 +81,35 @@ def too_busy(message: str, seconds: int) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 
 
+def stopping() -> ApiError:
+    """Return the error for a request that the end of the server interrupts."""
+    words = "the server is stopping; send the same request again later, and a read continues where it was"
+    return ApiError(503, words, code="server_stopping", headers=_LATER)
+
+
 def api_error(error: Exception) -> ApiError:
-    """Return a reader's failure as an error of the API, without the message of an error from outside the package."""
-    match error:
-        case ApiError():
-            return error
-        case DocumentError() | MissingExtraError():
-            return ApiError(400, str(error), code="document_not_readable")
-        case PolicyUnreachableError() | PolicyOverloadedError():
-            return ApiError(503, str(error), code="policy_server_unavailable", headers={"Retry-After": _WAIT_SECONDS})
-        case PolicyError():
-            words = "refused this server's key" if isinstance(error, PolicyAuthenticationError) else f"failed: {error}"
-            return ApiError(502, f"the policy server {words}", code="policy_server_failed")
-        case MemAgentError():
-            return ApiError(500, str(error), code="read_failed")
-        case _:
-            return ApiError(500, f"the server failed ({type(error).__name__}); its log says more", code="internal")
+    """Return a reader's failure as an error of the API: without folders and addresses of this server, and without the
+    message of an error from outside the package. Those that may pass have a status that clients try again.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OSError) and error.errno in _FULL:
+        error = DocumentStoreError(str(error))
+    for kinds, status, code, words in _FAILURES:
+        if isinstance(error, kinds):
+            message = words.format(_PRIVATE.sub("[hidden]", str(error)))
+            return ApiError(status, message, code=code, headers=_LATER if status in {503, 507} else None)
+    return ApiError(500, f"the server failed ({type(error).__name__}); its log says more", code="internal")
+
+
+_DISK: Final = "the server cannot use its disk now, which may be full; its log says more. Send the request again later"
+_FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
+    ((DocumentStoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK),
+    ((DocumentError, MissingExtraError), 400, "document_not_readable", "{}"),
+    ((PolicyUnreachableError, PolicyOverloadedError), 503, "policy_server_unavailable", "{}"),
+    (PolicyAuthenticationError, 502, "policy_server_failed", "the policy server refused this server's key"),
+    (PolicyError, 502, "policy_server_failed", "the policy server failed: {}"),
+    (RunHeldError, 503, "read_in_use", "{}"),
+    (MemAgentError, 500, "read_failed", "{}"),
+)
+"""Errors of the reader: the first that fits."""

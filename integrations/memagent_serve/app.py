@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -26,11 +28,11 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import ApiError, bad_request, not_found
-from memagent_serve.bodies import BodyMemory, bounded
+from memagent_serve.bodies import BodySpace, bounded
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
-from memagent_serve.keys import Owner
+from memagent_serve.keys import Owner, installation_secret
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
+_LEAST_FREE: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
 """The maximum size of an upload's form around the file."""
 
@@ -64,12 +67,23 @@ class ServerResources:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.settings.folder / "reads.sqlite")
-        salted = len(self.settings.keys) > 1 and isinstance(self.reader.policy, Relaying)
-        self.manager = ReadManager(self.reader, self.ledger, self.settings.bounds, self.metrics, salted=salted)
-        self.uploads = Uploads(self.settings.folder / "files", quota=self.settings.uploads)
-        self.body_memory = BodyMemory(self.settings.request_memory)
+        settings = self.settings
+        salted = len(settings.keys) > 1 and isinstance(self.reader.policy, Relaying)
+        secret = installation_secret(settings.folder) if salted else None
+        self.manager = ReadManager(self.reader, self.ledger, settings.bounds, self.metrics, secret=secret)
+        self.uploads = Uploads(
+            settings.folder / "files",
+            self.ledger,
+            self.reader.store,
+            quota=settings.storage,
+            quota_of_all=settings.storage_of_all,
+            texts_in_use=self.manager.texts_in_use,
+        )
+        self.body_memory = BodySpace(settings.request_memory, max(settings.max_body, settings.request_memory // 2))
+        self.arriving = BodySpace(settings.storage_of_all, settings.storage + _FORM_BYTES)
+        """The uploads that arrive, in the system's folder for temporary files."""
         self.completions = ChatCompletions(
-            self.reader, self.manager, self.uploads, self.settings, self.metrics, self.body_memory
+            self.reader, self.manager, self.uploads, settings, self.metrics, self.body_memory
         )
         self.metrics.watch(
             "memagent_request_bytes", "Bytes of large requests in memory.", lambda: self.body_memory.used
@@ -102,7 +116,8 @@ def make_app(
         await serving.aclose()
 
     names = AllowedNames(settings.names, settings.origins)
-    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions)]
+    secrets = getattr(serving.reader.policy, "secrets", ())
+    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions, secrets)]
     if settings.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -135,14 +150,18 @@ async def uploaded(serving: ServerResources, request: Request) -> UploadedFile:
     Raises:
         ApiError: there is none, it is too large, or it does not arrive.
     """
-    owner = owner_of(request)
-    room = (owner.max_bytes or serving.settings.uploads) + _FORM_BYTES
-    whole = Request(request.scope, bounded(request.receive, room, serving.settings.idle_seconds))
-    async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
-        file, purpose = form.get("file"), form.get("purpose", "user_data")
-        if not isinstance(file, UploadFile) or not isinstance(purpose, str):
-            raise bad_request("the form has no file; send it as the field file", "file")
-        return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
+    owner, settings = owner_of(request), serving.settings
+    room = (owner.max_bytes or settings.storage) + _FORM_BYTES
+    with serving.arriving.reservation(owner) as reserve:
+        receive = bounded(
+            request.receive, room, settings.idle_seconds, total_seconds=settings.body_seconds, reserve=reserve
+        )
+        whole = Request(request.scope, receive)
+        async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
+            file, purpose = form.get("file"), form.get("purpose", "user_data")
+            if not isinstance(file, UploadFile) or not isinstance(purpose, str):
+                raise bad_request("the form has no file; send it as the field file", "file")
+            return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
 
 
 def _routes(serving: ServerResources) -> list[Route]:
@@ -205,7 +224,12 @@ def _routes(serving: ServerResources) -> list[Route]:
         return await read(request)
 
     async def health(request: Request) -> Response:
-        parts = {"server": "ok", "policy": await _policy_health(reader), "reads": await _ledger_health(serving.ledger)}
+        parts = {
+            "server": "ok",
+            "policy": await _policy_health(reader),
+            "reads": await _ledger_health(serving.ledger),
+            "disk": await asyncio.to_thread(_disk_health, serving.settings.folder),
+        }
         is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
 
@@ -293,3 +317,7 @@ async def _ledger_health(ledger: Ledger) -> str:
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"
+
+
+def _disk_health(folder: Path) -> str:
+    return "ok" if shutil.disk_usage(folder).free >= _LEAST_FREE else "its disk is full"

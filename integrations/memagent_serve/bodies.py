@@ -1,9 +1,10 @@
-"""Request bodies: bounded in size and time, and large ones together in memory."""
+"""Request bodies: bounded in size and time, and large ones together and by key."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -12,45 +13,55 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from memagent_serve.api_errors import ApiError, too_busy
+from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
-"""Smaller bodies do not count for `BodyMemory`."""
+_SMALL_BYTES: Final = 1 << 16
+"""Smaller bodies do not count for `BodySpace`."""
 _WAIT_SECONDS: Final = 10
 
 
-class BodyMemory:
-    """The memory that all large bodies may take together.
+class BodySpace:
+    """The space in memory or on disk that bodies may take together while they arrive.
 
     Args:
-        most: bytes.
+        most: bytes for all keys.
+        per_key: bytes for one key.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, per_key: int) -> None:
         self._most = most
-        self.used = 0
+        self._per_key = per_key
+        self._used_by: Counter[str] = Counter()
+
+    @property
+    def used(self) -> int:
         """Bytes in use now."""
+        return self._used_by.total()
 
     @contextmanager
-    def reservation(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves memory for a body of a size; it is given back at the end.
+    def reservation(self, owner: Owner) -> Iterator[Callable[[int], None]]:
+        """Yield a function that reserves space for a body of a size; it is given back at the end.
 
-        The function raises an `ApiError`, 429, if the memory is used up.
+        The function raises an `ApiError`, 429, if the space is used up.
         """
         reserved = 0
 
         def reserve(size: int) -> None:
             nonlocal reserved
-            if size <= max(reserved, LARGE_BYTES):
+            if size <= max(reserved, _SMALL_BYTES):
                 return
-            if self.used + size - reserved > self._most:
-                raise too_busy("other requests use all the memory for large ones; send it again later", _WAIT_SECONDS)
-            self.used += size - reserved
+            more = size - reserved
+            if self.used + more > self._most or self._used_by[owner.name] + more > self._per_key:
+                raise too_busy("other requests use all the space for large ones; send it again later", _WAIT_SECONDS)
+            self._used_by[owner.name] += more
             reserved = size
 
         try:
             yield reserve
         finally:
-            self.used -= reserved
+            self._used_by[owner.name] -= reserved
+            self._used_by += Counter()  # without zeros
 
 
 def bounded(
@@ -68,7 +79,7 @@ def bounded(
         largest: the maximum size in bytes.
         idle_seconds: how long a client may pause.
         total_seconds: how long the whole body may take.
-        reserve: called with the size so far; see `BodyMemory`.
+        reserve: called with the size so far; see `BodySpace`.
 
     Returns:
         a function that raises an `ApiError`: 413, 408, or that of `reserve`.
@@ -98,7 +109,7 @@ async def whole_body(request: Request, receive: Receive, largest: int, reserve: 
         request: the request.
         receive: from `bounded`.
         largest: the maximum size in bytes.
-        reserve: from `BodyMemory`.
+        reserve: from `BodySpace`.
 
     Raises:
         ApiError: 415, it is not plain JSON; or an error of `bounded`.

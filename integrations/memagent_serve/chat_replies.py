@@ -12,7 +12,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
-from memagent_serve.reads import ReadProgress
+from memagent_serve.reads import ServedRead
 
 RUN_ID_HEADER: Final = "X-Memagent-Run-Id"
 DONE: Final = "[DONE]"
@@ -117,7 +117,7 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
-    """Where the answer comes from: for each quote that supports its memory, a citation of the document.
+    """Where the answer comes from: for each quote that supports it, a citation of the document.
 
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
     the characters as RFC 5147 does; nothing can be fetched there.
@@ -141,7 +141,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
     return annotations
 
 
-def note_of(progress: ReadProgress, memory_before: str) -> str:
+def note_of(progress: ServedRead, memory_before: str) -> str:
     """Progress for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:

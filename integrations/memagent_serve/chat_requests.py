@@ -27,9 +27,9 @@ _list: Final = msgspec.json.Decoder(list[Raw])
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The fields that determine how a request is handled. Others are passed on without being parsed."""
+    """The fields that determine how a request is read. Others are passed on without being parsed."""
 
-    model: Annotated[str, Meta(max_length=_LONGEST_NAME)]
+    model: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: int | None = None
@@ -37,8 +37,9 @@ class Options(msgspec.Struct, frozen=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """Both: below 1 for no limit."""
 
     @property
     def answer_tokens(self) -> int | None:
@@ -47,9 +48,10 @@ class Options(msgspec.Struct, frozen=True):
         Raises:
             ApiError: two limits contradict each other.
         """
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None and limit > 0}
+        if len(limits) > 1:
             raise bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
-        return self.max_completion_tokens or self.max_tokens
+        return next(iter(limits), None)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -125,8 +127,20 @@ class ChatRequest:
     """A request for a chat completion."""
 
     fields: Fields
-    options: Options
     messages: tuple[ChatMessage, ...]
+
+    @property
+    def options(self) -> Options:
+        """The options.
+
+        Raises:
+            ApiError: 400; one has a value that is not possible.
+        """
+        small = {name: self.fields[name] for name in Options.__struct_fields__ if name in self.fields}
+        try:
+            return msgspec.convert(msgspec.json.decode(msgspec.json.encode(small)), Options, strict=False)
+        except msgspec.ValidationError as error:
+            raise bad_request(f"the request is not a chat request: {error}", _blamed(str(error))) from error
 
     def has(self, name: str) -> bool:
         """Whether a field has a value: not null, false, 0 or empty."""
@@ -144,17 +158,26 @@ class ChatRequest:
         return next((kind for kind in kinds if kind not in {"text", "file", "refusal"}), None)
 
 
-def parse(body: bytes) -> ChatRequest:
-    """Parse a body.
+def parse_fields(body: bytes) -> dict[str, Raw]:
+    """Return the fields of a body, without being parsed themselves.
+
+    Raises:
+        ApiError: 400, it is not a JSON object; 413, it has too many values.
+    """
+    _require_few_values(body)
+    try:
+        return _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
+
+
+def parse(fields: Fields) -> ChatRequest:
+    """Parse the messages of a request.
 
     Raises:
         ApiError: 400; the message says what is wrong.
     """
-    _require_few_values(body)
     try:
-        fields = _fields.decode(body)
-        small = {name: fields[name] for name in Options.__struct_fields__ if name in fields}
-        options = msgspec.json.decode(msgspec.json.encode(small), type=Options)
         messages = _list.decode(fields["messages"]) if "messages" in fields else []
         if len(messages) > _MOST_MESSAGES:
             raise bad_request(f"there are more than {_MOST_MESSAGES:,} messages", "messages")
@@ -165,7 +188,7 @@ def parse(body: bytes) -> ChatRequest:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not parsed:
         raise bad_request("there are no messages; send at least one", "messages", "empty_array")
-    return ChatRequest(fields, options, parsed)
+    return ChatRequest(fields, parsed)
 
 
 def _require_few_values(body: bytes) -> None:
@@ -211,16 +234,31 @@ def _part(raw: Raw) -> MessagePart:
         return MessagePart("text", text, raw=raw)
     fields = _fields.decode(raw)
     kind = msgspec.json.decode(fields.get("type", Raw(b"null")), type=str)
-    if kind == "text" and "text" in fields:
-        text = JsonText.of(fields["text"])
-        if text is None:
-            raise bad_request("the text of a part is not a string", "messages")
-        return MessagePart("text", text, raw=raw)
     if kind in {"file", "input_file"}:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
         return MessagePart("file", file=content, raw=raw)
-    return MessagePart(kind, raw=raw)
+    source = _source(fields) if kind == "document" else None
+    if source is not None and source.type == "base64":
+        name = msgspec.json.decode(fields["title"], type=str | None) if "title" in fields else None
+        return MessagePart("file", file=FileContent(filename=name, file_data=source.data), raw=raw)
+    # The text of a part: also of input_text, output_text, and a tool's result.
+    names = {"document": None, "tool_result": "content", "refusal": "refusal"}
+    name = names.get(kind, "text")
+    text_json = source.data if source is not None and source.type == "text" else fields.get(name or "", Raw(b""))
+    text = JsonText.of(text_json)
+    return MessagePart(kind if text is None else "text", text, raw=raw)
+
+
+class _DocumentSource(msgspec.Struct, frozen=True):
+    """The source of a document part."""
+
+    type: str | None = None
+    data: Raw = Raw(b"")
+
+
+def _source(fields: Fields) -> _DocumentSource | None:
+    return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
 
 
 def _blamed(words: str) -> str | None:

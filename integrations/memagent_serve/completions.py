@@ -17,15 +17,14 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from memagent_graph.documents import DocumentRef
-from memagent_graph.policy import Message
+from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.fitting import shown_tokens
 from memagent_graph.tokenizers.shortening import shortened
 from memagent_serve.api_errors import ApiError, bad_request
-from memagent_serve.bodies import LARGE_BYTES, BodyMemory, bounded, whole_body
+from memagent_serve.bodies import LARGE_BYTES, BodySpace, bounded, whole_body
 from memagent_serve.chat_replies import (
     DONE,
     RUN_ID_HEADER,
@@ -37,17 +36,26 @@ from memagent_serve.chat_replies import (
     read_details,
     usage_of,
 )
-from memagent_serve.chat_requests import ChatRequest, FileContent, JsonText, Options, parse, require_readable
+from memagent_serve.chat_requests import (
+    ChatRequest,
+    FileContent,
+    JsonText,
+    Options,
+    parse,
+    parse_fields,
+    require_readable,
+)
 from memagent_serve.keys import Owner
-from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import PartPlace, ReadingPlan, is_task, planned, question_of, sizes_of, total_of
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import ReadManager, ReadProgress, ServedRead, ServedRequest
+from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Source,
     body_after,
     document_of,
     messages_after,
     needs_model_server,
+    shortened_task,
     sources_of,
 )
 from memagent_serve.serve_settings import ServeSettings
@@ -57,12 +65,11 @@ from memagent_serve.short_requests import (
     events_of,
     is_stream,
     local_reply,
-    messages_of,
     pass_on,
     require_model,
     require_possible,
 )
-from memagent_serve.uploads import Uploads, shown_name, stored
+from memagent_serve.uploads import Uploads, shown_name
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Try"
 READ_HEADER: Final = "X-Memagent-Read"
@@ -118,7 +125,7 @@ class ChatCompletions:
         uploads: Uploads,
         settings: ServeSettings,
         metrics: Metrics,
-        memory: BodyMemory,
+        memory: BodySpace,
     ) -> None:
         self._reader = reader
         self._manager = manager
@@ -164,50 +171,56 @@ class ChatCompletions:
     async def _received(self, request: Request, owner: Owner) -> Response | LongRequest:
         """Receive a request; pass it on if it is short."""
         settings, context = self._settings, await self._reader.aprepare()
+        accept = request.headers.get("accept")
         largest = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
-            reserve = stack.enter_context(self._memory.reservation())
+            reserve = stack.enter_context(self._memory.reservation(owner))
             receive = bounded(
                 request.receive, largest, settings.idle_seconds, total_seconds=settings.body_seconds, reserve=reserve
             )
             body = await whole_body(request, receive, largest, reserve)
             if len(body) > LARGE_BYTES:
                 async with self._parsing:
-                    chat = await asyncio.to_thread(parse, body)
-                    long_request = await self._long_request(chat, len(body), owner, context)
+                    fields = await asyncio.to_thread(parse_fields, body)
+                    long_request = await self._long_request(body, fields, owner, context)
             else:
-                chat = parse(body)
-                long_request = await self._long_request(chat, len(body), owner, context)
-            if long_request is None:
+                long_request = await self._long_request(body, parse_fields(body), owner, context)
+            if isinstance(long_request, bytes):
                 self._metrics.ways.labels("passed").inc()
-                return await unless_gone(request, self._passed(chat, body, request.headers.get("accept"), context))
+                return await unless_gone(request, self._passed(long_request, accept, context))
             if long_request.continuation:
                 return replace(long_request, reservation=stack.pop_all())
             return long_request
 
     # Short requests
 
-    async def _passed(self, chat: ChatRequest, body: bytes, accept: str | None, context: ReaderContext) -> Response:
+    async def _passed(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
         if self._server is not None:
             return await pass_on(self._server, "POST", "chat/completions", body, accept=accept)
+        chat = parse(parse_fields(body))
         require_possible(chat, self._reader.policy)
-        return await self._local(chat, messages_of(chat), context)
-
-    async def _local(self, chat: ChatRequest, messages: Sequence[Message], context: ReaderContext) -> Response:
-        return await local_reply(chat, messages, self._reader.policy, context.sampling, context.budget.answer_tokens)
+        return await local_reply(chat, self._reader.policy, context.sampling, context.budget.answer_tokens)
 
     # Long requests
 
     async def _long_request(
-        self, chat: ChatRequest, size: int, owner: Owner, context: ReaderContext
-    ) -> LongRequest | None:
-        """Determine what to read of a request; None if it fits unchanged."""
+        self, body: bytes, fields: dict[str, msgspec.Raw], owner: Owner, context: ReaderContext
+    ) -> LongRequest | bytes:
+        """Determine what to read of a request; if it fits, return its body, which is passed on."""
+        if fields.pop("cache_salt", None) is not None:  # it would be a look into another key's cache
+            body = msgspec.json.encode(fields)
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
-        reply = min(chat.options.max_completion_tokens or chat.options.max_tokens or budget.answer_tokens, window // 4)
-        room = self._settings.read_above or window - reply
-        if size <= room and not chat.has_files:  # a token has at least one byte
-            return None
+        fits = len(body) <= (self._settings.read_above or window * 3 // 4)  # a token has at least one byte
+        try:
+            chat = parse(fields)
+        except ApiError:
+            if fits and self._server is not None:
+                return body  # its server may understand it
+            raise
+        if fits and not chat.has_files:
+            return body
+        room = self._settings.read_above or window - min(_reply_tokens(chat, budget.answer_tokens), window // 4)
         try:
             sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
             total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
@@ -216,15 +229,18 @@ class ChatCompletions:
         findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
         plan = planned(chat, sizes, total=total, room=room, findings=findings)
         if plan.is_empty:
-            return None
+            return body
+        if not chat.has_files and is_task(chat, self._settings.task_pattern):
+            return await asyncio.to_thread(shortened_task, chat, room, tokenizer)
         require_readable(chat)
         require_model(chat, self._reader.policy.name)
-        continues = needs_model_server(chat, plan)
-        if continues and self._server is None:
+        continues = self._server is not None and needs_model_server(chat, plan)
+        if self._server is None:
             require_possible(chat, self._reader.policy)
+        question, words = await asyncio.to_thread(_questions, chat, plan, context, continues)
+        self._manager.require_room(owner, question)
         files = await self._files(chat, owner)
         sources = sources_of(chat, plan, files, self._reader.store)
-        question, words = await asyncio.to_thread(_questions, chat, plan, context, continues)
         sampling = context.sampling
         options = chat.options
         bound = options.answer_tokens
@@ -233,7 +249,7 @@ class ChatCompletions:
             names=tuple(source.name for source in sources),
             ask=ServedRequest(
                 owner=owner,
-                document=await self._stored(sources),
+                document=await self._stored(sources, owner),
                 question=question,
                 sampling=replace(
                     sampling,
@@ -246,11 +262,11 @@ class ChatCompletions:
             continuation=Continuation(chat, plan, words) if continues else None,
         )
 
-    async def _stored(self, sources: Sequence[Source]) -> DocumentRef:
+    async def _stored(self, sources: Sequence[Source], owner: Owner) -> DocumentRef:
         if len(sources) == 1 and sources[0].stored is not None:
             return sources[0].stored
         try:
-            return await asyncio.to_thread(self._reader.store.add, document_of(sources))
+            return await self._uploads.add_text(owner, document_of(sources))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
 
@@ -263,15 +279,15 @@ class ChatCompletions:
         return files
 
     async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
-        store = self._reader.store
         if file.file_id is not None:
             known = self._uploads.get(owner, file.file_id)
             with self._uploads.content(owner, known.id).open("rb") as content:
-                return await stored(store, content, known.filename)
+                return await self._uploads.add_text(owner, Document.from_file(content, known.filename))
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
-        return await stored(store, io.BytesIO(await asyncio.to_thread(_decoded, data)), shown_name(file.filename))
+        data_file = io.BytesIO(await asyncio.to_thread(_decoded, data))
+        return await self._uploads.add_text(owner, Document.from_file(data_file, shown_name(file.filename)))
 
     # Replies
 
@@ -287,18 +303,16 @@ class ChatCompletions:
     async def _answered(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = answer_text(result, long_request.options.stops)
         annotations = await asyncio.to_thread(annotations_of, result, text)
-        head = ReplyHead.of(result.run_id, long_request.options.model)
+        head = ReplyHead.of(result.run_id, self._reader.policy.name)
         message = {"content": text, "annotations": annotations}
         details = read_details(result, long_request.names)
         return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
 
     async def _continued(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
-        body = _body_after(long_request, continuation, result)
-        if self._server is None:
-            context = await self._reader.aprepare()
-            response = await self._local(continuation.request, messages_of(parse(body)), context)
-        else:
-            response = await pass_on(self._server, "POST", "chat/completions", body)
+        assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
+        response = await pass_on(
+            self._server, "POST", "chat/completions", _body_after(long_request, continuation, result)
+        )
         if response.status_code != 200:
             return response
         reply = msgspec.json.decode(bytes(response.body))
@@ -311,7 +325,7 @@ class ChatCompletions:
 
     async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
-        head = ReplyHead.of(read.run_id, long_request.options.model)
+        head = ReplyHead.of(read.run_id, self._reader.policy.name)
         names = ", ".join(long_request.names)
         try:
             async with long_request.reservation:
@@ -349,14 +363,7 @@ class ChatCompletions:
         annotations = await asyncio.to_thread(annotations_of, result, "")
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
         body = _body_after(long_request, continuation, result)
-        if self._server is None:
-            context = await self._reader.aprepare()
-            reply = await self._local(continuation.request, messages_of(parse(body)), context)
-            assert isinstance(reply, EventSourceResponse)  # noqa: S101  the request asks for a stream
-            async for event in reply.body_iterator:
-                if (merged := self._merged(str(event), long_request, head, result)) is not None:
-                    yield merged
-            return
+        assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
             if not is_stream(relayed):
@@ -413,7 +420,15 @@ def _body_after(long_request: LongRequest, continuation: Continuation, result: R
     )
 
 
-def _has_news(progress: ReadProgress) -> bool:
+def _reply_tokens(chat: ChatRequest, usual: int) -> int:
+    """Return how many tokens to leave for the reply; an odd limit is the model server's business."""
+    try:
+        return chat.options.answer_tokens or usual
+    except ApiError:
+        return usual
+
+
+def _has_news(progress: ServedRead) -> bool:
     return progress.update is not None or not progress.state.has_ended
 
 

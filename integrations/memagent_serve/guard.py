@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import in_one_line
-from memagent_serve.api_errors import ApiError, api_error
+from memagent_graph.policies.redaction import SecretRedaction
+from memagent_serve.api_errors import ApiError, api_error, bad_request, stopping
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PAGE, PageSessions
@@ -34,8 +37,14 @@ _KNOWN: Final = (
 )
 
 
+_SHORT_SECRET: Final = 8
+"""A shorter password may be a word of an answer, so it is removed only from errors."""
+
+
 class Guard:
     """Lets a request through to the application with its key's owner in `request.state.owner`, or refuses it.
+
+    Everything that goes back to a client passes here, so the policy's secrets are removed here.
 
     Args:
         app: the application.
@@ -43,16 +52,29 @@ class Guard:
         keys: the known keys.
         metrics: the counters.
         sessions: the browsers that may use the live page; None if there is none.
+        secrets: the policy's keys and passwords.
     """
 
     def __init__(
-        self, app: ASGIApp, names: AllowedNames, keys: Keys, metrics: Metrics, sessions: PageSessions | None = None
+        self,
+        app: ASGIApp,
+        names: AllowedNames,
+        keys: Keys,
+        metrics: Metrics,
+        sessions: PageSessions | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
         self._app = app
         self._names = names
         self._keys = keys
         self._metrics = metrics
         self._sessions = sessions
+        self._in_errors = SecretRedaction(secrets)
+        self._in_texts = SecretRedaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
+
+    def _without_secrets(self, body: bytes, *, is_error: bool) -> bytes:
+        redact = self._in_errors if is_error else self._in_texts
+        return redact(bytes(body).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -62,12 +84,27 @@ class Guard:
         began, status = time.perf_counter(), 0
         path = next((known for known in _KNOWN if scope["path"].startswith(known)), "other")
 
+        held: Message | None = None
+        is_text = True
+
         async def sent(message: Message) -> None:
-            nonlocal status
+            nonlocal held, is_text, status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._metrics.seconds.labels(path).observe(time.perf_counter() - began)
-                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                is_text = headers.get("content-type") != "application/octet-stream"
+                if is_text and "content-length" in headers:
+                    held = message  # until its body is known, whose length may change
+                    return
+            elif is_text and message.get("body"):
+                message["body"] = self._without_secrets(message["body"], is_error=status >= 400)
+            if held is not None:
+                if not message.get("more_body"):
+                    MutableHeaders(scope=held)["Content-Length"] = str(len(message.get("body", b"")))
+                start, held = held, None
+                await send(start)
             await send(message)
 
         try:
@@ -75,10 +112,15 @@ class Guard:
             await self._app(scope, receive, sent)
         except ClientDisconnect:
             status = status or 499
-        except Exception as error:
-            failure = api_error(error)
-            if failure.code == "internal":
-                log.exception("request to %s failed", in_one_line(scope["path"], 200))
+        except (Exception, asyncio.CancelledError) as error:
+            failure = stopping() if isinstance(error, asyncio.CancelledError) else api_error(error)
+            if failure.status >= 500:
+                log.warning(
+                    "request to %s failed: %s",
+                    in_one_line(scope["path"], 200),
+                    in_one_line(str(error)),
+                    exc_info=failure.code == "internal",
+                )
             if status:
                 raise
             await JSONResponse(failure.body(), failure.status, headers=failure.headers)(scope, receive, sent)
@@ -99,6 +141,8 @@ class Guard:
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
             )
+        if "content-length" in headers and "transfer-encoding" in headers:
+            raise bad_request("the request has two lengths, Content-Length and Transfer-Encoding")
         if scope["path"] in _OPEN:
             return
         if self._sessions is not None and self._sessions.has(scope["path"]):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
+import secrets
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -12,9 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.storage.private_files import private_folder
+from memagent_graph.storage.whole_files import write_whole
+
+log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _SHORTEST: Final = 16
+_SECRET_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +136,28 @@ def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def installation_secret(folder: Path) -> bytes:
+    """Return the secret of this data folder, made at first use; another one if others could read it.
+
+    Only salts of the model server's prefix cache depend on it: with another secret, the cache is filled again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / "secret"
+    if path.is_file():
+        secret = path.read_bytes()
+        if len(secret) == _SECRET_BYTES and not stat.S_IMODE(path.stat().st_mode) & 0o077:
+            return secret
+        log.warning("%s was incomplete, or readable by other users; a new secret takes its place", path)
+    private_folder(folder)
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    write_whole(path, secret)
+    return secret
+
+
+def salt_of(owner: Owner, secret: bytes) -> str:
+    """Return a key's salt, which nobody without the secret can guess."""
+    return hmac.new(secret, owner.name.encode(), hashlib.sha256).hexdigest()

@@ -65,6 +65,15 @@ CREATE TABLE IF NOT EXISTS reads (
     began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
     edited INTEGER NOT NULL DEFAULT 0
 );
+CREATE TABLE IF NOT EXISTS files (
+    owner TEXT NOT NULL, id TEXT PRIMARY KEY, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
+    filename TEXT NOT NULL, purpose TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS texts (
+    owner TEXT NOT NULL, key TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL, ref TEXT NOT NULL,
+    PRIMARY KEY (owner, key)
+);
+CREATE INDEX IF NOT EXISTS files_of_owners ON files (owner, created_at);
 CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
 CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
 """
@@ -84,7 +93,8 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held during several statements that belong together."""
         try:
             self._connection = open_database(path, _SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
@@ -94,7 +104,7 @@ class Ledger:
     def begin(self, entry: Entry) -> None:
         """Add a read."""
         values = (entry.run_id, entry.owner, entry.request, entry.question, entry.document, entry.began)
-        self._run(
+        self.run(
             "INSERT INTO reads (run_id, owner, request, question, document, began, state) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*values, entry.state),
         )
@@ -102,7 +112,7 @@ class Ledger:
     def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
         """Record the state of a read."""
         ended = time.time() if state.has_ended else None
-        self._run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
+        self.run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
 
     def of_request(self, owner: str, request: str) -> list[Entry]:
         """Return the reads of one request of a key, the newest first."""
@@ -121,13 +131,13 @@ class Ledger:
             `newest` of them after the first `skip`, and the total number.
         """
         values = owner, text.casefold()
-        ((total,),) = self._run(f"SELECT count(*) FROM reads WHERE {_CONTAINS}", values)  # noqa: S608  one of those above
+        ((total,),) = self.run(f"SELECT count(*) FROM reads WHERE {_CONTAINS}", values)  # noqa: S608  one of those above
         page = self._entries(f"{_CONTAINS} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip))
         return page, total
 
     def mark_edited(self, run_id: str, *, edited: bool = True) -> None:
         """Record whether a person changed a read."""
-        self._run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
+        self.run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
         """One read; None if it does not exist, or belongs to another key."""
@@ -135,16 +145,17 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
+        with self.lock:
             self._connection.close()
 
     def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
-        rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
+        rows = self.run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
         return [Entry(**{**dict(row), "state": ReadState(row["state"]), "edited": bool(row["edited"])}) for row in rows]
 
-    def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
+    def run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """Return the rows of a statement."""
         try:
-            with self._lock, closing(self._connection.execute(statement, values)) as cursor:
+            with self.lock, closing(self._connection.execute(statement, values)) as cursor:
                 return cursor.fetchall()
         except sqlite3.Error as error:
             raise self._failure(error) from error

@@ -13,12 +13,13 @@ from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for a chat template's text around each message."""
 OTHER_PART_TOKENS: Final = 1024
-"""The assumed tokens of a part that is not text, such as an image."""
+"""The assumed tokens of an image, a sound or a video."""
+_MEDIA: Final = re.compile("image|audio|video")
 _STUB_TOKENS: Final = 64
 """The replacement of a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
@@ -62,16 +63,24 @@ Sizes = Sequence[Sequence[int]]
 
 
 def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the tokens of each part; files count as 0, because they are always read."""
+    """Return the tokens of each part; files count as 0, because they are always read.
 
-    def size(text: JsonText | None, kind: str) -> int:
-        if text is None:
-            return 0 if kind == "file" else OTHER_PART_TOKENS
-        if text.size > _EXACT_BYTES:
-            return text.size // _BYTES_PER_TOKEN
-        return tokenizer.count(text.text())
+    A part of another type, such as a tool's result with parts of its own, counts with its JSON.
+    """
 
-    return [[size(part.text, part.kind) for part in message.parts] for message in request.messages]
+    def size(part: MessagePart) -> int:
+        if part.text is not None:
+            exact, text = part.text.size <= _EXACT_BYTES, part.text
+            return tokenizer.count(text.text()) if exact else text.size // _BYTES_PER_TOKEN
+        if part.kind == "file" or part.raw is None:
+            return 0
+        if _MEDIA.search(part.kind):
+            return OTHER_PART_TOKENS
+        content = bytes(part.raw)
+        exact = len(content) <= _EXACT_BYTES
+        return tokenizer.count(content.decode(errors="replace")) if exact else len(content) // _BYTES_PER_TOKEN
+
+    return [[size(part) for part in message.parts] for message in request.messages]
 
 
 def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
@@ -138,6 +147,15 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
         if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
             return number
     return None
+
+
+def is_task(request: ChatRequest, pattern: str) -> bool:
+    """Whether the user's latest request is a chat front end's own task, such as a title for the conversation."""
+    latest = latest_request(request.messages)
+    if latest is None or not pattern:
+        return False
+    first = next(part.text for part in request.messages[latest].parts if part.text and part.text.size)
+    return re.match(pattern, first.text()) is not None
 
 
 def question_of(
@@ -230,20 +248,9 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if one:
-        chosen = first if first.endswith("?") and not last.endswith("?") else last
-        return _last_tokens(chosen, tokens, tokenizer) if chosen is last else shortened(chosen, tokens, tokenizer)
+        return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer)
     half = max(1, tokens // 2 - 4)
-    return f"{_first_tokens(first, half, tokenizer)}\n[...]\n{_last_tokens(last, half, tokenizer)}"
-
-
-def _first_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    ids = tokenizer.encode(text)
-    return text if len(ids) <= tokens else tokenizer.decode(ids[:tokens]).rstrip("\ufffd") + " [...]"
-
-
-def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    ids = tokenizer.encode(text)
-    return text if len(ids) <= tokens else tokenizer.decode(ids[-tokens:]).lstrip("\ufffd")
+    return f"{shortened(first, half, tokenizer)}\n[...]\n{shortened(last, half, tokenizer)}"
 
 
 def _largest_first(

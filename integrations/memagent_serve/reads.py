@@ -27,8 +27,8 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, too_busy
-from memagent_serve.keys import LOCAL, Owner
+from memagent_serve.api_errors import ApiError, api_error, too_busy
+from memagent_serve.keys import Owner, salt_of
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 
@@ -117,16 +117,6 @@ class ServedRead:
         return self._version, self._changed
 
 
-@dataclass(frozen=True, slots=True)
-class ReadProgress:
-    """The progress of a read."""
-
-    run_id: str
-    state: ReadState
-    chunks: int
-    update: MemoryUpdate | None
-
-
 class ReadManager:
     """Starts reads, finds them again, and lets any number of clients follow them.
 
@@ -135,16 +125,17 @@ class ReadManager:
         ledger: the owners of reads.
         bounds: the limits.
         metrics: the counters.
-        salted: whether each key has its own part of the policy server's prefix cache.
+        secret: makes the salts with which each key has its own part of the policy server's prefix cache; None for no
+            salts.
     """
 
     def __init__(
-        self, reader: MemAgent, ledger: Ledger, bounds: Bounds, metrics: Metrics, *, salted: bool = False
+        self, reader: MemAgent, ledger: Ledger, bounds: Bounds, metrics: Metrics, *, secret: bytes | None = None
     ) -> None:
         self._reader = reader
         self._ledger = ledger
         self._metrics = metrics
-        self._salted = salted
+        self._secret = secret
         self.bounds = bounds
         self._slots = asyncio.Semaphore(bounds.reads)
         self._lock = asyncio.Lock()
@@ -179,7 +170,7 @@ class ReadManager:
             if running and not read_again:
                 self._metrics.reads.labels("joined").inc()
                 return running[-1], "joined"
-            self._require_room(ask.owner)
+            self.require_room(ask.owner)
             known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
             last = next((entry for entry in known if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
@@ -206,7 +197,7 @@ class ReadManager:
         async with self._lock:
             if (known := self._reads.get(entry.run_id)) is not None:
                 return known
-            self._require_room(ask.owner)
+            self.require_room(ask.owner)
             request = "" if entry.edited else entry.request
             read = ServedRead(entry.run_id, ask, request, entry.began)
             self._launch(read, "resumed")
@@ -222,6 +213,10 @@ class ReadManager:
         read = self._reads.get(run_id)
         return read if read is not None and read.ask.owner.name == owner.name else None
 
+    def texts_in_use(self) -> set[str]:
+        """Return the keys of the documents of waiting and running reads."""
+        return {read.ask.document["key"] for read in list(self._reads.values())}
+
     def __len__(self) -> int:
         """How many reads are waiting or running."""
         return len(self._reads)
@@ -230,8 +225,8 @@ class ReadManager:
         """Return the reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
 
-    async def follow(self, read: ServedRead) -> AsyncGenerator[ReadProgress | ReadResult, None]:
-        """Yield the progress of a read, now and at each change, and its result at the end.
+    async def follow(self, read: ServedRead) -> AsyncGenerator[ServedRead | ReadResult, None]:
+        """Yield a read, now and at each change, and its result at the end.
 
         A slow follower misses changes in between, and nothing waits for it.
 
@@ -245,7 +240,7 @@ class ReadManager:
                 version, changed = read.version
                 if version != seen:
                     seen = version
-                    yield ReadProgress(read.run_id, read.state, read.chunks, read.update)
+                    yield read
                     continue
                 await changed.wait()
             if read.error is not None:
@@ -277,8 +272,15 @@ class ReadManager:
         finished = entry.state is ReadState.FINISHED and entry.ended is not None
         return finished and time.time() - (entry.ended or 0.0) > self.bounds.keep_seconds
 
-    def _require_room(self, owner: Owner) -> None:
+    def require_room(self, owner: Owner, question: str | None = None) -> None:
+        """Refuse a read of a key if there are too many, unless it may join one of the same question.
+
+        Raises:
+            ApiError: 429.
+        """
         bounds = self.bounds
+        if question is not None and any(read.ask.question == question for read in self.running(owner)):
+            return
         if len(self._reads) >= bounds.reads + bounds.waiting:
             raise self._busy(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
         if len(self.running(owner)) >= bounds.per_key:
@@ -340,7 +342,7 @@ class ReadManager:
 
     def _mark_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
         try:
-            self._ledger.mark(run_id, state, str(error))
+            self._ledger.mark(run_id, state, api_error(error).message)
         except MemAgentError as failure:
             log.warning("%s", failure)
 
@@ -368,12 +370,12 @@ class ReadManager:
 
     async def reader_for(self, ask: ServedRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
-        salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
+        salt = "" if self._secret is None else salt_of(ask.owner, self._secret)
         key = (salt, ask.sampling, ask.answer_tokens)
         if key not in self._readers:
             policy = self._reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
-                policy = policy.with_fields({"cache_salt": hashlib.sha256(f"memagent {salt}".encode()).hexdigest()})
+                policy = policy.with_fields({"cache_salt": salt})
             choices: dict[str, Any] = {} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens}
             self._readers[key] = self._reader.copy(
                 policy=policy,

@@ -15,8 +15,10 @@ import msgspec
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
+from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.shortening import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import PartPlace, ReadingPlan, speaker
+from memagent_serve.long_parts import MESSAGE_TOKENS, PartPlace, ReadingPlan, latest_request, speaker
 
 _READ_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 120
@@ -233,6 +235,29 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
         {"type": "text", "text": texts[place]} if place in texts else part.raw
         for place, part in enumerate(message.parts)
     ]
+
+
+def shortened_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
+    """Return the body of a front end's task with only its instructions and its text, which loses its middle.
+
+    Args:
+        request: the request.
+        room: the maximum tokens of its prompt.
+        tokenizer: counts.
+    """
+    latest = latest_request(request.messages)
+    kept = [
+        message
+        for number, message in enumerate(request.messages)
+        if number == latest or message.role in {"system", "developer"}
+    ]
+    share = max(1, room // len(kept) - MESSAGE_TOKENS)
+    texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in kept]
+    messages = [
+        {"role": message.role, "content": shortened(text, share, tokenizer)}
+        for message, text in zip(kept, texts, strict=True)
+    ]
+    return msgspec.json.encode({**request.fields, "messages": messages})
 
 
 def body_after(request: ChatRequest, messages: list[dict[str, Any]]) -> bytes:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _MEGABYTE: Final = 2**20
 _SECONDS_TO_STOP: Final = 5
-_IDLE_SECONDS: Final = 75
-"""How long a connection without a request stays open: longer than clients and proxies keep theirs, so that they close
-it first. Otherwise a request could be sent into a connection that this server is closing."""
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -99,7 +96,15 @@ class Serve(ReaderOptions):
     request_memory: Annotated[
         int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
     ] = 256
-    uploads: Annotated[int, typer.Option(min=1, help="Disk space for the files of one key, in MiB.")] = 1024
+    storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
+    storage_of_all: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
+    task_pattern: Annotated[
+        str,
+        typer.Option(
+            help="A request whose last message begins like this regular expression is a chat front end's own task, "
+            "such as a title: if it is long, it is shortened, not read. An empty one means none."
+        ),
+    ] = r"\s*### Task:"
     heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
@@ -155,7 +160,9 @@ class Serve(ReaderOptions):
             read_above=self.read_above,
             max_body=self.max_body * _MEGABYTE,
             request_memory=self.request_memory * _MEGABYTE,
-            uploads=self.uploads * _MEGABYTE,
+            storage=self.storage * _MEGABYTE,
+            storage_of_all=self.storage_of_all * _MEGABYTE,
+            task_pattern=self.task_pattern,
             heartbeat=self.heartbeat,
             max_connections=self.max_connections,
         )
@@ -175,7 +182,8 @@ async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
     import uvicorn  # noqa: PLC0415
 
-    from memagent_graph.addresses import BOUNDED_HTTP, in_url, listen  # noqa: PLC0415
+    from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
+    from memagent_graph.bounded_http import BOUNDED_HTTP  # noqa: PLC0415
     from memagent_serve.app import ServerResources, make_app  # noqa: PLC0415
     from memagent_serve.live import LivePage  # noqa: PLC0415
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
@@ -200,7 +208,6 @@ async def _serve(request: Serve) -> None:
                 access_log=False,
                 server_header=False,
                 limit_concurrency=settings.max_connections,
-                timeout_keep_alive=_IDLE_SECONDS,
                 # Without this, a stream that never ends would keep the server from stopping.
                 timeout_graceful_shutdown=_SECONDS_TO_STOP,
                 **BOUNDED_HTTP,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -31,8 +32,12 @@ class ServeSettings:
     max_body: int = 64 * 2**20
     request_memory: int = 256 * 2**20
     """The maximum size of all large requests together; decoding them takes about as much again."""
-    uploads: int = 2**30
-    """The maximum size of one key's uploaded files together."""
+    storage: int = 2**30
+    """The maximum size on disk of one key's uploaded files and texts together."""
+    storage_of_all: int = 2**34
+    """The same of all keys."""
+    task_pattern: str = r"\s*### Task:"
+    """A regular expression: a chat front end's own task (a title, tags) begins like this, and is not read."""
     idle_seconds: float = 30.0
     """How long a client may pause inside a request."""
     body_seconds: float = 900.0
@@ -40,6 +45,14 @@ class ServeSettings:
     heartbeat: float = 15.0
     """The time between two keep-alive messages in a stream."""
     max_connections: int = 2000
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.task_pattern)
+        except re.error as error:
+            raise MemAgentError(
+                f"the pattern of tasks cannot be used: {error}", hint="Write a regular expression after --task-pattern."
+            ) from error
 
 
 def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool) -> None:

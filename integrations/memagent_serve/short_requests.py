@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
 _RELAYED: Final = frozenset({"content-type", "retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
+_LONGEST_LINE: Final = 1 << 20
 PATHS: Final = frozenset({"chat/completions", "models"})
 """All paths that are requested from the policy server for clients. No path comes from a request."""
 
@@ -76,9 +77,17 @@ def is_stream(reply: aiohttp.ClientResponse) -> bool:
 
 
 async def _chunks(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+    """Yield the reply's whole lines as they arrive: a secret in one of them is not divided."""
     async with stack:
+        rest = b""
         async for chunk in reply.content.iter_any():
-            yield chunk
+            end = (rest + chunk).rfind(b"\n") + 1
+            lines, rest = (rest + chunk)[:end], (rest + chunk)[end:]
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = lines + rest, b""
+            if lines:
+                yield lines
+        yield rest
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
@@ -103,7 +112,7 @@ async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
 _NOT_HERE: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
-def messages_of(request: ChatRequest) -> list[Message]:
+def _messages_of(request: ChatRequest) -> list[Message]:
     """Return the messages in the form that policies accept.
 
     Raises:
@@ -141,7 +150,7 @@ def require_model(request: ChatRequest, name: str) -> None:
     Raises:
         ApiError: 404.
     """
-    if request.options.model != name:
+    if request.options.model not in {None, name}:
         raise not_found(
             f"the model {request.options.model!r} does not read long requests here; {name!r} does",
             "model_not_found",
@@ -149,10 +158,8 @@ def require_model(request: ChatRequest, name: str) -> None:
         )
 
 
-async def local_reply(
-    request: ChatRequest, messages: Sequence[Message], policy: Policy, base: SamplingParams, most_tokens: int
-) -> Response:
-    """Return the policy's reply to messages that fit in its window.
+async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams, most_tokens: int) -> Response:
+    """Return the policy's reply to a request that fits in its window.
 
     Raises:
         PolicyError: it failed.
@@ -166,7 +173,7 @@ async def local_reply(
         seed=base.seed if options.seed is None else options.seed,
         stop=options.stops,
     )
-    completion = await policy.complete(messages, sampling)
+    completion = await policy.complete(_messages_of(request), sampling)
     head = ReplyHead.of(secrets.token_hex(12), completion.model)
     text, reason, usage = extract_reply(completion.text).strip(), _reason(completion), _usage(completion)
     if not options.stream:

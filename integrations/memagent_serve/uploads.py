@@ -1,27 +1,30 @@
-"""Uploaded files, each in the folder of its key: its bytes, and next to them its metadata."""
+"""The files and texts of each key on disk, bounded in size and number."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
+import shutil
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.storage.private_files import private_file, private_folder
-from memagent_graph.storage.whole_files import write_whole
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.keys import Owner
+from memagent_serve.ledger import Ledger
 
 _ID: Final = re.compile(r"file-[0-9a-f]{32}")
-_PIECE_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 200
+_MOST: Final = 10_000
+"""Files and texts of one key."""
+_WHOSE: Final = "WHERE coalesce(?1 = owner, 1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,56 +43,122 @@ class UploadedFile:
 
 
 class Uploads:
-    """The uploaded files of all keys.
+    """The uploaded files of all keys, and the texts that were stored for their requests, also for refused ones.
 
     Args:
-        folder: the folder for them.
-        quota: the maximum bytes of one key's files together, unless the key has its own limit.
+        folder: the folder for the files.
+        ledger: has the lists.
+        store: where the texts are.
+        quota: the maximum bytes of one key's files and texts together, unless the key has its own limit.
+        quota_of_all: the maximum bytes of all keys together.
+        texts_in_use: returns the keys of the documents that are being read.
     """
 
-    def __init__(self, folder: Path, *, quota: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ledger: Ledger,
+        store: DocumentStore,
+        *,
+        quota: int,
+        quota_of_all: int,
+        texts_in_use: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._folder = folder
+        self._ledger = ledger
+        self._store = store
         self._quota = quota
+        self._quota_of_all = quota_of_all
+        self._texts_in_use = texts_in_use
+        known = {row["id"] for row in ledger.run("SELECT id FROM files")}
+        for path in folder.glob("*/file-*.bin"):  # a killed process left those that are not in the list
+            if path.stem not in known:
+                path.unlink(missing_ok=True)
 
-    def add(self, owner: Owner, name: str | None, purpose: str, pieces: IO[bytes]) -> UploadedFile:
+    def add(self, owner: Owner, name: str | None, purpose: str, content: IO[bytes]) -> UploadedFile:
         """Store a file.
 
         Raises:
-            ApiError: 413 if the key's files would exceed their limit; 400 for an empty file.
+            ApiError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
         """
-        room = (owner.max_bytes or self._quota) - sum(file.bytes for file in self.all(owner))
         file_id = f"file-{secrets.token_hex(16)}"
         path = self._path(owner, file_id)
         private_folder(path.parent)
         private_file(path)
-        size = 0
         try:
             with path.open("wb") as target:
-                while piece := pieces.read(_PIECE_BYTES):
-                    size += len(piece)
-                    if size > room:
-                        raise ApiError(
-                            413,
-                            "the files of this key would exceed their limit; delete some",
-                            code="files_too_large",
-                        )
-                    target.write(piece)
+                shutil.copyfileobj(content, target)
+                size = target.tell()
             if not size:
                 raise bad_request("the file is empty", "file")
-            entry = UploadedFile(file_id, size, int(time.time()), shown_name(name), in_one_line(purpose, _LONGEST_NAME))
-            write_whole(path.with_suffix(".json"), json.dumps(asdict(entry)))
+            shown = in_one_line(purpose, _LONGEST_NAME)
+            file = UploadedFile(file_id, size, int(time.time()), shown_name(name), shown)
+            with self._ledger.lock:
+                if self._is_over(owner, size):
+                    words = "the files and texts of this key would exceed their limit; delete some files"
+                    raise ApiError(413, words, code="files_too_large")
+                if self._is_over(None, size):
+                    raise _full()
+                self._ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return entry
+        return file
+
+    async def add_text(self, owner: Owner, document: Document) -> DocumentRef:
+        """Store the text of a document for a key: plain text, Markdown, HTML, PDF, DOCX.
+
+        If the key's or all keys' texts would exceed their limit, the oldest that no read uses are removed.
+
+        Raises:
+            DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
+            ApiError: 507; all other texts are being read.
+        """
+        ref = await self._store.add_async(document)
+        await asyncio.to_thread(self._count_text, owner, ref)
+        return ref
+
+    def has_text(self, owner: Owner, ref: DocumentRef) -> bool:
+        """Whether a key's text is still stored."""
+        return bool(self._ledger.run("SELECT 1 FROM texts WHERE owner = ? AND key = ?", (owner.name, ref["key"])))
+
+    def _count_text(self, owner: Owner, ref: DocumentRef) -> None:
+        with self._ledger.lock:
+            values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref))
+            self._ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
+            in_use = {*self._texts_in_use(), ref["key"]}
+            for whose in (owner, None):
+                while self._is_over(whose):
+                    if not self._remove_oldest_text(whose, in_use):
+                        self._remove_text(owner.name, ref)
+                        raise _full()
+
+    def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:
+        """Remove the oldest text that is not in use; returns whether there was one."""
+        name = owner and owner.name
+        for row in self._ledger.run(f"SELECT owner, key, ref FROM texts {_WHOSE} ORDER BY used", (name,)):  # noqa: S608
+            if row["key"] not in in_use:
+                self._remove_text(row["owner"], json.loads(row["ref"]))
+                return True
+        return False
+
+    def _remove_text(self, owner: str, ref: DocumentRef) -> None:
+        self._ledger.run("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
+        others = self._ledger.run("SELECT 1 FROM texts WHERE key = ?", (ref["key"],))
+        if not others and ref["key"] not in self._texts_in_use():
+            self._store.remove(ref)
+
+    def _is_over(self, owner: Owner | None, more: int = 0) -> bool:
+        """Whether the files and texts of a key, or of all, and some more bytes exceed their limit."""
+        quota, most = (owner.max_bytes or self._quota, _MOST) if owner else (self._quota_of_all, 100 * _MOST)
+        both = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
+        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {both} {_WHOSE}"  # noqa: S608  our own words
+        ((size, number),) = self._ledger.run(query, (owner and owner.name,))
+        return bool(size + more > quota or number > most)
 
     def all(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
-        files = []
-        for path in self._folder_of(owner).glob("file-*.json"):
-            with suppress(FileNotFoundError):  # deleted in the meantime
-                files.append(_read(path))
-        return sorted(files, key=lambda file: (-file.created_at, file.id))
+        return self._files("owner = ? ORDER BY created_at DESC, id", (owner.name,))
 
     def get(self, owner: Owner, file_id: str) -> UploadedFile:
         """One file.
@@ -97,10 +166,9 @@ class Uploads:
         Raises:
             ApiError: 404; there is none, or it belongs to another key.
         """
-        path = self._path(owner, file_id).with_suffix(".json")
-        if not path.is_file():
-            raise _no_file(file_id)
-        return _read(path)
+        for file in self._files("owner = ? AND id = ?", (owner.name, file_id)):
+            return file
+        raise _no_file(file_id)
 
     def content(self, owner: Owner, file_id: str) -> Path:
         """Return the path of its bytes. Raises like `get`."""
@@ -110,16 +178,23 @@ class Uploads:
     def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. What was read of it stays with its runs. Raises like `get`."""
         path = self.content(owner, file_id)
-        path.with_suffix(".json").unlink(missing_ok=True)
+        self._ledger.run("DELETE FROM files WHERE owner = ? AND id = ?", (owner.name, file_id))
         path.unlink(missing_ok=True)
 
-    def _folder_of(self, owner: Owner) -> Path:
-        return self._folder / owner.name
+    def _files(self, condition: str, values: tuple[Any, ...]) -> list[UploadedFile]:
+        columns = "id, bytes, created_at, filename, purpose"
+        rows = self._ledger.run(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
+        return [UploadedFile(**row) for row in rows]
 
     def _path(self, owner: Owner, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
             raise _no_file(file_id)
-        return self._folder_of(owner) / f"{file_id}.bin"
+        return self._folder / owner.name / f"{file_id}.bin"
+
+
+def _full() -> ApiError:
+    words = "the files and texts of all keys would exceed their limit; try again later"
+    return ApiError(507, words, code="insufficient_storage", headers={"Retry-After": "60"})
 
 
 def shown_name(name: str | None) -> str:
@@ -133,19 +208,5 @@ def listing(files: Iterable[UploadedFile]) -> dict[str, Any]:
     return {"object": "list", "data": [file.body() for file in files], "has_more": False}
 
 
-def _read(path: Path) -> UploadedFile:
-    return UploadedFile(**json.loads(path.read_text(encoding="utf-8")))
-
-
 def _no_file(file_id: str) -> ApiError:
     return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")
-
-
-async def stored(store: DocumentStore, file: IO[bytes], name: str) -> DocumentRef:
-    """Return the text of a stored file: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes determine the
-    kind.
-
-    Raises:
-        DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
-    """
-    return await store.add_async(Document.from_file(file, name))

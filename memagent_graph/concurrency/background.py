@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import LastingError
@@ -155,19 +154,43 @@ def _name_twin(twin: Callable[..., Any], method: Callable[..., Any]) -> None:
 
 
 class PerLoop(Generic[T]):
-    """One value per event loop: connections, semaphores and savers must not be shared between loops."""
+    """One value per event loop: connections, semaphores and savers must not be shared between loops.
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    A value ends with its loop: `asyncio.run` closes it at its end, and values of closed loops are not kept.
+
+    Args:
+        make: makes a loop's value.
+        close: closes one, on its loop.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None = None) -> None:
         self._make = make
-        self._values: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+        self._close = close
+        self._values: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = {}
 
     def get(self) -> T:
         """Return the running loop's value, made at first use."""
         loop = asyncio.get_running_loop()
         if loop not in self._values:
-            self._values[loop] = self._make()
-        return self._values[loop]
+            for other in list(self._values):
+                if other.is_closed():
+                    self._values.pop(other, None)
+            value = self._make()
+            end = self._closed_at_end(value)
+            with suppress(StopIteration):
+                end.__anext__().send(None)  # the loop now knows the generator, and closes it with its others
+            self._values[loop] = value, end
+        return self._values[loop][0]
 
-    def pop(self) -> T | None:
-        """Remove and return the running loop's value; None if it has none."""
-        return self._values.pop(asyncio.get_running_loop(), None)
+    async def aclose(self) -> None:
+        """Close the running loop's value, if it has one; the next use makes another."""
+        if (entry := self._values.pop(asyncio.get_running_loop(), None)) is not None:
+            await entry[1].aclose()
+
+    async def _closed_at_end(self, value: T) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._values.pop(asyncio.get_running_loop(), None)
+            if self._close is not None:
+                await self._close(value)

@@ -186,7 +186,9 @@ class OpenAICompatiblePolicy:
             *self._headers.get("Authorization", "").split()[-1:],
             *(default_headers or {}).values(),
         )
-        self._redacted = SecretRedaction(each for each in secrets if each != NO_KEY)
+        self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
+        """Keys and passwords that no message may show."""
+        self._redacted = SecretRedaction(self.secrets)
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
@@ -199,7 +201,7 @@ class OpenAICompatiblePolicy:
         if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
-        self._connections = PerLoop(self._connect)
+        self._connections = PerLoop(self._connect, _Connection.close)
 
     @property
     def name(self) -> str:
@@ -400,8 +402,7 @@ class OpenAICompatiblePolicy:
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
-        if connection := self._connections.pop():
-            await connection.close()
+        await self._connections.aclose()
 
     def _body(self, sampling: SamplingParams, gives_ids: bool, schema: str | None) -> dict[str, Any]:
         """Return the fields of a request but its prompt, without those that the server does not take."""

@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, Final, Literal
 
 from memagent_graph.run_log.columns import columns_of, row_of
@@ -90,54 +89,16 @@ class NewConversation:
         self.values = row_of(conversation) | {"id": None}
 
     def __call__(self, connection: sqlite3.Connection) -> int:
-        """Add it alone."""
-        return self.together(connection, [self])[0]
-
-    @staticmethod
-    def together(connection: sqlite3.Connection, jobs: Sequence[NewConversation]) -> list[int]:
-        """Add several, in order, in as few statements as possible; returns their rows."""
-        numbering = _Numbering(connection)
-        rows: list[int] = []
-        for supersede, batch in groupby(jobs, lambda job: job.supersede):
-            if not supersede:
-                rows += _insert_all(connection, list(batch), numbering)
-                continue
-            for job in batch:
-                _supersede_others(connection, job.values)
-                rows += _insert_all(connection, [job], numbering)
-        return rows
-
-
-class _Numbering:
-    """The next number of each run's conversations."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._next: dict[str, int] = {}
-
-    def take(self, run_id: str, seq: int | None) -> int:
-        if run_id not in self._next:
+        """Add it; without a number, it gets the run's next one."""
+        values = self.values
+        if self.supersede:
+            _supersede_others(connection, values)
+        if values["seq"] is None:
             query = "SELECT coalesce(max(seq) + 1, 0) FROM conversations WHERE run_id = ?"
-            self._next[run_id] = self._connection.execute(query, (run_id,)).fetchone()[0]
-        number = self._next[run_id] if seq is None else seq
-        self._next[run_id] = max(self._next[run_id], number + 1)
-        return number
-
-
-def _insert_all(connection: sqlite3.Connection, jobs: Sequence[NewConversation], numbering: _Numbering) -> list[int]:
-    """Add rows in one statement, which numbers them one after the other."""
-    values: list[Any] = []
-    for job in jobs:
-        job.values["seq"] = numbering.take(job.values["run_id"], job.values["seq"])
-        values += job.values.values()
-    columns = jobs[0].values
-    marks = f"({', '.join('?' * len(columns))})"
-    inserted = connection.execute(
-        f"INSERT INTO conversations ({', '.join(columns)}) VALUES {', '.join([marks] * len(jobs))}",  # noqa: S608  our own names
-        values,
-    )
-    last = inserted.lastrowid or 0
-    return list(range(last - len(jobs) + 1, last + 1))
+            (values["seq"],) = connection.execute(query, (values["run_id"],)).fetchone()
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        statement = f"INSERT INTO conversations ({columns}) VALUES ({marks})"  # noqa: S608  our own names
+        return connection.execute(statement, tuple(values.values())).lastrowid or 0
 
 
 def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:

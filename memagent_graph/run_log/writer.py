@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -32,11 +31,7 @@ _LINGER_IN_HASTE_SECONDS: Final = 0.003
 
 
 class Job(Protocol):
-    """Something to write. Called within a transaction; if that fails, it is called again in another one.
-
-    Jobs that follow each other and have the same attribute `together` are carried out by it at once, as in
-    `rows.NewConversation`: every statement costs the event loop's thread the interpreter's lock once or twice.
-    """
+    """Something to write. Called within a transaction; if that fails, it is called again in another one."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
         """Write, and return the result for the caller."""
@@ -179,10 +174,7 @@ def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
     """Return what each job returned or raised. All run in one transaction; if one fails, each runs in its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        results: list[Any] = []
-        for together, group in groupby((entry.job for entry in batch), lambda job: getattr(job, "together", None)):
-            jobs = list(group)
-            results += together(connection, jobs) if together else [job(connection) for job in jobs]
+        results = [entry.job(connection) for entry in batch]
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
         with contextlib.suppress(sqlite3.Error):

@@ -13,11 +13,6 @@ def data_folder() -> Path:
     return Path(os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent"))
 
 
-def is_data_folder_chosen() -> bool:
-    """Whether the user named it, so that it may hold other things, too."""
-    return bool(os.environ.get("MEMAGENT_HOME"))
-
-
 def default_store() -> Path:
     """Documents' text."""
     return data_folder() / "documents"

@@ -15,7 +15,8 @@ from typing import Any
 import uvicorn
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
-from memagent_graph.addresses import BOUNDED_HTTP, listen
+from memagent_graph.addresses import listen
+from memagent_graph.bounded_http import BOUNDED_HTTP
 from memagent_serve.app import ServerResources, make_app
 from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage

@@ -1,6 +1,5 @@
 """Files that hold texts are for their owner alone, as they are made and where an earlier version made them for all."""
 
-import logging
 import os
 import stat
 
@@ -34,25 +33,6 @@ def test_all_that_a_read_leaves_is_its_owners_alone() -> None:
     assert {default_run_log(), default_checkpoints()} < set(left)
     assert [path for path in left if mode(path) & 0o077] == []
     assert mode(data_folder()) == mode(default_store()) == 0o700
-
-
-def test_what_was_open_to_all_in_the_data_folder_is_closed_with_a_warning(caplog, monkeypatch, tmp_path) -> None:
-    monkeypatch.delenv("MEMAGENT_HOME")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert data_folder().is_relative_to(tmp_path)
-    data_folder().mkdir(parents=True)
-    RunLog(default_run_log()).close()
-    default_run_log().chmod(0o644)
-    data_folder().chmod(0o755)
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        RunLog(default_run_log()).close()
-    assert mode(default_run_log()) == 0o600
-    assert mode(data_folder()) == 0o700
-    assert [record.args[0] for record in caplog.records] == [data_folder(), default_run_log()]
-    caplog.clear()
-    RunLog(default_run_log()).close()
-    assert not caplog.records
 
 
 def test_a_folder_that_the_user_named_keeps_its_mode(tmp_path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
-from memagent_graph.concurrency.pace import Pace, Reach, in_passes_of_threads
+from memagent_graph.concurrency.pace import Pace, Reach, in_passes
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
@@ -164,46 +164,25 @@ async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
     await going
 
 
-def test_threads_stay_at_the_same_chunk_and_one_that_fails_leaves() -> None:
+async def test_readers_stay_at_the_same_chunk_and_one_that_fails_leaves() -> None:
     reached: list[tuple[int, int]] = []
 
-    def reader(number: int, reach: Reach) -> int:
-        async def read() -> int:
-            for chunk in range(20):
-                await reach(chunk)
-                reached.append((chunk, number))
-                if (number, chunk) == (1, 7):
-                    raise KeyError("a defect")
-                await asyncio.sleep(0.001 * (number % 3))
-            return number
+    async def read(number: int, reach: Reach) -> int:
+        for chunk in range(20):
+            await reach(chunk)
+            reached.append((chunk, number))
+            if (number, chunk) == (1, 7):
+                raise KeyError("a defect")
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
+        return number
 
-        return asyncio.run(read())
-
-    outcomes = in_passes_of_threads([partial(reader, number) for number in range(6)], at_once=4)
+    outcomes = await in_passes([partial(read, number) for number in range(6)], at_once=4)
     assert [each for each in outcomes if not isinstance(each, Exception)] == [0, 2, 3, 4, 5]
     assert isinstance(outcomes[1], KeyError)
     for together in (range(4), range(4, 6)):
         chunks = [chunk for chunk, number in reached if number in together]
         assert chunks == sorted(chunks)
-
-
-def test_an_interrupt_ends_threads_at_their_next_chunks() -> None:
-    begun: list[int] = []
-
-    def reader(number: int, reach: Reach) -> None:
-        async def read() -> None:
-            for chunk in range(1000):
-                await reach(chunk)
-                begun.append(chunk)
-                await asyncio.sleep(0.001)
-
-        if number == 0:
-            raise KeyboardInterrupt
-        asyncio.run(read())
-
-    with pytest.raises(KeyboardInterrupt):
-        in_passes_of_threads([partial(reader, number) for number in range(3)], at_once=3)
-    assert len(begun) < 1900, "both would have read to their ends"
 
 
 def test_what_does_not_go_together_is_refused(make_reader) -> None:

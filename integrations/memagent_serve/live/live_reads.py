@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import MemAgentError, RunNotFoundError
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import CheckpointError, MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.reader import AnswerSoFar
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
-from memagent_graph.run_log import RunLog
+from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
@@ -26,7 +26,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
 from memagent_serve.reads import ServedRead, ServedRequest
 from memagent_serve.request_texts import Source, document_of, stored_pieces
-from memagent_serve.uploads import UploadedFile, stored
+from memagent_serve.uploads import UploadedFile
 
 _ASKS_KEPT: Final = 1024
 _FILES_KEPT: Final = 1024
@@ -57,10 +57,11 @@ class LiveReads:
             DocumentError: its text cannot be read.
         """
         place = owner.name, file.id
-        if place not in self._documents:
+        if place not in self._documents or not self._serving.uploads.has_text(owner, self._documents[place]):
             path = self._serving.uploads.content(owner, file.id)
             with path.open("rb") as content:
-                self._documents[place] = await stored(self._reader.store, content, file.filename)
+                document = Document.from_file(content, file.filename)
+                self._documents[place] = await self._serving.uploads.add_text(owner, document)
             _shorten(self._documents, _FILES_KEPT)
         return self._documents[place]
 
@@ -88,7 +89,7 @@ class LiveReads:
             _require_answerable(question, context, "questions")
         uploads = [self._serving.uploads.get(owner, file_id) for file_id in files]
         references = [await self.document(owner, upload) for upload in uploads]
-        document = references[0] if len(references) == 1 else await self._joined(references)
+        document = references[0] if len(references) == 1 else await self._joined(owner, references)
         reads = []
         for question in questions:
             wanted = ServedRequest(owner=owner, document=document, question=question, sampling=context.sampling)
@@ -97,10 +98,10 @@ class LiveReads:
             reads.append(read)
         return reads
 
-    async def _joined(self, references: Sequence[DocumentRef]) -> DocumentRef:
+    async def _joined(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
         sources = [Source(ref["name"], partial(stored_pieces, store, ref), ref) for ref in references]
-        return await asyncio.to_thread(store.add, document_of(sources))
+        return await self._serving.uploads.add_text(owner, document_of(sources))
 
     # Queries
 
@@ -140,6 +141,12 @@ class LiveReads:
         except MemAgentError:  # it cannot be continued, so there is only the log
             return updates
         return [update for update in updates if update.step in steps]
+
+    def answers(self, run_ids: Sequence[str]) -> dict[str, str | None]:
+        """Return the answers in the run log, by run id."""
+        if self._reader.run_log is None or not run_ids:
+            return {}
+        return {run.run_id: run.answer for run in self._reader.run_log.runs(RunFilter(run_ids=list(run_ids)))}
 
     @property
     def _log(self) -> RunLog:
@@ -216,6 +223,8 @@ class LiveReads:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
                 await asyncio.to_thread(self._ledger.mark_edited, run_id, edited=entry.edited)
+                if isinstance(error, CheckpointError | RunLogError):
+                    raise  # as on a full disk
                 raise bad_request(str(error), "text") from error
             await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 import socket
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProcess, served
 
+from memagent_graph import bounded_http
+from memagent_graph.documents import DocumentStore
 from memagent_serve.api_errors import ApiError
-from memagent_serve.chat_requests import parse
+from memagent_serve.chat_requests import parse, parse_fields
 from memagent_serve.keys import Keys, Owner
 
 LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
@@ -48,7 +52,7 @@ def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> It
         "keys": KEYS,
         "max_body": 3 * MEGABYTE,
         "request_memory": 4 * MEGABYTE,
-        "uploads": MEGABYTE,
+        "storage": MEGABYTE,
         "idle_seconds": 0.5,
     }
     with pytest.MonkeyPatch.context() as environment:
@@ -257,6 +261,53 @@ def test_compressed_bodies_are_refused(server: Served) -> None:
 # Heads and bodies
 
 
+@pytest.mark.parametrize("status", [200, 401, 500])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_policy_server_that_repeats_its_key_tells_no_client(tmp_path: Path, status: int, kind: str) -> None:
+    def repeat(body: dict[str, Any], number: int) -> web.Response:
+        return web.Response(body=b'data: {"x": "the-server\'s-own-key"}\n\n', status=status, content_type=kind)
+
+    with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
+        reply = httpx2.post(f"{server.api}/chat/completions", json=chat("hello"))
+    assert reply.status_code == status
+    assert reply.content == b'data: {"x": "[hidden]"}\n\n'
+
+
+def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "HEADER_SECONDS", 0.2)
+    for sent in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(sent)
+            assert connection.recv(100) == b""
+
+
+def test_a_body_with_two_lengths_is_refused(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked"
+        connection.sendall(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n" + lengths + b"\r\n\r\n0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as pool, FakeServer(window=1000, delay=3) as slow:
+        with served(slow.base_url, tmp_path) as server:
+            waiting = pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG), timeout=60)
+            until(lambda: len(server.serving.manager) == 1)
+            monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
+            refused = httpx2.post(f"{server.api}/chat/completions", json=chat(f"{LONG} more"))
+        stopped = waiting.result()
+    assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
+    assert str(tmp_path) not in refused.text
+    assert {"Retry-After"} <= set(map(str.title, refused.headers)) & set(map(str.title, stopped.headers))
+
+
+def _full_disk(store: DocumentStore) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
 def test_headers_without_an_end_are_refused_before_they_take_memory(server: Served) -> None:
     """Whoever has no key can send them, too."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -294,13 +345,13 @@ def test_a_key_may_have_a_lower_bound_of_its_own(upstream: FakeServer, tmp_path:
 )
 def test_countless_small_values_are_refused_before_they_take_memory(body: bytes) -> None:
     with pytest.raises(ApiError, match="too many values") as caught:
-        parse(body)
+        parse_fields(body)
     assert caught.value.status == 413
 
 
 def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(json.dumps(chat(text)).encode())
+    parsed = parse(parse_fields(json.dumps(chat(text)).encode()))
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.text() == text
 

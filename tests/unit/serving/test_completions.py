@@ -81,6 +81,76 @@ def test_a_short_request_reaches_the_policy_server_byte_by_byte_with_the_servers
     assert reply.content == direct.content
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": -1},
+        {"max_tokens": 10.0, "max_completion_tokens": 12},
+        {"temperature": "0.7", "top_p": 0, "seed": "1"},
+        {"temperature": 5, "n": "1", "stop": 7, "stream_options": []},
+        {"model": None},
+        {"messages": []},
+        {"messages": "hello"},
+        {"messages": [{"content": "hello"}]},
+        {"messages": [1]},
+        {"messages": [{"role": "user", "content": {"type": "text"}}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}, {}]}]},
+    ],
+)
+def test_odd_fields_of_a_short_request_are_the_policy_servers_business(
+    server: Served, upstream: Upstream, fields: dict[str, Any]
+) -> None:
+    upstream.respond = lambda body, number: web.json_response({"choices": []})
+    body = json.dumps({"model": "fake", "messages": [user("hello")], **fields}, indent=3).encode()
+    headers = {"Content-Type": "application/json"}
+    httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
+    assert upstream.bodies == [body]
+
+
+def test_a_salt_of_the_policy_servers_cache_is_no_clients_to_choose(server: Served, upstream: Upstream) -> None:
+    for content in ("hello", LONG):
+        body = {"model": "fake", "messages": [user(content), user(QUESTION)], "tools": [], "cache_salt": "another's"}
+        assert httpx2.post(f"{server.api}/chat/completions", json=body).status_code == 200
+    assert upstream.requests[0]["tools"] == []
+    assert not [request for request in upstream.requests if "cache_salt" in request]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_text", "text": LONG},
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": LONG}, "title": "a"},
+        {"type": "document", "title": "a.txt",
+         "source": {"type": "base64", "media_type": "text/plain", "data": base64.b64encode(LONG.encode()).decode()}},
+        {"type": "tool_result", "tool_use_id": "1", "content": LONG},
+    ],
+)  # fmt: skip
+def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: Upstream, part: dict[str, Any]) -> None:
+    reply = ask(client, user([part]), user(QUESTION))
+    assert reply.choices[0].message.content == "4711"
+    assert max(map(len, upstream.bodies)) < 4000
+
+
+def test_a_long_part_that_cannot_be_read_is_refused_and_not_sent(server: Served, upstream: Upstream) -> None:
+    part = {"type": "search_results", "results": [{"text": LONG}]}
+    body = {"model": "fake", "messages": [user([part]), user(QUESTION)]}
+    reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert "search_results" in reply.json()["error"]["message"]
+    assert upstream.requests == []
+
+
+def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.OpenAI, upstream: Upstream) -> None:
+    task = f"### Task:\nSuggest a title.\n\n<chat_history>\n{LONG}\n</chat_history>"
+    ask(client, {"role": "system", "content": "Be brief."}, user(LONG), user(task))
+    (request,) = upstream.requests
+    system, sent = (message["content"] for message in request["messages"])
+    assert system == "Be brief."
+    assert sent.startswith("### Task:\nSuggest a title.")
+    assert sent.endswith("</chat_history>")
+    assert len(sent) < len(LONG) / 2
+
+
 def test_a_stream_of_the_policy_server_is_relayed_as_it_is(tmp_path: Path) -> None:
     events = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: beat\n\ndata: [DONE]\n\n'
 
@@ -293,8 +363,7 @@ def test_a_stop_text_ends_the_answer(client: openai.OpenAI) -> None:
         ({"n": 2}, 400, "send n=1"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "contradict"),
         ({"model": "another"}, 404, "does not read long requests here; 'fake' does"),
-        ({"messages": []}, 400, "no messages"),
-        ({"messages": "text"}, 400, "array"),
+        ({"messages": LONG}, 400, "array"),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"messages": [user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]), user(LONG)]}, 400,
          "image_url"),
@@ -320,9 +389,7 @@ def test_what_cannot_be_had_is_said_in_the_apis_own_form(
     assert upstream.requests == []
 
 
-@pytest.mark.parametrize(
-    "body", [b"{", b"[]", b'"x"', b"\xff\xfe", b'{"model": "fake", "messages": [1]}', b"[" * 100_000]
-)
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000])
 def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
@@ -349,6 +416,8 @@ def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_pat
             )
             assert reply.status_code == 503
             assert "Is the server running?" in reply.json()["error"]["message"]
+            assert url not in reply.text
+            assert int(reply.headers["Retry-After"]) > 0
         health = httpx2.get(f"{server.url}/health")
         assert health.status_code == 503
         assert health.json()["parts"]["server"] == "ok"
@@ -401,9 +470,9 @@ def test_a_policy_in_this_process_answers_short_requests_and_reads_long_ones(tmp
         long: list[Any] = [user(LONG), user(QUESTION)]
         assert create(model=name, messages=long).choices[0].message.content == "4711"
         history: list[Any] = [user(f"note {n} " + "word " * 30) for n in range(60)]
-        gone_on = create(model=name, messages=[*history, user("The end?")], stream=True)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in gone_on if chunk.choices)
-        assert text == "said:  end?"
+        history[7] = user("The key of harbor is 4711.")
+        read = create(model=name, messages=[*history, user(QUESTION)], stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in read if chunk.choices) == "4711"
         for messages in (short, long):
             with pytest.raises(openai.BadRequestError, match="does not know tools"):
                 create(model=name, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}])

@@ -23,7 +23,7 @@ from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, ServingProcess, ser
 from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_serve.api_errors import ApiError
-from memagent_serve.keys import LOCAL, Keys, Owner
+from memagent_serve.keys import LOCAL, Keys, Owner, installation_secret, salt_of
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import Bounds, ReadManager, ServedRequest
@@ -225,6 +225,31 @@ def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path
         both = {request["cache_salt"] for request in upstream.requests}
     assert len(salts) == 1
     assert len(both) == 2
+    secret = tmp_path / "serve" / "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert salts == {salt_of(Owner("alice"), secret.read_bytes())}, "the same after a restart"
+
+
+def test_a_secret_that_others_could_read_is_replaced(tmp_path: Path) -> None:
+    first = installation_secret(tmp_path)
+    assert installation_secret(tmp_path) == first
+    (tmp_path / "secret").chmod(0o644)
+    second = installation_secret(tmp_path)
+    assert second != first
+    assert installation_secret(tmp_path) == second
+
+
+def test_refused_requests_leave_no_texts(slow: FakeServer, tmp_path: Path) -> None:
+    bounds = Bounds(reads=1, waiting=0)
+    with served(slow.base_url, tmp_path, bounds=bounds, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, server.api, body())
+        until(lambda: len(server.serving.manager) == 1)
+        texts = list((tmp_path / "documents" / "texts").iterdir())
+        for number in range(3):
+            refused = body(f"What of {number}?", f"{LONG} {number}")
+            assert post(server.api, refused, key=BOB).status_code == 429
+        assert list((tmp_path / "documents" / "texts").iterdir()) == texts
+        assert answer(first.result()) == "4711"
 
 
 # Bounds

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_serve.chat_requests import ChatRequest, parse
+from memagent_serve.chat_requests import ChatRequest, parse, parse_fields
 from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 
 
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
-    return parse(json.dumps({"model": "m", "messages": list(messages), **fields}).encode())
+    return parse(parse_fields(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
 
 
 def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_services_in_the_docs_and_the_container_file_start_the_server(asked: list[Serve]) -> None:
-    page = (ROOT / "docs" / "serve.md").read_text("utf-8")
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
     compose = yaml.safe_load(page.partition("```yaml\n# compose")[2].partition("\n")[2].partition("```")[0])
     unit = page.partition("```ini\n")[2].partition("```")[0]
     container = (ROOT / "Dockerfile").read_text("utf-8")
@@ -147,7 +147,8 @@ def test_names_that_are_answered() -> None:
     names = AllowedNames(["reader.example", "fe80::1"], ["https://chat.example/"])
     for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080", "reader.example", "[fe80::1]"):
         assert names.has_host(host), host
-    for host in ("", "evil.example", "localhost.evil.example", "localhost@evil", "localhost/x", "[::1", "localhost:x"):
+    for host in ("", "evil.example", "localhost.evil.example", "localhost@evil", "localhost/x", "[::1", "localhost:x",
+                 "[::1].evil", "127.0.0.1#", "localhost?"):  # fmt: skip
         assert not names.has_host(host), host
     assert names.has_origin("https://chat.example")
     assert names.has_origin("http://localhost:3000")

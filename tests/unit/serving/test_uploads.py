@@ -1,43 +1,86 @@
-"""Uploaded files on a disk that fails: what was not written whole is not there."""
+"""Files and texts of keys on disk: bounded together, and what was not written whole is not there."""
 
 from __future__ import annotations
 
 import errno
 import io
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from memagent_serve.keys import LOCAL
+from memagent_graph.documents import Document, DocumentStore
+from memagent_serve.api_errors import ApiError
+from memagent_serve.keys import LOCAL, Owner
+from memagent_serve.ledger import Ledger
 from memagent_serve.uploads import Uploads
 
+ALICE, BOB = Owner("alice"), Owner("bob")
 
-def test_an_upload_whose_description_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
-    uploads = Uploads(tmp_path, quota=10_000)
-    kept = uploads.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
+
+def uploads(folder: Path, *, quota: int = 10_000, quota_of_all: int = 100_000, **options: Any) -> Uploads:
+    store = DocumentStore(folder / "documents")
+    ledger = Ledger(folder / "reads.sqlite")
+    return Uploads(folder / "files", ledger, store, quota=quota, quota_of_all=quota_of_all, **options)
+
+
+def files_in(folder: Path) -> int:
+    return len([path for path in folder.rglob("*") if path.is_file()])
+
+
+def test_an_upload_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
+    files = uploads(tmp_path)
+    first = files.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
 
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("memagent_serve.uploads.write_whole", full)
+        patched.setattr(shutil, "copyfileobj", full)
         with pytest.raises(OSError, match="no space"):
-            uploads.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
-    assert uploads.all(LOCAL) == [kept]
-    later = uploads.add(LOCAL, "later.txt", "user_data", io.BytesIO(b"a third"))
-    assert {file.id for file in uploads.all(LOCAL)} == {kept.id, later.id}
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
+            files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
+    assert files.all(LOCAL) == [first]
+    assert files_in(tmp_path / "files") == 1
 
 
-def test_a_file_that_is_deleted_while_all_are_listed_is_left_out(tmp_path, monkeypatch) -> None:
-    uploads = Uploads(tmp_path, quota=10_000)
-    kept, gone = (uploads.add(LOCAL, f"{name}.txt", "user_data", io.BytesIO(b"text")) for name in ("kept", "gone"))
-    read = Path.read_text
+def test_what_a_killed_upload_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    first = uploads(tmp_path).add(ALICE, "kept.txt", "user_data", io.BytesIO(b"a text"))
+    (tmp_path / "files" / "alice" / f"file-{'0' * 32}.bin").write_bytes(b"half")
+    assert uploads(tmp_path).all(ALICE) == [first]
+    assert files_in(tmp_path / "files") == 1
 
-    def deleted_just_before(path: Path, **options) -> str:
-        if gone.id in path.name:
-            path.unlink()
-        return read(path, **options)
 
-    monkeypatch.setattr(Path, "read_text", deleted_just_before)
-    assert uploads.all(LOCAL) == [kept]
+def test_uploads_at_once_stay_within_the_limits_of_the_key_and_of_all(tmp_path: Path) -> None:
+    files = uploads(tmp_path, quota=50, quota_of_all=70)
+
+    def status(owner: Owner) -> int:
+        try:
+            return len(files.add(owner, "a.txt", "user_data", io.BytesIO(b"x" * 20)).id) and 200
+        except ApiError as error:
+            return error.status
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sorted(pool.map(status, [ALICE] * 10)) == [200] * 2 + [413] * 8
+        assert sorted(pool.map(status, [BOB] * 3)) == [200, 507, 507]
+    assert files_in(tmp_path / "files") == 3
+
+
+async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp_path: Path) -> None:
+    in_use: list[str] = []
+    files = uploads(tmp_path, quota=50, quota_of_all=70, texts_in_use=lambda: in_use)
+    one, two, three = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
+    assert [files.has_text(ALICE, text) for text in (one, two, three)] == [False, True, True]
+    in_use += [two["key"], three["key"]]
+    with pytest.raises(ApiError, match="exceed their limit") as refusal:
+        await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
+    assert refusal.value.status == 507
+    assert files_in(tmp_path / "documents" / "texts") == 2
+    with pytest.raises(ApiError, match="delete some"):
+        files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))
+    shared = await files.add_text(BOB, Document.from_text("b" * 20, "the same text"))
+    in_use.clear()
+    await files.add_text(BOB, Document.from_text("e" * 40, "e"))
+    assert not files.has_text(BOB, shared)
+    assert files_in(tmp_path / "documents" / "texts") == 2, "alice's, of which one was bob's too, was removed"

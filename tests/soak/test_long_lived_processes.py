@@ -1,0 +1,107 @@
+"""Processes that live long: nothing grows with event loops, reads, requests, uploads or pages."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from support.fake_server import FakeServer
+from support.scripts import document_with
+from support.serving import served, small_reader
+
+SHORT = document_with({0.5: "The key of harbor is 4711."}, words=60)
+LONG = document_with({0.5: "The key of harbor is 4711."}, words=900)
+QUESTION = "What is the key of harbor?"
+READS_PER_LOOP = 10
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process holds."""
+
+    descriptors: int
+    threads: int
+    memory: int
+
+    @classmethod
+    def of_this_process(cls, *servers: FakeServer) -> Footprint:
+        for server in servers:
+            for record in (server.requests, server.bodies, server.headers):
+                record.clear()
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        return cls(
+            len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), pages * os.sysconf("SC_PAGE_SIZE")
+        )
+
+    def require_flat(self, later: Footprint, record: Callable[[str, Any], None]) -> None:
+        record("before", str(self))
+        record("after", str(later))
+        assert later.descriptors <= self.descriptors + 4
+        assert later.threads <= self.threads + 4
+        assert later.memory <= self.memory + 32 * MEBIBYTE
+
+
+def test_reads_over_many_event_loops(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
+    loops, warm = size(8, 1000), size(3, 50)
+    with FakeServer(window=1000) as upstream:
+        agent = small_reader(upstream.base_url, tmp_path)
+
+        async def reads(number: int) -> None:
+            ids = [f"{number}-{place}" for place in range(READS_PER_LOOP)]
+            results = await asyncio.gather(*(agent.aread(SHORT, QUESTION, run_id=run_id) for run_id in ids))
+            assert {result.answer for result in results} == {"4711"}
+
+        for number in range(loops):
+            if number == warm:
+                before = Footprint.of_this_process(upstream)
+            asyncio.run(reads(number))
+            upstream.requests.clear()
+            upstream.bodies.clear()
+            upstream.headers.clear()
+        before.require_flat(Footprint.of_this_process(upstream), record_property)
+
+
+def test_requests_reads_uploads_and_pages_of_a_server(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
+    requests, runs, warm = size(20, 2000), size(4, 200), size(2, 40)
+    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, page=True) as server:
+        client = httpx2.Client(base_url=server.url, headers={"X-Memagent-Page": "1"}, timeout=60)
+
+        def ask(number: int) -> None:
+            content = f"{LONG} {number}" if number % 10 == 0 else f"<problem>{number}</problem>"
+            messages = [{"role": "user", "content": content}, {"role": "user", "content": QUESTION}]
+            reply = httpx2.post(f"{server.api}/chat/completions", json={"model": "fake", "messages": messages})
+            assert reply.status_code == 200, reply.text
+
+        def run_on_the_page(number: int) -> None:
+            upload = client.post("/page/files", files={"file": (f"{number}.txt", f"{SHORT} {number}".encode())})
+            begun = client.post("/page/reads", json={"files": [upload.json()["id"]], "questions": [QUESTION]})
+            (run_id,) = begun.json()["reads"]
+            with client.stream("GET", "/page/events", params={"run": run_id}) as events:
+                assert next(line for line in events.iter_lines() if "4711" in line and "finished" in line)
+            assert client.get(f"/page/reads/{run_id}/page").status_code == 200
+
+        assert client.post("/page/session", json={"token": server.sessions.token}).status_code == 204
+        for number in range(max(requests, runs)):
+            if number == warm:
+                before = Footprint.of_this_process(upstream)
+            if number < requests:
+                ask(number)
+            if number < runs:
+                run_on_the_page(number)
+            if number % 20 == 0:
+                Footprint.of_this_process(upstream)
+        client.close()
+        before.require_flat(Footprint.of_this_process(upstream), record_property)
