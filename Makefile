@@ -17,8 +17,8 @@ $(VENV)/.installed: pyproject.toml constraints/development.txt
 	touch $@
 
 $(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/smollm2/*.* memagent_graph/smollm2/templates/*)
-	@$(BIN)/memagent policy add smollm2 || echo "smollm2 was not added, so the embedded policy reads, which finds \
-	numbers only. Try again later with: $(BIN)/memagent policy add smollm2"
+	@$(BIN)/memagent policy add smollm2 || echo "smollm2 was not added. Try again later with: $(BIN)/memagent policy \
+	add smollm2; without it, name a policy: --base-url URL, or --model embedded, which finds numbers only"
 	@touch $@
 
 install: $(VENV)/.installed $(VENV)/.policy  ## A virtual environment with what demo, tests and benchmarks need, and the policy smollm2

@@ -1,7 +1,7 @@
 """An existing agent gets a tool that reads long documents: `python examples/agent_with_tool.py FILE QUESTION`.
 
-The reader is the policy that comes with the package, or the server that OPENAI_BASE_URL names. The agent's chat model
-is a script here, so that this runs anywhere; put `init_chat_model("...")` in its place.
+The reader's policy is on the server in OPENAI_BASE_URL, or named by MEMAGENT_MODEL (`embedded` finds numbers).
+The agent's chat model is a script here, so that this runs anywhere; put `init_chat_model("...")` in its place.
 """
 
 from __future__ import annotations

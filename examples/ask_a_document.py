@@ -1,6 +1,6 @@
 """Ask a question about a document, and watch the memory grow: `python examples/ask_a_document.py FILE QUESTION`.
 
-It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
+Set OPENAI_BASE_URL to a server, or MEMAGENT_MODEL to a policy (`embedded` finds numbers).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, ReadResult
+from memagent_graph import MemAgent, ReadResult
+from memagent_graph.settings import ReadSettings
 
 
 def main(path: Path, question: str) -> None:
     """Print each change of memory as it happens, then the answer."""
-    policy = OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded()
-    with MemAgent(policy) as agent:
+    with MemAgent(settings=ReadSettings.from_environment(os.environ)) as agent:
         for part in agent.stream(path, question):
             if isinstance(part, ReadResult):
                 print(f"answer: {part.answer} ({part.chunks_read} chunks, {part.usage.total_tokens:,} tokens)")

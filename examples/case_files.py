@@ -1,7 +1,8 @@
 """Find contradictions between the files of a folder: `python examples/case_files.py FOLDER QUESTION...`.
 
 Every file is read for all questions. Answers that contradict each other, as the policy judges, are listed with a quote
-and its page or position. Set OPENAI_BASE_URL to use a model server; without it, a policy on this machine reads.
+and its page or position. Set OPENAI_BASE_URL to use a model server; without it, the policy in MEMAGENT_MODEL
+reads, or one that was added to this machine.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import sys
 from pathlib import Path
 
 from memagent_graph import MemAgent
+from memagent_graph.settings import ReadSettings
 from memagent_report import report
 
 
 def main(folder: Path, questions: list[str]) -> None:
     """Print the contradictions and the missing answers, and write the whole report to case.html in the folder."""
     files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
-    agent = MemAgent(tokenizer=os.environ.get("MEMAGENT_TOKENIZER"), checkpoints=folder / "case.sqlite")
+    agent = MemAgent(settings=ReadSettings.from_environment(os.environ), checkpoints=folder / "case.sqlite")
     with agent:
         # Extractive: in a legal case, no answer should be reworded.
         case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True, judge=True)

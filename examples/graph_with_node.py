@@ -1,7 +1,7 @@
 """A LangGraph graph gets a reading node: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
 
-Kill it while it reads and start it again with the same thread: it continues at its chunk. It uses the policy
-that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
+Kill it while it reads and start it again with the same thread: it continues at its chunk. Set OPENAI_BASE_URL
+to a server, or MEMAGENT_MODEL to a policy (`embedded` finds numbers).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 from langchain_memagent import memagent_node
-from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy
+from memagent_graph import MemAgent
+from memagent_graph.settings import ReadSettings
 
 
 class State(TypedDict, total=False):
@@ -37,7 +38,7 @@ def write_report(state: State) -> State:
 
 def main(path: str, question: str, thread: str = "example") -> None:
     """Build the graph, run or resume it, print what it reports."""
-    agent = MemAgent(OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded())
+    agent = MemAgent(settings=ReadSettings.from_environment(os.environ))
     builder = StateGraph(State)
     builder.add_node("read", memagent_node(agent, document=lambda state: Path(state["path"]), evidence="quotes"))
     builder.add_node("write_report", write_report)

@@ -1,7 +1,7 @@
-"""Read a document through the MCP server, as an agent does: `python examples/mcp_client.py FILE QUESTION`.
+"""Read a document through the MCP server, as an agent does: `python examples/mcp_client.py FILE QUESTION [OPTION...]`.
 
-The client starts `memagent mcp`. The policy that comes with the package reads; set OPENAI_BASE_URL to use a model
-server instead.
+The client starts `memagent mcp` with the options, as in `--base-url http://localhost:8000/v1` or `--model embedded`.
+Without any, the server in OPENAI_BASE_URL reads, or the policy that was added to this machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ async def show_progress(progress: float, total: float | None, message: str | Non
     print(f"{progress / (total or 1):4.0%}  {message}")
 
 
-async def main(path: Path, question: str) -> None:
+async def main(path: Path, question: str, *options: str) -> None:
     """Ask a question, print the progress and the answer with its quotes, then show the run by its id."""
     server = StdioServerParameters(
         command=sys.executable,
-        args=["-m", "memagent_graph", "mcp", "--root", str(path.parent)],
+        args=["-m", "memagent_graph", "mcp", "--root", str(path.parent), *options],
         env=dict(os.environ),
     )
     async with stdio_client(server) as streams, ClientSession(*streams) as session:
@@ -42,4 +42,4 @@ async def main(path: Path, question: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]).resolve(), sys.argv[2]))
+    asyncio.run(main(Path(sys.argv[1]).resolve(), *sys.argv[2:]))

@@ -1,6 +1,6 @@
 """Read many documents in parallel for one question: `python examples/report_over_documents.py QUESTION FILE...`.
 
-The policy that comes with the package reads; set OPENAI_BASE_URL to use a model server instead.
+Set OPENAI_BASE_URL to a server, or MEMAGENT_MODEL to a policy (`embedded` finds numbers).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
 from langchain_memagent import memagent_node
-from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, ReadResult
+from memagent_graph import MemAgent, ReadResult
+from memagent_graph.settings import ReadSettings
 
 
 class State(TypedDict, total=False):
@@ -40,7 +41,7 @@ def finding(sent: dict[str, str], result: ReadResult) -> dict[str, list[str]]:
 
 def main(question: str, paths: list[str]) -> None:
     """Read every document, then print a report in Markdown."""
-    agent = MemAgent(OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded())
+    agent = MemAgent(settings=ReadSettings.from_environment(os.environ))
     builder: Any = StateGraph(State)
     builder.add_node("read", memagent_node(agent, document=lambda sent: Path(sent["path"]), answer=None, write=finding))
     builder.add_node("report", lambda state: {"report": "\n".join([f"# {state['question']}", *state["findings"]])})

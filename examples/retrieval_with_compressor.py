@@ -1,6 +1,6 @@
 """Retrieve many texts, read all of them, cite: `python examples/retrieval_with_compressor.py FOLDER QUESTION`.
 
-It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
+Set OPENAI_BASE_URL to a server, or MEMAGENT_MODEL to a policy (`embedded` finds numbers).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from langchain_memagent import MemAgentDocumentCompressor
-from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy
+from memagent_graph import MemAgent
+from memagent_graph.settings import ReadSettings
 
 
 class WordRetriever(BaseRetriever):
@@ -39,7 +40,7 @@ def main(folder: Path, question: str) -> None:
         for path in sorted(folder.glob("*.txt"))
         for number, text in enumerate(path.read_text().split("\n\n"))
     ]
-    agent = MemAgent(OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded())
+    agent = MemAgent(settings=ReadSettings.from_environment(os.environ))
     compressor = MemAgentDocumentCompressor(agent=agent)
     chain = {"documents": WordRetriever(paragraphs=paragraphs), "query": RunnablePassthrough()} | RunnableLambda(
         lambda found: compressor.compress_documents(found["documents"], found["query"])

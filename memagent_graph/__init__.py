@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from memagent_graph.prompts import load_prompts as load_prompts
     from memagent_graph.provenance.evidence import Evidence as Evidence
     from memagent_graph.reader import MemAgent as MemAgent
-    from memagent_graph.reader import ReadRequest as ReadRequest
     from memagent_graph.reading.graph import ReaderGraph as ReaderGraph
     from memagent_graph.reading.graph import build_graph as build_graph
     from memagent_graph.reading.state import Limits as Limits
@@ -108,7 +107,7 @@ _HOMES = {
     "policies": ("ChatModelPolicy", "LocalPolicy", "OpenAICompatiblePolicy", "ScriptedPolicy"),
     "policy": ("Completion", "FinishReason", "Policy", "SamplingParams", "TokenUsage"),
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
-    "reader": ("MemAgent", "ReadRequest"),
+    "reader": ("MemAgent",),
     "events": ("EventKind", "ReadEvent", "StopReason", "UpdateRule"),
     "response_format": ("ResponseFormat",),
     "results": ("ReadResult", "Usage"),

@@ -32,11 +32,19 @@
     ├── CorpusError                 the output of a corpus cannot be used: another run's, other settings, not writable
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Errors that a retry cannot
-mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or request, a missing extra.
+Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name settings as options
+of the command line (`--chunk-tokens`); `remedy` and `str(error)` name them as arguments of Python (`chunk_tokens`).
+Errors that a retry cannot mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or
+request, a missing extra.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+_OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
+"""A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
 
 
 class MemAgentError(Exception):
@@ -44,7 +52,7 @@ class MemAgentError(Exception):
 
     Args:
         message: what happened, as one sentence without a final full stop.
-        hint: the remedy, shown after the message.
+        hint: the remedy, shown after the message; options of the command line have two hyphens.
         run_id: the run in which it happened, if there is one.
         chunk_index: the chunk at which it happened, counted from 0, if there is one.
 
@@ -66,6 +74,11 @@ class MemAgentError(Exception):
         self.chunk_index = chunk_index
         self.branch: str | None = None
 
+    @property
+    def remedy(self) -> str | None:
+        """The hint in the words of Python, as in "Lower chunk_tokens."."""
+        return self.hint and _OPTION.sub(lambda at: at[1] or at[2] + at[3].replace("-", "_"), self.hint)
+
     def __str__(self) -> str:
         place = []
         if self.run_id is not None:
@@ -75,7 +88,7 @@ class MemAgentError(Exception):
         if self.chunk_index is not None:
             place.append(f"chunk {self.chunk_index}")
         text = f"{self.message} ({', '.join(place)})" if place else self.message
-        return f"{text}. {self.hint}" if self.hint else text
+        return f"{text}. {self.remedy}" if self.remedy else text
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling with every attribute, whatever the subclass's constructor takes."""

@@ -101,7 +101,7 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
     if chosen:
         raise MemAgentError(
             f"{', '.join(chosen)} cannot be set: the policy is made already",
-            hint="Set it where the policy is made, or pass no policy: MemAgent(model=..., base_url=...).",
+            hint="Set it where the policy is made, or give --model and --base-url in place of the policy.",
         )
 
 

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeAlias, cast, overload
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from typing_extensions import Unpack
 
 from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
@@ -33,7 +34,7 @@ from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.inputs import check_question, checked_questions
+from memagent_graph.reading.inputs import check_question, checked_questions, is_reference
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
@@ -49,16 +50,10 @@ from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
+_SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
+"""The parts of a caller's config that a read uses; the others belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """One document and one question, for `MemAgent.batch`."""
-
-    document: DocumentSource
-    question: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +67,21 @@ class AnswerSoFar:
     usage: TokenUsage
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadOptions:
-    """How one run is read: its limits, who sees it, and the pace and lines of memory that bind it."""
+class ReadOptions(TypedDict, total=False):
+    """What may be chosen for one call."""
 
+    response_format: ResponseFormatSource | None
+    """The form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an instance of
+    the model, or the dict; see `memagent_graph.reading.structured`."""
+    pages: str | None
+    """The pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out."""
+    run_id: str | None
+    """Your own id; if left out, one is made. An existing run with this id is replaced. With `questions`, the beginning
+    of the runs' ids; a hyphen and the question's number, from 0, follow."""
     limits: Limits | None
-    """None for the reader's own."""
-    shown: bool = True
-    """Whether someone sees the updates; if not, some are not yielded, and only the result has all of them."""
-    pace: Reach | None = None
+    """Bounds for each question's run in this call, instead of the reader's own."""
+    config: RunnableConfig | None
+    """LangChain's, of which callbacks, tags, metadata and the run's name are used."""
 
 
 class MemAgent:
@@ -90,13 +91,13 @@ class MemAgent:
     was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
     >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
-    >>> MemAgent(model="qwen", base_url="http://localhost:8000/v1")  # doctest: +SKIP
+    >>> MemAgent("http://localhost:8000/v1")  # doctest: +SKIP
+    >>> MemAgent(init_chat_model("openai:gpt-5-mini"), tokenizer="o200k_base")  # doctest: +SKIP
 
     Args:
         policy: the language model: a policy, a LangChain chat model, a client of the `openai` package (its settings are
             taken over), a policy's name, or a server's address; if left out, `model` or `base_url` says it, else
-            OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`), else the embedded one
-            (needs the extra "local").
+            OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`).
         settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
@@ -110,13 +111,13 @@ class MemAgent:
     Raises:
         MemAgentError: there is no such setting, or it is for a policy that is made already.
         BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
-        PolicyError: a policy that does not exist or cannot be loaded.
+        PolicyError: no policy is named and none was added, or it does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
 
     def __init__(
         self,
-        policy: Policy | str | None = None,
+        policy: Any = None,
         *,
         settings: ReadSettings | None = None,
         store: DocumentStore | Path | None = None,
@@ -169,60 +170,42 @@ class MemAgent:
     # Reading
 
     @overload
-    async def aread(
-        self,
-        document: DocumentSource | DocumentRef,
-        question: str,
-        *,
-        response_format: ResponseFormatSource | None = None,
-        pages: str | None = None,
-        run_id: str | None = None,
-        limits: Limits | None = None,
-    ) -> ReadResult: ...
+    async def aread(self, document: DocumentSource, question: str, **options: Unpack[ReadOptions]) -> ReadResult: ...
 
     @overload
     async def aread(
         self,
-        document: DocumentSource | DocumentRef,
+        document: DocumentSource,
         *,
         questions: Iterable[str],
-        response_format: ResponseFormatSource | None = None,
-        pages: str | None = None,
-        run_id: str | None = None,
-        limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
         return_exceptions: Literal[False] = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
+        **options: Unpack[ReadOptions],
     ) -> list[ReadResult]: ...
 
     @overload
     async def aread(
         self,
-        document: DocumentSource | DocumentRef,
+        document: DocumentSource,
         *,
         questions: Iterable[str],
-        response_format: ResponseFormatSource | None = None,
-        pages: str | None = None,
-        run_id: str | None = None,
-        limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
         return_exceptions: bool,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
+        **options: Unpack[ReadOptions],
     ) -> list[ReadResult | Exception]: ...
 
     async def aread(
         self,
-        document: DocumentSource | DocumentRef,
+        document: DocumentSource,
         question: str | None = None,
         *,
         questions: Iterable[str] | None = None,
-        response_format: ResponseFormatSource | None = None,
-        pages: str | None = None,
-        run_id: str | None = None,
-        limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
         return_exceptions: bool = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
+        **options: Unpack[ReadOptions],
     ) -> ReadResult | list[ReadResult] | list[ReadResult | Exception]:
         """Read a document for one question, or once for several questions.
 
@@ -239,15 +222,10 @@ class MemAgent:
             question: the question, at most `budget.question_tokens` tokens.
             questions: several questions instead, at least one. Equal ones are read for once and share the
                 result.
-            response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value`
-                is then an instance of the model, or the dict; see `memagent_graph.reading.structured`.
-            pages: the pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out.
-            run_id: your own id; if left out, one is made. An existing run with this id is replaced. With
-                `questions`, the beginning of the runs' ids; a hyphen and the question's number, from 0, follow.
-            limits: bounds for each question's run in this call, instead of the reader's own.
             max_concurrency: how many of `questions` are read for in one pass; the others follow in later passes.
             return_exceptions: return failures in the list instead of raising the first of them.
             on_update: called with the question and each of its memory updates.
+            options: see `ReadOptions`.
 
         Returns:
             The result; with `questions` a list of results in the same order.
@@ -269,35 +247,20 @@ class MemAgent:
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            reference = self._chosen(document, pages)
-            return await result_of(
-                self._start(reference, question, response_format, run_id, _ReadOptions(limits, shown=False))
-            )
-        outcomes = await self._read_each(
-            self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
-        )
+            return await result_of(self._start(document, question, options, is_shown=False))
+        outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
         return outcomes if return_exceptions else raise_first(outcomes)
 
     read = synchronous(aread)
 
     async def astream(
-        self,
-        document: DocumentSource | DocumentRef,
-        question: str,
-        *,
-        response_format: ResponseFormatSource | None = None,
-        pages: str | None = None,
-        run_id: str | None = None,
-        limits: Limits | None = None,
-        pace: Reach | None = None,
+        self, document: DocumentSource, question: str, *, pace: Reach | None = None, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        options = _ReadOptions(limits, pace=pace)
-        started = self._start(self._chosen(document, pages), question, response_format, run_id, options)
-        async with aclosing(started) as parts:
+        async with aclosing(self._start(document, question, options, pace=pace)) as parts:
             async for part in parts:
                 yield part
 
@@ -305,13 +268,13 @@ class MemAgent:
 
     async def abatch(
         self,
-        requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
+        requests: Iterable[tuple[DocumentSource, str]],
         *,
         response_format: ResponseFormatSource | None = None,
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
-        """Read many documents, at most `max_concurrency` at once; for many questions on one document, see `aread`.
+        """Read many documents, each for its question; for many questions on one document, see `aread`.
 
         Results are in the order of the requests; `response_format` is that of all their answers. All reads run to
         their end; then the first failure is raised, or, with `return_exceptions`, each failure is in the place of its
@@ -319,15 +282,11 @@ class MemAgent:
         """
         slots = asyncio.Semaphore(max_concurrency)
 
-        async def one(request: ReadRequest) -> ReadResult | Exception:
+        async def one(request: tuple[DocumentSource, str]) -> ReadResult:
             async with slots:
-                try:
-                    return await self.aread(request.document, request.question, response_format=response_format)
-                except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
-                    return error
+                return await self.aread(*request, response_format=response_format)
 
-        pairs = (request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests)
-        outcomes = await asyncio.gather(*map(one, pairs))
+        outcomes: list[Any] = await asyncio.gather(*map(one, requests), return_exceptions=True)
         return outcomes if return_exceptions else [*raise_first(outcomes)]
 
     batch = synchronous(abatch)
@@ -425,8 +384,7 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            options = _ReadOptions(limits, pace=pace)
-            async with aclosing(self._run(graph, None, state, done, options)) as parts:
+            async with aclosing(self._run(graph, None, state, done, {"limits": limits}, pace=pace)) as parts:
                 async for part in parts:
                     yield part
 
@@ -598,17 +556,13 @@ class MemAgent:
     async def __aenter__(self) -> MemAgent:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     def __enter__(self) -> MemAgent:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     async def _graph(self) -> ReaderGraph:
@@ -630,45 +584,42 @@ class MemAgent:
         except RunError:
             return {}
 
-    @staticmethod
-    def _chosen(document: DocumentSource | DocumentRef, pages: str | None) -> Any:
-        """Return the document with the pages that were chosen."""
-        if pages is None:
-            return document
-        if isinstance(document, dict):
+    async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
+        """Return the document's reference, with the pages that were chosen; another source is stored first."""
+        pages = options.get("pages")
+        if is_reference(document) and pages is not None:
             raise DocumentError(
-                f"{document.get('name', 'the document')} is stored already, and pages are chosen before",
+                f"{document['name']} is stored already, and pages are chosen before",
                 hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
             )
-        return Document.of(document).only(pages)
-
-    async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
-        if isinstance(document, dict):
+        if is_reference(document):
             return cast("DocumentRef", document)
-        return await self.store.add_async(Document.of(document), replace_undecodable=self.settings.replace_undecodable)
+        source = Document.of(document).only(pages)
+        return await self.store.add_async(source, replace_undecodable=self.settings.replace_undecodable)
 
     async def _read_each(
         self,
-        document: DocumentSource | DocumentRef,
+        document: DocumentSource,
         questions: Iterable[str],
-        response_format: ResponseFormatSource | None,
-        run_id: str | None,
-        limits: Limits | None,
+        options: ReadOptions,
         max_concurrency: int,
         on_update: Callable[[str, MemoryUpdate], None] | None,
     ) -> list[ReadResult | Exception]:
         """Return the outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
-        form = None if response_format is None else ResponseFormat.of(response_format)
+        form, run_id = options.get("response_format"), options.get("run_id")
+        form = None if form is None else ResponseFormat.of(form)
         several = checked_questions(questions, structured((await self._graph()).reader_context, form))
-        reference = await self._reference(document)
+        reference = await self._reference(document, options)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
-            own_id = None if run_id is None else f"{run_id}-{number}"
+            own: ReadOptions = {**options, "response_format": form, "pages": None}
+            own["run_id"] = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            options = _ReadOptions(limits, shown=report is not None, pace=pace)
-            return await result_of(self._start(reference, question, form, own_id, options), report)
+            return await result_of(
+                self._start(reference, question, own, is_shown=report is not None, pace=pace), report
+            )
 
         reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
         outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
@@ -676,30 +627,39 @@ class MemAgent:
 
     async def _start(
         self,
-        document: DocumentSource | DocumentRef,
+        document: DocumentSource,
         question: str,
-        response_format: ResponseFormatSource | None,
-        run_id: str | None,
-        options: _ReadOptions,
+        options: ReadOptions,
+        *,
+        is_shown: bool = True,
+        pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
-        graph = (await self._graph()).with_response_format(response_format)
+        graph = (await self._graph()).with_response_format(options.get("response_format"))
         check_question(question, graph.reader_context)
-        run_id = run_id or new_run_id()
-        reference = await self._reference(document)
+        run_id = options.get("run_id") or new_run_id()
+        reference = await self._reference(document, options)
         given = {"question": question, "document": reference, "run_id": run_id}
         if graph.reader_context.structure is not None:
             given["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
-            async with aclosing(self._run(graph, given, given, done, options)) as parts:
+            async with aclosing(self._run(graph, given, given, done, options, is_shown=is_shown, pace=pace)) as parts:
                 async for part in parts:
                     yield part
 
     async def _run(
-        self, graph: ReaderGraph, given: Any, state: Mapping[str, Any], done: Trace, options: _ReadOptions
+        self,
+        graph: ReaderGraph,
+        given: Any,
+        state: Mapping[str, Any],
+        done: Trace,
+        options: ReadOptions,
+        *,
+        is_shown: bool = True,
+        pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Run the graph from `state` to its end; yield its updates, then the result."""
+        """Run the graph from `state` to its end; yield its updates if they are shown to anyone, then the result."""
         run_id = state["run_id"]
         progress = Progress(done.steps, done.document_bytes)
         memory = state.get("memory", "")
@@ -709,13 +669,15 @@ class MemAgent:
 
         context = replace(
             graph.reader_context,
-            limits=options.limits or graph.reader_context.limits,
-            unseen_update=None if options.shown else keep,
+            limits=options.get("limits") or graph.reader_context.limits,
+            unseen_update=None if is_shown else keep,
             done=done,
-            pace=options.pace,
+            pace=pace,
         )
         values: dict[str, Any] = dict(state)
-        stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
+        shown: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
+        config: RunnableConfig = {**shown, **thread(run_id)}
+        stream = graph.astream(given, config, context=context, stream_mode=["updates", "values"])
         async for mode, part in stream:
             if mode == "values":
                 values = part
@@ -724,7 +686,7 @@ class MemAgent:
                 before = len(progress.steps)
                 keep({"memory": memory, **(change or {})})
                 memory = (change or {}).get("memory", memory)
-                if options.shown:
+                if is_shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
         yield _result(graph, values, progress.trace)

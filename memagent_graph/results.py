@@ -81,12 +81,13 @@ class ReadResult:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """The text that supports each line of the final memory: chunk, character span, quote, page and section.
+        """The text that supports the answer: chunk, character span, quote, page and section.
 
-        Computed on request from the words that line and chunk have in common; empty if the document's text
-        is no longer stored. If an excerpt was shown instead of chunks, it supports the answer.
+        Computed on request: the lines of memory that have the answer's words, and the passages of their chunks that
+        have the lines' words. Empty if the document's text is no longer stored. Without an answer, the text behind
+        every line of memory; that is always in `view().provenance.evidence`.
         """
-        return self.view().provenance.evidence
+        return self.view().evidence
 
     def view(self) -> RunView:
         """Return the result in the form that timelines use; see `memagent_graph.timeline`."""

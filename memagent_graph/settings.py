@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from memagent_graph.errors import MemAgentError, RunError
+from memagent_graph.errors import MemAgentError, PolicyError, RunError
 from memagent_graph.events import UpdateRule
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
@@ -39,12 +39,11 @@ _REASONS: Final = {
     None: "the one you named",
     "environment": "the server in OPENAI_BASE_URL, because no policy is named",
     "added": "the policy that was added to this machine, because no policy and no server is named",
-    "embedded": "no policy and no server is named, and none was added to this machine",
 }
 _ABILITIES: Final = {
     "embedded": "It is tiny: it finds a number that is asked for, such as an access code, in English text, and "
-    "understands nothing else. `memagent policy add smollm2` adds one that reads English; --base-url uses a server",
-    "smollm2": "It is small: it finds most facts that a sentence states, and cannot reason; --base-url uses a server",
+    "understands nothing else. `memagent policy add smollm2` adds one that reads English",
+    "smollm2": "It is small: it finds most facts that a sentence states, and cannot reason",
 }
 """What the small policies can do, by name. Others are not known here."""
 
@@ -89,7 +88,7 @@ class PolicySettings:
     model: str | None = setting(
         None,
         'A name on the server; without a server, a folder, a hub id, "embedded", or "smollm2" after it was added.',
-        shown="$OPENAI_BASE_URL's, else smollm2 if it was added, else embedded",
+        shown="$OPENAI_BASE_URL's, else smollm2 if it was added",
     )
     base_url: str | None = setting(None, "The server's API, as in http://localhost:8000/v1.", shown="$OPENAI_BASE_URL")
     api_key: str | None = setting(None, "The server's key.", shown="$OPENAI_API_KEY", secret=True, logged=False)
@@ -150,11 +149,11 @@ class PolicySettings:
         if self.policy is not None:
             return str(self.policy)
         if self.base_url is None:
-            if self.model in {None, "embedded"}:
+            if self.model == "embedded":
                 return "embedded"
             if added_folder(str(self.model)) or (self.model in KNOWN and not os.environ.get("OPENAI_BASE_URL")):
                 return "local"
-            is_folder = Path(str(self.model)).expanduser().is_dir()
+            is_folder = self.model is not None and Path(self.model).expanduser().is_dir()
             # With a slash it is a hub id or a misspelt folder.
             if is_folder or ("/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")):
                 return "local"
@@ -258,7 +257,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     """How many branches of one read run in parallel, if the strategy has branches."""
     limits: Any = setting(None, logged=False)
     """Where each call stops early: `Limits`."""
-    chosen_by: Literal["environment", "added", "embedded"] | None = setting(None, logged=False)
+    chosen_by: Literal["environment", "added"] | None = setting(None, logged=False)
     """Why this policy reads, if none was named; `resolve` sets it."""
 
     def replace(self, **changes: Any) -> Self:
@@ -335,15 +334,18 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS: objects}
         values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         if "policy" not in objects:
-            values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
+            values.setdefault("model", None)
         if self.base_url:
             values["base_url"] = without_password(self.base_url)
         return values
 
     def resolve(self) -> Self:
-        """Return these settings with the policy chosen: the one named, OPENAI_BASE_URL's, one added, or "embedded".
+        """Return these settings with the policy chosen: the one named, else OPENAI_BASE_URL's, else one that was added.
 
         That URL is also used for a name that only a server can know. The choice is logged.
+
+        Raises:
+            PolicyError: none is named, there is no such server, and none was added to this machine.
         """
         if isinstance(self.model, str) and "://" in self.model:
             raise MemAgentError(
@@ -357,8 +359,13 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         if url and self.base_url is None and (is_open or self.policy_name == "server"):
             chosen = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
         elif is_open:
-            name = default_policy()
-            chosen = replaced(self, model=name, chosen_by="embedded" if name == "embedded" else "added")
+            if (name := default_policy()) is None:
+                raise PolicyError(
+                    "no policy is named, there is no OPENAI_BASE_URL, and none was added to this machine",
+                    hint="Name a server with --base-url or a model with --model, or add a policy to this machine: "
+                    f"`memagent policy add {KNOWN[0]}`.",
+                )
+            chosen = replaced(self, model=name, chosen_by="added")
         else:
             chosen = self
         log.info("%s", chosen.policy_reason)
@@ -368,7 +375,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     def policy_reason(self) -> str:
         """Which policy reads, and why, in one line."""
         model = without_password(self.base_url) if self.base_url and self.model is None else self.model
-        name = self.policy or model or "embedded"
+        name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 
     def with_other(

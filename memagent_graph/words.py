@@ -49,6 +49,8 @@ _PARTICLE: Final = re.compile(
 )
 _HIDDEN_ANYWHERE: Final = re.compile(f"[{_HIDDEN}]")
 _HIRAGANA: Final = re.compile("[\u3041-\u309f]")
+_APART: Final = re.compile("[\x00-\u02ff\u3000-\u3029\u3041-\u3096\u30a1-\u9fff\uac00-\ud7a3\uff01-\uff60]{2}")
+"""Two that never are one character."""
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
@@ -81,7 +83,7 @@ def _ends(breaker: type[BaseBreaker], text: str) -> Iterator[int]:
 
 def is_character_end(text: str, at: int) -> bool:
     """Return whether no character, as a reader sees it, is split by a cut before `text[at]`; CR LF counts as two."""
-    if not 0 < at < len(text) or (text[at] < "\u0300" and text[at - 1] < "\u0300"):
+    if not 0 < at < len(text) or _APART.match(text, at - 1):
         return True
     begin = max(0, at - _LONGEST)
     begin = max(begin, text.rfind(" ", begin, at))  # no character goes on after a space but with it

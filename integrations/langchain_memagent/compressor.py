@@ -109,9 +109,9 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
         return [Document(text, metadata=metadata)] if text else []
 
     def _citations(self, documents: Sequence[Document], result: ReadResult) -> Iterator[Citation]:
-        """Return the evidence, by retrieved document; a quote that spans two of them becomes two."""
+        """Return the quotes behind answer and memory, by retrieved document; a quote that spans two becomes two."""
         starts = [mark.start_char for mark in self.agent.store.sections(result.document)]
-        for evidence in result.evidence:
+        for evidence in result.view().provenance.evidence:
             for index, (document, first) in enumerate(zip(documents, starts, strict=True)):
                 start = max(evidence.start_char - first, 0)
                 end = min(evidence.end_char - first, len(document.page_content))

@@ -24,6 +24,7 @@ from memagent_graph.concurrency.background import Cancellation, run_sync
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.reading.inputs import is_reference
 from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
 from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
@@ -65,7 +66,7 @@ class GraphReads:
 
     async def store(self, document: Any) -> DocumentRef:
         """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""
-        if isinstance(document, dict):
+        if is_reference(document):
             return cast("DocumentRef", document)
         source = await asyncio.to_thread(Document.of, document)
         replaces = (await self.reader.aprepare()).replace_undecodable

@@ -63,7 +63,7 @@ def memagent_node(
         answer: the key for the answer (text; None if a limit stopped the read); None writes none.
         memory: the key for the final memory.
         run_id: the key for the run's id, for the run log and the command line.
-        evidence: the key for the quotes that support the memory: a list of `Evidence` as dicts.
+        evidence: the key for the quotes that support the answer: a list of `Evidence` as dicts.
         stop_reason: the key for why the read ended, as text.
         response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. `answer` is then JSON.
         value: the key for its content as JSON values, which checkpoints can store; None if it does not have the form.

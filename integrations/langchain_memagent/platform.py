@@ -1,7 +1,7 @@
 """The reader for `langgraph dev` and LangGraph Platform; `integrations/langgraph.json` names `make_graph`.
 
 Everything is set by environment variables. OPENAI_BASE_URL and OPENAI_API_KEY name the policy's server; without a
-server and a model, a policy that was added to this machine reads, or else the embedded one. Each field of
+server and a model, a policy that was added to this machine reads. Each field of
 `ReadSettings` has a variable: MEMAGENT_MODEL, MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so
 on. Documents and the run log are kept in the folder MEMAGENT_HOME, which must be shared between replicas. Checkpoints
 are the platform's own, so threads can be listed, edited (`memory`, as the node `update_memory`) and resumed through its

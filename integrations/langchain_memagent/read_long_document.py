@@ -79,7 +79,7 @@ class ReadLongDocument(BaseTool):
     """Reads a document with a `MemAgent` and answers questions on it.
 
     Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, or
-    else a policy that was added to this machine, or the embedded one. MEMAGENT_MODEL, MEMAGENT_TOKENIZER and so on are
+    else a policy that was added to this machine. MEMAGENT_MODEL, MEMAGENT_TOKENIZER and so on are
     fields of `ReadSettings`. Documents and runs are stored in MEMAGENT_HOME.
 
     Errors that a model can react to are tool messages with status "error", not exceptions.

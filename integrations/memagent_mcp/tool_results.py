@@ -61,7 +61,7 @@ class Reading(ToolResult):
     """One for each question, in order. Every answer has: question, run_id (for ask_again, show_run, wait, resume_read
     and cancel_read), answer (null if there is none), stop_reason ("answered", "enough", "no_answer", "invalid_answer",
     or the limit at which the read stopped; null if it is running or failed), error (what went wrong and what to do),
-    memory (the notes), evidence (quotes that support the notes, with their places), is_reading (then wait returns the
+    memory (the notes), evidence (quotes that support the answer, with their places), is_reading (then wait returns the
     result), progress (0 to 1) and chunks_read. One that ended also has extent (how much of the document was read),
     value (the parsed answer, if `response_format` was given), usage and events."""
 
@@ -204,7 +204,7 @@ class RunReport(ToolResult):
     memory: str
     """The final memory."""
     evidence: list[dict[str, Any]]
-    """The passages of the document that the lines of the memory come from, each with its place."""
+    """The passages of the document that support the answer, each with its place."""
     chunks: int
     changes: int
     """How many chunks changed the memory."""
@@ -222,7 +222,7 @@ class RunReport(ToolResult):
             document=view.document["name"],
             began=None if view.began is None else moment(view.began),
             memory=timeline.memory,
-            evidence=encodable(quotes(timeline.provenance.evidence, view)),
+            evidence=encodable(quotes(view.evidence, view)),
             seconds=round(totals.seconds, 3),
         )
 

@@ -168,7 +168,7 @@ _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
     """Return the cell for one read.
 
-    Its quotes are the whole sentences around the passages in the run's evidence (see `ReadResult.evidence`). Those that
+    Its quotes are the whole sentences around the passages behind the memory (see `RunView.provenance`). Those that
     contain the answer's numbers, dates and words come first, then those that contain the question's words.
 
     Args:
@@ -200,7 +200,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
 def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
     answer, question_stems = facts_of(result.answer or ""), content_stems(facts_of(result.question))
     spans: dict[tuple[int, int], bool] = {}
-    for evidence in result.evidence:
+    for evidence in result.view().provenance.evidence:
         # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
         chunk = result.updates[evidence.update]
         text = source.text[chunk.start_char : chunk.end_char]

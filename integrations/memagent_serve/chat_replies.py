@@ -120,7 +120,7 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
-    """Where the answer comes from: for each quote that supports its memory, a citation of the document.
+    """Where the answer comes from: for each quote that supports it, a citation of the document.
 
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
     the characters as RFC 5147 does; nothing can be fetched there.

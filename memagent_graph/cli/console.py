@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import rich.console
@@ -22,7 +23,7 @@ from memagent_graph.cli.output import print_json
 from memagent_graph.documents.omissions import document_events
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
-from memagent_graph.plain_text import counted, plain
+from memagent_graph.plain_text import counted, in_one_line, plain
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -57,45 +58,36 @@ class Console:
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
         """Show a read's progress until its result comes."""
-        with self._progress("{task.fields[chunks]} chunks, {task.fields[rate]:.1f}/s") as progress:
-            task = progress.add_task("reading", total=None, chunks=0, rate=0.0)
+        with self._progress("{task.fields[status]}") as progress:
+            task = progress.add_task("reading", total=None, status="")
             begin, count = time.monotonic(), itertools.count(1)
 
             def show(update: MemoryUpdate) -> None:
                 chunks, total = next(count), None if update.progress is None else 1.0
-                rate = chunks / max(time.monotonic() - begin, 1e-9)
-                progress.update(task, completed=update.progress or 0.0, total=total, chunks=chunks, rate=rate)
+                status = f"{counted(chunks, 'chunk')}, {chunks / max(time.monotonic() - begin, 1e-9):.1f}/s"
+                progress.update(task, completed=update.progress or 0.0, total=total, status=status)
 
             return await _result(parts, show)
 
-    async def follow_questions(
-        self,
-        read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]],
-    ) -> _T:
+    async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
-        with self._progress("{task.fields[updates]} updates") as progress:
-            task = progress.add_task("reading", total=1.0, updates=0)
-            count, places = itertools.count(1), dict[str, float]()
-
-            def show(question: str, update: MemoryUpdate) -> None:
-                places[question] = max(update.progress or 0.0, places.get(question, 0.0))
-                progress.update(task, completed=min(places.values()), updates=next(count))
-
-            return await read(show)
+        return await self.follow_documents(1, lambda show: read(partial(show, "")))
 
     async def follow_documents(
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
         """Show the progress of reads of several documents; `read` gets the function to call with each update."""
-        with self._progress("{task.fields[updates]} updates") as progress:
-            task = progress.add_task("reading", total=float(documents), updates=0)
-            count, places = itertools.count(1), dict[str, dict[str, float]]()
+        with self._progress("{task.fields[status]}") as progress:
+            task = progress.add_task("reading", total=float(documents), status="")
+            places = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
                 own = places.setdefault(document, {})
                 own[question] = max(update.progress or 0.0, own.get(question, 0.0))
-                completed = sum(min(each.values()) for each in places.values())
-                progress.update(task, completed=completed, updates=next(count))
+                completed = sum(min(shares.values()) for shares in places.values())
+                chunk = "" if update.chunk_index is None else f"chunk {update.chunk_index + 1}"
+                status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
+                progress.update(task, completed=completed, status=status)
 
             return await read(show)
 
@@ -107,38 +99,44 @@ class Console:
         Raises:
             Exception: an outcome is an unexpected error.
         """
-        if len(outcomes) == 1 and isinstance(outcomes[0], ReadResult):
-            self.result(outcomes[0], updates=updates)
-            return
         if self.as_json:
-            values = (
-                each.to_dict(updates=updates) if isinstance(each, ReadResult) else _error_values(each)
-                for each in outcomes
-            )
-            print_json({"results": list(values)})
-        for outcome in () if self.as_json else outcomes:
+            values = [
+                outcome.to_dict(updates=updates) if isinstance(outcome, ReadResult) else _error_values(outcome)
+                for outcome in outcomes
+            ]
+            print_json(values[0] if len(outcomes) == 1 else {"results": values})
+        for number, outcome in enumerate(() if self.as_json else outcomes):
+            if number:
+                self.out.print()
             if isinstance(outcome, ReadResult):
-                self.resume_command = resume_command(outcome.run_id)
-                self.err.print(f"[bold]{escape(outcome.question)}[/]")
+                if len(outcomes) > 1:
+                    self.resume_command = resume_command(outcome.run_id)
                 self.result(outcome)
             elif isinstance(outcome, MemAgentError):
                 self.resume_command = resume_command(outcome.run_id) if outcome.run_id else None
+                self._field("error", outcome.message)
                 self.failure(outcome, 0)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
                 raise outcome
 
-    def result(self, result: ReadResult, *, updates: bool = False) -> None:
-        """Print the answer on standard output, and information about the read on standard error."""
-        if self.as_json:
-            print_json(result.to_dict(updates=updates))
-            return
-        if result.answer is not None:
-            self.out.print(plain(result.answer), markup=False)
+    def result(self, result: ReadResult) -> None:
+        """Print question, answer and evidence on standard output, and facts about the read on standard error.
+
+        Each begins a line with its label and a colon. Further lines of a text are indented by two spaces, so that an
+        empty line is always between two questions.
+        """
+        self._field("question", result.question)
+        if result.answer is None:
+            self._field("stopped", f"{result.stop_reason.value} after {counted(result.chunks_read, 'chunk')}")
+            self._field("memory", result.memory or "(empty)")
         else:
-            read = counted(result.chunks_read, "chunk")
-            self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {read}[/]")
-            self.err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
+            self._field("answer", result.answer)
+            for sentence, quote in result.view().sentences():
+                place = quote.place or f"chunk {quote.chunk_index + 1}"
+                self._field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(place)})')
+        if not result.is_whole or result.answer is None:
+            self._field("read", result.extent)
         if result.stop_reason is StopReason.INVALID_ANSWER:
             reason = next((e.detail for e in reversed(result.events) if e.kind is EventKind.INVALID_ANSWER), "")
             self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
@@ -155,11 +153,19 @@ class Console:
         if not result.chunks_read and (shown := result.trace.tokens_shown):
             read = f"{shown:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
-            f"[dim]{read}, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "
+            f"[dim]{read} by {escape(result.model)} ({escape(result.strategy)}), "
+            f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "
             f"{usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
             self.err.print(f"continue with: {escape(self.resume_command)}")
+
+    def _field(self, label: str, text: str) -> None:
+        """Print a labelled text on standard output."""
+        lines = plain(text).splitlines() or [""]
+        self.out.print(f"[bold]{label}:[/] {rich.markup.escape(lines[0])}")
+        for line in lines[1:]:
+            self.out.print(f"  {line}", markup=False)
 
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
@@ -169,7 +175,7 @@ class Console:
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
-            at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
+            at = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
             self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
         return int(code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -27,9 +28,15 @@ def existing_file(path: Path) -> Path:
     """Return the path of a document that exists.
 
     Raises:
-        DocumentError: there is no such file.
+        DocumentError: there is no such file, or it is a folder.
     """
+    if re.match(r"https?:/", str(path)):
+        hint = "Save it as a file and read that, or pipe it: curl -L URL | memagent read - -q QUESTION."
+        raise DocumentError("a web address was given, and only files are read here", hint=hint)
     try:
+        if path.is_dir():
+            hint = f"Name one file, or read all of them into a table: `memagent corpus {path} -q QUESTION --out TABLE`."
+            raise DocumentError(f"{path} is a folder", hint=hint)
         path.stat()
     except FileNotFoundError:
         hint = "Check the path; `-` reads standard input."
@@ -108,6 +115,8 @@ class RunOptions:
         from memagent_graph.cli.console import Console
         from memagent_graph.events import StopReason
 
+        if self.updates and not self.as_json:
+            raise typer.BadParameter("the updates are a part of the JSON; add --json", param_hint="'--updates'")
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):
             try:

@@ -25,6 +25,8 @@ _LISTED: Final = 20
 """How many runs are listed by default."""
 _SHOWN_CHARACTERS: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
+_WIDTH_OF_ALL: Final = 150
+"""In a narrower terminal the columns that only training needs are left out: whole cells say more than cut ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
     shown = console(_WIDTH_WITHOUT_TERMINAL)
     if records:
-        shown.print(_table(records, totals))
+        shown.print(_table(records, totals, is_narrow=shown.width < _WIDTH_OF_ALL))
     count, conversations = log.counts()
     shown.print(
         f"{len(records):,} of {counted(count, 'run')} with {counted(conversations, 'conversation')}, "
@@ -149,7 +151,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     )
 
 
-def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Table:
+def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], *, is_narrow: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -162,22 +164,24 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
     if several_ways:
         table.add_column("strategy", no_wrap=True)
     table.add_column("ended", no_wrap=True)
-    for name in ("turns", "tokens in", "out"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("ids")
+    for name in () if is_narrow else ("turns", "tokens in", "out", "ids"):
+        table.add_column(name, justify="left" if name == "ids" else "right", no_wrap=True)
     table.add_column("rewards", overflow="ellipsis", no_wrap=True)
     for record in records:
         total = totals[record.run_id]
+        numbers = (
+            f"{total.conversations:,}",
+            f"{total.prompt_tokens:,}",
+            f"{total.completion_tokens:,}",
+            "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
+        )
         cells = (
             datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
             record.document["name"],
             record.question,
             *([record.strategy] if several_ways else []),
             record.stop_reason or "not yet",
-            f"{total.conversations:,}",
-            f"{total.prompt_tokens:,}",
-            f"{total.completion_tokens:,}",
-            "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
+            *(() if is_narrow else numbers),
             ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
         )
         table.add_row(Text(in_one_line(record.run_id)), *(Text(in_one_line(cell, _SHOWN_CHARACTERS)) for cell in cells))

@@ -123,7 +123,7 @@ def _print_view_as_json(view: RunView) -> None:
     plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
     listed: dict[str, Sequence[Any]] = {
         "lines": provenance.lines,
-        "evidence": provenance.evidence,
+        "evidence": view.evidence,
         "lost": provenance.lost,
     }
     listed |= {"rewards": view.rewards, "updates": view.updates}

@@ -236,7 +236,7 @@ class DocumentStore:
                 f"the document store {self.root} cannot be {deed}: {error.strerror or error}",
                 hint="Raise the limit of open files (`ulimit -n`)."
                 if error.errno in {errno.EMFILE, errno.ENFILE}
-                else "Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
+                else "Make it writable, free disk space, or set MEMAGENT_HOME to another folder for all that is kept.",
             ) from error
 
     def _make_folders(self) -> None:

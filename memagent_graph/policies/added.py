@@ -14,7 +14,8 @@ from typing import Final
 from memagent_graph.storage.paths import data_folder
 
 KNOWN: Final = ("smollm2", "smollm2-untrained", "english-untrained")
-"""The names that can be added. The first is the default policy once it was added; the others are bases, untrained."""
+"""The names that can be added. The first reads, once it was added, where no policy is named; the others are bases,
+untrained."""
 _RECORD: Final = "added.json"
 
 
@@ -48,9 +49,9 @@ def added_policies() -> dict[str, PolicyOrigin | None]:
     return {name: read_origin(folder) for name in KNOWN if (folder := added_folder(name))}
 
 
-def default_policy() -> str:
-    """Return the default policy, if neither a policy nor a server is named: the one that was added, else "embedded"."""
-    return KNOWN[0] if added_folder(KNOWN[0]) else "embedded"
+def default_policy() -> str | None:
+    """Return the added policy that reads if neither a policy nor a server is named; None if there is none."""
+    return KNOWN[0] if added_folder(KNOWN[0]) else None
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:

@@ -18,6 +18,7 @@ from typing import Any
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.sources import SourceMark
 from memagent_graph.events import EventKind
+from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import (
     Quote,
     WordedText,
@@ -219,7 +220,7 @@ def excerpt_evidence(
         chosen = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
         for quote in chosen:
             span, text = reading.reads[quote.source], quote.chunk.text
-            start, end = _sentence_around(text, quote.start, quote.end)
+            start, end = sentence_around(text, quote.start, quote.end)
             found.setdefault(
                 (line_index, span.start_char + start, span.start_char + end),
                 _evidence(
@@ -237,8 +238,8 @@ def excerpt_evidence(
     return tuple(found.values())
 
 
-def _sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
-    """Where the sentence begins and ends in which a quote lies; the quote's own ends if it is very long."""
+def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return where the sentence begins and ends in which a quote lies; the quote's own ends if it is very long."""
     ends = sentence_ends(text)
     first = max((each for each in ends if each <= start), default=0)
     last = min((each for each in ends if each >= end), default=len(text))
@@ -316,6 +317,34 @@ def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
     if not looked_up:
         return sorted(places)
     return sorted(places | {place for place, each in enumerate(trace.updates) if each.chunk_index in looked_up})
+
+
+def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozenset[int]:
+    """Return the indices of the lines of memory that an answer rests on.
+
+    They are the fewest that together have every word of the answer that is in memory; among equals, those with more
+    words of the question. An answer without such a word, as "yes", rests on the line with most words of the question.
+    One that says that there is none rests on no line.
+    """
+    if gives_no_answer(answer, quoted=True):
+        return frozenset()
+    words = [_anchors(line) for line in lines]
+    topic, supporting = _anchors(question), set[int]()
+
+    def next_line(needed: frozenset[str]) -> None:
+        """Add the line with most of the words that are needed."""
+        supporting.add(max(range(len(words)), key=lambda at: (len(words[at] & needed), len(words[at] & topic), -at)))
+
+    known = frozenset().union(*words)
+    while left := (_anchors(answer) & known).difference(*(words[at] for at in supporting)):
+        next_line(left)
+    if not supporting and topic & known:
+        next_line(topic)
+    return frozenset(supporting)
+
+
+def _anchors(text: str) -> frozenset[str]:
+    return frozenset(word for _, word in WordedText(text).anchors())
 
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:

@@ -40,7 +40,8 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     snapshot = await graph.aget_state(thread(run_id))
     if not snapshot.values.get("document"):
         raise RunNotFoundError(
-            f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
+            f"the checkpoints hold no run {run_id!r}",
+            hint="Check the id, and that the checkpoints are the same (--checkpoints).",
         )
     settings = snapshot.values.get("settings")  # missing if the run was killed before its first step
     if settings and settings.count(":") < graph.reader_context.settings.count(":"):

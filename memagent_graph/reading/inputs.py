@@ -20,14 +20,14 @@ def check_question(question: str, context: ReaderContext) -> None:
     except UnicodeEncodeError as error:
         raise MemAgentError(f"the question is not valid Unicode: {error}", hint="Pass it in UTF-8.") from error
     if not question.strip():
-        raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
+        raise MemAgentError("the question is empty", hint="Ask something.")
     budget = context.budget.question_tokens
     shown = context.prompts.neutralise(context.question_shown(question))
     if len(shown.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(shown)) > budget:
         fields = " with the answer's fields" if context.question_shown(question) != question else ""
         raise BudgetError(
             f"the question{fields} has {tokens} tokens and its budget is {budget}",
-            hint="Shorten it, or raise question_tokens (--question-tokens) and lower chunk_tokens by as much.",
+            hint="Shorten it, or raise --question-tokens and lower --chunk-tokens by as much.",
         )
 
 

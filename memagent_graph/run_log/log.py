@@ -440,7 +440,8 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
         hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
     elif "full" in words:
         hint = (
-            "Free disk space, delete old runs (memagent runs ... --delete), or name a file on another disk with --log."
+            "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
+            "with --log."
         )
     elif isinstance(error, ValueError | TypeError) or "not a database" in words or "malformed" in words:
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."

@@ -56,7 +56,7 @@ def _opened(path: Path, run_id: str) -> IO[bytes]:
     except OSError as error:
         raise CheckpointError(
             f"{path.parent} cannot be written, where it is noted which runs are being read: {error}",
-            hint="Make room on the disk, or keep checkpoints elsewhere, with --checkpoints.",
+            hint="Make it writable or free disk space there, or keep checkpoints elsewhere, with --checkpoints.",
             run_id=run_id,
         ) from error
 

@@ -117,7 +117,7 @@ def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
             )
         return _named(text, own_code=own_code)
     if "+" in before and split_options(before.rpartition("+")[2])[0] in _STOP_RULES:
-        raise StrategyError(f"{text} has two rules for stopping early", hint="Give one, in --strategy or in --stop.")
+        raise StrategyError(f"{text} has two rules for stopping early", hint="Give one.")
     kind = _class_of(_STOP_RULES, rule)
     made: Strategy = kind(strategy=_named(before, own_code=own_code), **typed_options(kind, rule, options))
     return made
@@ -146,7 +146,7 @@ def _named(text: str, *, own_code: bool) -> Strategy:
             raise failure_of(entries[name], "the strategy", error, StrategyError) from error
         return _checked(loaded, name, options)
     if name in _STOP_RULES:
-        raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}, or --stop {text}.")
+        raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}.")
     names = strategy_names()
     there = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, there))

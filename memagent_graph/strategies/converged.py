@@ -141,8 +141,8 @@ class Converged(Strategy):
         if reply.logprobs is None:
             if _should_have_logprobs(reply):
                 raise StrategyError(
-                    f"{step.context.policy.name} returns no log-probs, and --stop converged needs them",
-                    hint="Read without --stop converged, or use a server that returns logprobs (vLLM, llama.cpp).",
+                    f"{step.context.policy.name} returns no log-probs, and this rule for stopping early needs them",
+                    hint="Read without that rule, or use a server that returns logprobs (vLLM, llama.cpp).",
                 )
             return {"probed_at": chunks, "drafts": []}
         drafts = [*(state.get("drafts") or []), reply.value or ""][-self.drafts :]

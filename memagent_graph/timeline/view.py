@@ -10,7 +10,14 @@ from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, SourceMark
 from memagent_graph.documents.omissions import document_events
 from memagent_graph.events import ReadEvent
-from memagent_graph.provenance.evidence import Evidence, Provenance, excerpt_evidence, provenance_of
+from memagent_graph.provenance.evidence import (
+    Evidence,
+    Provenance,
+    excerpt_evidence,
+    provenance_of,
+    sentence_around,
+    supporting_lines,
+)
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log import Reward
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -70,6 +77,23 @@ class RunView:
         if self.trace.excerpt is not None:
             return Provenance(evidence=excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places))
         return provenance_of(self.trace, self.chunk_text, self.places)
+
+    @cached_property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The quotes that support the answer; as long as there is no answer, those of every line of memory."""
+        if self.answer is None or self.trace.excerpt is not None:
+            return self.provenance.evidence
+        lines = supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
+        return tuple(evidence for evidence in self.provenance.evidence if evidence.line_index in lines)
+
+    def sentences(self) -> list[tuple[str, Evidence]]:
+        """Return the document's sentences that the evidence is in, without repetition, each with its first quote."""
+        sentences: dict[tuple[int, int], tuple[str, Evidence]] = {}
+        for quote in self.evidence:
+            first, text = self._text_with(quote)
+            start, end = sentence_around(text, quote.start_char - first, quote.end_char - first)
+            sentences.setdefault((first + start, first + end), (text[start:end] or quote.quote, quote))
+        return list(sentences.values())
 
     def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
         """Return the text around a quote in its chunk, `characters` on each side; empty if the store has lost it."""

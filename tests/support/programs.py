@@ -280,3 +280,24 @@ def _end() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def records(output: str) -> list[dict[str, list[str]]]:
+    """The questions of `memagent read` in its printed form: for each, the texts by their labels."""
+    parsed: list[dict[str, list[str]]] = []
+    for block in output.removesuffix("\n").split("\n\n"):
+        record: dict[str, list[str]] = {}
+        label = ""
+        for line in block.split("\n"):
+            if line.startswith("  "):
+                record[label][-1] += "\n" + line[2:]
+            else:
+                label, _, text = line.partition(": ")
+                record.setdefault(label, []).append(text)
+        parsed.append(record)
+    return parsed
+
+
+def answers(output: str) -> list[str]:
+    """The answers in what `memagent read` printed."""
+    return [answer for record in records(output) for answer in record.get("answer", ())]

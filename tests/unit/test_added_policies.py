@@ -292,11 +292,10 @@ def pretend_added(name: str) -> None:
     write_origin(PolicyOrigin("x", "y", None), folder)
 
 
-def test_named_then_server_then_added_then_embedded(monkeypatch) -> None:
-    assert (ReadSettings().resolve().model, ReadSettings().resolve().chosen_by) == ("embedded", "embedded")
-    assert "understands nothing else" in ReadSettings().resolve().policy_reason
-    pretend_added("smollm2-untrained")
-    assert ReadSettings().resolve().model == "embedded", "it is for comparisons"
+def test_named_then_server_then_added_and_otherwise_none(monkeypatch) -> None:
+    pretend_added("smollm2-untrained")  # it is for comparisons
+    with pytest.raises(PolicyError, match=r"no policy is named.*server with base_url.*`memagent policy add smollm2`"):
+        ReadSettings().resolve()
     pretend_added("smollm2")
     found = ReadSettings().resolve()
     assert (found.model, found.chosen_by, found.policy_name) == ("smollm2", "added", "local")

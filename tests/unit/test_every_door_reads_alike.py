@@ -23,7 +23,9 @@ from memagent_evaluation.eval_command import Eval
 from memagent_graph import MemAgent, load_tokenizer
 from memagent_graph.cli import app
 from memagent_graph.cli.doctor import Doctor
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.read import Read
+from memagent_graph.errors import PolicyError
 from memagent_graph.settings import ReadSettings
 from memagent_mcp.mcp_command import Mcp
 from memagent_report.report_command import ReportDocuments
@@ -134,6 +136,30 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "eval": lambda **given: Eval(context=typer.Context(typer.main.get_command(app)), **given),
     "report": lambda **given: ReportDocuments(question=QUESTION, documents=[], **given),
 }
+
+
+COMMAND_LINES = (
+    ["read", "{book}", "-q", QUESTION],
+    ["doctor"],
+    ["mcp", "--root", "{books}"],
+    ["serve", "--port", "0", "--without-keys"],
+    ["corpus", "{books}", "-q", QUESTION, "--out", "{books}/table"],
+    ["report", QUESTION, "{book}"],
+    ["demo"],
+)
+
+
+@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=lambda arguments: arguments[0])
+def test_without_any_policy_every_command_names_what_gives_it_one(book, arguments) -> None:
+    done = CliRunner().invoke(app, [part.format(book=book, books=book.parent) for part in arguments])
+    assert done.exit_code == ExitCode.POLICY, (done.output, done.exception)
+    assert "--base-url" in done.output and "`memagent policy add smollm2`" in done.output
+
+
+@pytest.mark.parametrize("make", [MemAgent, ReadLongDocument, platform._made.__wrapped__])
+def test_without_any_policy_python_names_its_arguments(make) -> None:
+    with pytest.raises(PolicyError, match=r"no policy is named.*base_url.*model.*`memagent policy add smollm2`"):
+        make()
 
 
 async def test_every_command_builds_the_same_reader(server, strategy, tmp_path) -> None:

@@ -12,7 +12,7 @@ from support.traces import line as line_of
 from memagent_graph import LocalPolicy, MemAgent, ScriptedPolicy
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support
+from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support, supporting_lines
 from memagent_graph.provenance.overlap import MOST_QUOTES, quotes
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -297,3 +297,21 @@ def test_a_memory_from_an_excerpt_in_two_places_has_its_quotes(tmp_path) -> None
     assert result.answer == "48213"
     assert "48213" in " ".join(each.quote for each in result.evidence)
     assert all(text[each.start_char : each.end_char] == each.quote for each in result.evidence)
+
+
+BIRDS = ["The plover lays four eggs.", "The heron eats fish.", "The plover eats crabs.", "Eggs are laid in May."]
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "lines"),
+    [
+        ("crabs", "What does the plover eat?", {2}),
+        ("Crabs, and fish", "What do they eat?", {1, 2}),
+        ("eggs", "What does the plover lay?", {0}),
+        ("Yes", "Does the heron eat fish?", {1}),
+        ("not stated", "What does the plover eat?", set()),
+        ("seven", "How old is it?", set()),
+    ],
+)
+def test_an_answer_rests_on_the_lines_that_have_its_words(answer, question, lines) -> None:
+    assert supporting_lines(answer, question, BIRDS) == lines

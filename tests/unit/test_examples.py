@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from support.programs import run_program
 
 from memagent_evaluation.planted_facts import Fact
@@ -17,6 +18,11 @@ FACT = Fact(
     statement="The access code of the quiet falcon is 48213.",
     question="What is the access code of the quiet falcon?",
 )
+
+
+@pytest.fixture(autouse=True)
+def named_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMAGENT_MODEL", "embedded")
 
 
 def test_ask_a_document(tmp_path: Path) -> None:

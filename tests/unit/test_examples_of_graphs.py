@@ -21,6 +21,11 @@ FACT = Fact(
 PROSE = "It rained all day, and the river rose a little. " * 20
 
 
+@pytest.fixture(autouse=True)
+def named_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMAGENT_MODEL", "embedded")
+
+
 def run(folder: Path, name: str, *arguments: str) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     return run_program(command, capture_output=True, check=True, cwd=folder).stdout

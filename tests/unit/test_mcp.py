@@ -766,7 +766,7 @@ def test_the_example_shows_progress_answer_and_evidence(tmp_path) -> None:
     (tmp_path / "note.txt").write_text(f"{text}The access code of the quiet falcon is 48213. {text}")
     question = "What is the access code of the quiet falcon?"
     done = subprocess.run(
-        [sys.executable, str(example), "note.txt", question],
+        [sys.executable, str(example), "note.txt", question, "--model", "embedded"],
         check=True, capture_output=True, text=True, timeout=120, cwd=tmp_path,
     )  # fmt: skip
     assert "answer: 48213" in done.stdout

@@ -371,11 +371,11 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_after_an_error_it_goes_on_at_its_chunk_with_all_its_evidence(make_reader, tmp_path, sync) -> None:
-    text = document_with({0.2: "The key of harbor is 12.", 0.8: "The key of harbor is 4711."}, words=6000)
+    text = document_with({0.2: "The key of harbor is 4711.", 0.8: "The gate is rusty."}, words=6000)
     broken = True
 
     def script(prompt: str) -> Any:
-        return PolicyError("gone") if broken and "4711" in part(prompt, "section") else perfect_reader(prompt)
+        return PolicyError("gone") if broken and "rusty" in part(prompt, "section") else perfect_reader(prompt)
 
     policy = ScriptedPolicy(script)
     node = memagent_node(make_reader(policy, run_log=False), evidence="quotes")
@@ -396,7 +396,7 @@ async def test_after_an_error_it_goes_on_at_its_chunk_with_all_its_evidence(make
             broken = False
             out = await parent.ainvoke(None, config)
     assert out["answer"] == "4711"
-    assert {quote["line"] for quote in out["quotes"]} == {"harbor 12", "harbor 4711"}
+    assert {quote["line"] for quote in out["quotes"]} == {"harbor 4711"}
     sections = Counter(part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt)
     assert sum(sections.values()) == len(sections) + 1
 

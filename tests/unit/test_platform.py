@@ -224,11 +224,11 @@ async def test_a_text_is_never_taken_for_a_file_of_the_server(address, policy_se
 
 
 @pytest.mark.timeout(240)
-async def test_without_a_server_the_policy_of_this_machine_reads(tmp_path) -> None:
+async def test_without_a_server_a_policy_in_this_process_reads(tmp_path) -> None:
     """`langgraph dev` runs with its detector of blocking calls on, and a run that trips it fails."""
     text = document_with({0.5: "The special magic number for coral trumpet is 4711."}, words=400)
     given = {"question": "What is the special magic number for coral trumpet?", "document": text}
-    with served(tmp_path) as url:
+    with served(tmp_path, MEMAGENT_MODEL="embedded") as url:
         out: Any = await get_client(url=url).runs.wait(None, "memagent", input=given)
     assert (out["answer"], out["stop_reason"]) == ("4711", "answered")
 

@@ -74,18 +74,18 @@ def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added,
     embedded = make_policy(ReadSettings(policy="embedded"))
     assert isinstance(embedded, LocalPolicy) and embedded.name == "embedded", "no package takes its name"
     assert isinstance(make_policy(ReadSettings(policy="server", model="x", base_url=URL)), OpenAICompatiblePolicy)
-    with pytest.raises(PolicyError, match=r"no model.*--model"):
+    with pytest.raises(PolicyError, match=r"no model.*with model"):
         make_policy(ReadSettings(policy="local"))
-    with pytest.raises(PolicyError, match=r"^no server is named.*--base-url"):
+    with pytest.raises(PolicyError, match=r"^no server is named.*\(base_url\)"):
         make_policy(ReadSettings(policy="server"))
-    with pytest.raises(PolicyError, match=r"int8 was asked for, but a server.*leave --dtype out"):
+    with pytest.raises(PolicyError, match=r"int8 was asked for, but a server.*leave dtype out"):
         make_policy(ReadSettings(policy="server", model="x", base_url=URL, dtype="int8"))
 
 
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (ReadSettings(), "embedded"),
+        (ReadSettings(), "server"),
         (ReadSettings(model="embedded"), "embedded"),
         (ReadSettings(model="a-name"), "server"),
         (ReadSettings(model="{folder}"), "local"),
@@ -122,7 +122,7 @@ def test_the_log_keeps_policy_and_strategy() -> None:
     settings = ReadSettings(policy="mine", strategy="own.py:Gate")
     assert settings.for_log() == {"policy": "mine", "strategy": "own.py:Gate", "model": None}
     assert ReadSettings.from_log(settings.for_log(), "r") == settings
-    assert ReadSettings().for_log() == {"model": "embedded"}
+    assert ReadSettings(model="embedded").for_log() == {"model": "embedded"}
 
 
 def test_another_policy_takes_the_place_of_the_one_in_the_log() -> None:

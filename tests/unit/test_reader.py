@@ -3,8 +3,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from support.chat_models import ScriptedChatModel
+from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import (
@@ -15,7 +20,6 @@ from memagent_graph import (
     Limits,
     MemAgent,
     MemoryUpdate,
-    ReadRequest,
     ReadResult,
     RunLog,
     SamplingParams,
@@ -102,7 +106,7 @@ def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
 
     reader = make_reader(Counting(perfect_reader))
     questions = [QUESTION, "What is the key of castle?"] * 4
-    results = reader.batch([ReadRequest(TEXT, question) for question in questions], max_concurrency=3)
+    results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
     assert [result.answer for result in results] == ["4711", "12"] * 4
     assert most == 3
 
@@ -397,10 +401,11 @@ def test_a_budget_that_does_not_fit_names_what_to_shrink(make_reader) -> None:
         Budget(chunk_tokens=0)
 
 
-def test_without_any_tokenizer_the_error_names_the_option(tmp_path) -> None:
+def test_without_any_tokenizer_the_error_names_the_argument(tmp_path) -> None:
     reader = MemAgent(ScriptedPolicy(["x"]), store=tmp_path)
-    with pytest.raises(TokenizerError, match="--tokenizer"):
+    with pytest.raises(TokenizerError, match=r"Name it \(tokenizer\): a tiktoken encoding") as caught:
         reader.read(TEXT, QUESTION)
+    assert "(--tokenizer)" in str(caught.value.hint), "in the words of the command line"
 
 
 def test_langchain_documents_are_a_document(make_reader) -> None:
@@ -479,3 +484,35 @@ async def test_closing_ends_the_log_that_the_reader_opened_and_no_other(make_rea
         await reader.aread(TEXT, QUESTION)
     assert writers() == before + 1
     shared.close()
+
+
+def test_the_first_argument_may_be_a_chat_model_or_a_server(tmp_path) -> None:
+    model = ScriptedChatModel(script=lambda messages: AIMessage(perfect_reader(messages[-1].content)))
+    with MemAgent(model, tokenizer="embedded", store=tmp_path, run_log=False) as reader:
+        assert reader.read("The key of harbor is 4711.", "What is the key of harbor?").answer == "4711"
+    with FakeServer() as server, MemAgent(server.base_url, tokenizer="embedded", store=tmp_path) as reader:
+        assert reader.read("The key of harbor is 4711.", "What is the key of harbor?").answer == "4711"
+    with pytest.raises(PolicyError, match=r"a value of type dict \(builtins\) is not a policy\. Pass the address"):
+        MemAgent({}, tokenizer="embedded")
+
+
+def test_a_mapping_is_no_document(make_reader) -> None:
+    with pytest.raises(DocumentError, match=r"Pass a pathlib\.Path, text"):
+        make_reader().read({"a": 1}, "x")
+
+
+async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> None:
+    names: list[str] = []
+
+    class Names(BaseCallbackHandler):
+        def on_chain_start(self, serialized: Any, inputs: Any, **more: Any) -> None:
+            names.append(f"{more['name']} {more['metadata'].get('case')}")
+
+    config: Any = {"callbacks": [Names()], "metadata": {"case": "7"}, "run_name": "lease"}
+    config["configurable"] = {"thread_id": "of the caller"}
+    reader = make_reader()
+    result = await reader.aread("The sea is blue.", "What is the sea?", config=config)
+    assert names[0] == "lease 7" and result.run_id != "of the caller"
+    names.clear()
+    await reader.aread("The sea is blue.", questions=["What is the sea?", "Where?"], config=config)
+    assert names.count("lease 7") == 2

@@ -66,17 +66,8 @@ class Demo:
         from memagent_graph.settings import ReadSettings  # noqa: PLC0415
 
         console = Console(as_json=self.as_json)
-        settings = ReadSettings(
-            policy=self.policy,
-            model=self.model,
-            base_url=self.base_url,
-            profile=self.profile or ("embedded" if self.base_url else None),
-            strategy=self.strategy,
-            on_invented=self.on_invented,
-        ).resolve()
-        console.policy(settings.policy_reason)
 
-        async def run(folder: Path) -> None:
+        async def run(settings: ReadSettings, folder: Path) -> None:
             with console.working("loading the policy"):
                 loaded = MemAgent(settings=settings, store=folder, run_log=False)
             async with loaded as reader:
@@ -108,7 +99,16 @@ class Demo:
                     _print(document, results, seconds, console, nothing=context.prompts.empty_memory)
 
         with failures_told(console), TemporaryDirectory() as folder:
-            asyncio.run(run(Path(folder)))
+            settings = ReadSettings(
+                policy=self.policy,
+                model=self.model,
+                base_url=self.base_url,
+                profile=self.profile or ("embedded" if self.base_url else None),
+                strategy=self.strategy,
+                on_invented=self.on_invented,
+            ).resolve()
+            console.policy(settings.policy_reason)
+            asyncio.run(run(settings, Path(folder)))
 
 
 def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:

@@ -192,19 +192,25 @@ function drawReads() {
   $("found").textContent = plural(state.total, "read");
   $("more").hidden = rows.length >= state.total;
 }
-const drawn = (read) => `${read.state} ${read.progress} ${read.edited}`;
+const drawn = (read) => `${read.state} ${read.progress} ${read.edited} ${read.answer}`;
 function readRow(read) {
   const pick = el("input", { type: "checkbox", class: "pick", "aria-label": `Compare: ${shortened(read.question, 80)}`, onchange: (event) => {
     state.picked = state.picked.filter((each) => each !== read.id);
     if (event.target.checked) state.picked.push(read.id);
-    $("compare").disabled = state.picked.length !== 2;
+    drawCompare();
   } });
   pick.checked = state.picked.includes(read.id);
   const when = new Date(read.began * 1000).toLocaleString();
   return el("li", { "data-id": read.id, "data-drawn": drawn(read) }, pick,
     el("div", {}, el("a", { href: `#read/${encodeURIComponent(read.id)}` }, shortened(read.question, 300)),
+      read.answer ? el("p", { class: "row-answer" }, shortened(read.answer, 300)) : null,
       el("div", { class: "about" }, `${read.document} · ${when}${read.edited ? " · edited by a person" : ""}`)),
     el("span", { class: `state state-${read.state}` }, `${read.state} ${WORKS.has(read.state) ? percent(read.progress) : ""}`.trim()));
+}
+function drawCompare() {
+  const button = $("compare");
+  button.disabled = state.picked.length !== 2;
+  button.title = button.disabled ? "Choose two reads to compare" : "";
 }
 function changedRead(read) {
   if ($("view-home").hidden) return;

@@ -126,7 +126,7 @@ async def events(
                 continue
             entry = await asyncio.to_thread(ledger.get, owner.name, run)
             if entry is not None:
-                changed.append(read_value(entry, read))
+                changed.append(read_value(entry, read or manager.find(owner, run)))
             heads[run] = head
         heads = {run: head for run, head in heads.items() if head is not None}
         if changed:

@@ -16,7 +16,7 @@ from memagent_graph.errors import CheckpointError, MemAgentError, RunLogError, R
 from memagent_graph.reader import AnswerSoFar
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
-from memagent_graph.run_log import RunLog
+from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
@@ -141,6 +141,12 @@ class LiveReads:
         except MemAgentError:  # it cannot be continued, so there is only the log
             return updates
         return [update for update in updates if update.step in steps]
+
+    def answers(self, run_ids: Sequence[str]) -> dict[str, str | None]:
+        """Return the answers in the run log, by run id."""
+        if self._reader.run_log is None or not run_ids:
+            return {}
+        return {run.run_id: run.answer for run in self._reader.run_log.runs(RunFilter(run_ids=list(run_ids)))}
 
     @property
     def _log(self) -> RunLog:

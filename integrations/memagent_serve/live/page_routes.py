@@ -169,7 +169,9 @@ class LivePage:
             newest=newest,
             skip=_number(query.get("skip"), 0),
         )
-        shown = [read_value(entry, self._serving.manager.find(owner, entry.run_id)) for entry in entries]
+        answers = await asyncio.to_thread(self._live.answers, [entry.run_id for entry in entries])
+        find = self._serving.manager.find
+        shown = [read_value(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
         return _json({"reads": shown, "total": total})
 
     async def _pause(self, request: Request) -> Response:

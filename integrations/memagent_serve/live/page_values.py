@@ -25,8 +25,11 @@ _AROUND_BYTES: Final = 6000
 _MOST_QUOTES: Final = 4
 
 
-def read_value(entry: Entry, read: ServedRead | None) -> dict[str, Any]:
-    """Return a read for the list. A read that has not ended and is not running here was interrupted."""
+def read_value(entry: Entry, read: ServedRead | None, answer: str | None = None) -> dict[str, Any]:
+    """Return a read for the list. A read that has not ended and is not running here was interrupted.
+
+    `answer` is the one in the run log, for a read that this process no longer holds.
+    """
     state = read.state if read is not None else entry.state
     return {
         "id": entry.run_id,
@@ -37,6 +40,7 @@ def read_value(entry: Entry, read: ServedRead | None) -> dict[str, Any]:
         "state": state.value if read is not None or state.has_ended else "interrupted",
         "error": entry.error if read is None else None,
         "edited": entry.edited,
+        "answer": read.result.answer if read and read.result else answer,
         "chunks": read.chunks if read else None,
         "progress": read.update.progress if read and read.update else None,
     }
@@ -67,7 +71,8 @@ def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
 
 
 def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the lines of the newest memory, or of an answer from an excerpt, each with its origin and quotes."""
+    """Return the lines that the answer rests on, each with its origin and quotes; without an answer, all of memory."""
+    supporting = {quote.line_index for quote in timeline.view.evidence}
     if timeline.excerpt is not None:
         return [
             {"line": line, "from": "an excerpt", "edited": False, "quotes": _quotes(list(quotes))}
@@ -81,6 +86,7 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
             "quotes": _quotes(timeline.quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
+        if timeline.view.answer is None or index in supporting
     ]
 
 

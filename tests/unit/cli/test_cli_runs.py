@@ -10,6 +10,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from typer.testing import CliRunner
 
 from memagent_graph.cli import app
 from memagent_graph.cli.run_choice import point_in_time
-from memagent_graph.run_log import RunLog, StrategyId
+from memagent_graph.cli.runs import _table
+from memagent_graph.run_log import RunLog, RunTotals, StrategyId
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.paths import default_checkpoints, default_run_log
 
@@ -394,3 +396,14 @@ def test_ids_are_never_cut(log) -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert memagent("--version").stdout.strip() == f"memagent {version('memagent-graph')}"
+
+
+def test_a_narrow_terminal_shows_fewer_columns_whole() -> None:
+    document: Any = {"name": "book.txt"}
+    record: Any = SimpleNamespace(
+        run_id="r", began=0.0, document=document, question="Why?", strategy="gated", stop_reason="answered"
+    )
+    totals = {"r": RunTotals(conversations=2)}
+    names = [[column.header for column in _table([record], totals, is_narrow=narrow).columns] for narrow in (0, 1)]
+    assert names[0] == [*names[1][:6], "turns", "tokens in", "out", "ids", "rewards"]
+    assert names[1] == ["run", "begun", "document", "question", "strategy", "ended", "rewards"]

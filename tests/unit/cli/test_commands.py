@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 import typer
 from support.added_package import add_package
+from support.programs import answers
 from support.scripts import document_with
 from typer.testing import CliRunner
 
@@ -182,7 +183,7 @@ def test_every_option_in_a_group_is_an_option_of_some_command() -> None:
 
 
 def test_the_first_line_says_what_a_tiny_policy_can_do() -> None:
-    for settings in (ReadSettings(), ReadSettings(model="embedded"), ReadSettings(policy="embedded")):
+    for settings in (ReadSettings(model="embedded"), ReadSettings(policy="embedded")):
         assert "understands nothing else" in settings.resolve().policy_reason
     assert "understands" not in ReadSettings(model="m", base_url="http://server/v1").resolve().policy_reason
 
@@ -268,9 +269,9 @@ def test_what_only_a_read_is_told_arrives_too(made, tmp_path) -> None:
         "on_refused": "retry", "on_invented": "keep_previous", "concurrency": 2, "retries": 1,
     }  # fmt: skip
     typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    memagent("read", tmp_path / "book.txt", "-q", "x", *typed, "--logprobs", "--replace-undecodable", code=4)
-    choice = {"model": "embedded", "chosen_by": "embedded"}
-    assert made == [ReadSettings(**options, **choice, logprobs=True, replace_undecodable=True)]
+    switches = ["--model", "embedded", "--logprobs", "--replace-undecodable"]
+    memagent("read", tmp_path / "book.txt", "-q", "x", *typed, *switches, code=4)
+    assert made == [ReadSettings(**options, model="embedded", logprobs=True, replace_undecodable=True)]
 
 
 @pytest.mark.parametrize(
@@ -318,6 +319,6 @@ def test_a_policy_of_another_package_reads_and_its_run_is_resumed_from_the_log_a
     question = ["-q", "What is the key of harbor?", "--policy", "perfect", *small]
     stopped = json.loads(memagent("read", book, *question, "--run-id", "r", "--max-chunks", 2, "--json", code=5).stdout)
     assert stopped["answer"] is None
-    assert memagent("resume", "r").stdout == "4711\n"
+    assert answers(memagent("resume", "r").stdout) == ["4711"]
     told = memagent("read", book, "-q", "x", "--policy", "perfekt", code=ExitCode.POLICY).stderr
     assert "there is no policy 'perfekt'" in told and "Did you mean perfect?" in told

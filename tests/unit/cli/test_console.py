@@ -17,7 +17,7 @@ def test_answers_and_questions_cannot_steer_the_terminal(capsys, tmp_path) -> No
     out, err = capsys.readouterr()
     assert "blue" in out
     assert "[red]" in out
-    assert "What?" in err
+    assert "What?" in out
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
 
 
