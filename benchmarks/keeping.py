@@ -27,7 +27,7 @@ def main() -> None:
     from memagent_evaluation.planted_facts import PlantedFacts
     from memagent_graph.policies.profile import load_profile
     from recipes.embedded.documents import Setting, cut, prose_from
-    from recipes.embedded.evaluate import Asked, Reader, default_prose
+    from recipes.embedded.evaluate import Reader, ReplyRequest, default_prose
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")
@@ -56,7 +56,7 @@ def main() -> None:
             for fact in kept:
                 question = facts.fact().question if rng.random() < OTHER_QUESTION else fact.question
                 prompt = reader.form.question(chunk, fact.value, question)
-                asked.append(Asked(prompt, reader.form.reply(fact.value), 0.0))
+                asked.append(ReplyRequest(prompt, reader.form.reply(fact.value), 0.0))
             for fact, (reply, score) in zip(kept, reader.complete(reader.form.trunk(chunk), asked), strict=True):
                 risks.append(-math.expm1(min(score, 0.0)))
                 lost += [fact.value] if reply != fact.value else []

@@ -1,4 +1,4 @@
-"""Commands, policies and strategies that other packages add through entry points."""
+"""Commands, policies, strategies and converters that other packages add through entry points."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ COMMANDS: Final = "memagent.commands"
 """Each names a function `register(app)` that adds one command to the `typer.Typer` it is given."""
 POLICIES: Final = "memagent.policies"
 """Each names a `memagent_graph.policy_registry.PolicyFactory`."""
+CONVERTERS: Final = "memagent.converters"
+"""Each names a `memagent_graph.converting.Converter`; its own name is a kind of file."""
 STRATEGIES: Final = "memagent.strategies"
 """Each names a subclass of `memagent_graph.Strategy`, or an instance of one."""
 

@@ -3,6 +3,7 @@
     MemAgentError
     ├── DocumentError               a source cannot be read, or is another document than expected
     │   ├── EmptyDocumentError          only white space
+    │   ├── IncompleteDocumentError     it holds more than its text, and the rule is to stop then
     │   ├── EncodingError               bytes that cannot be decoded with the charset
     │   ├── UnsupportedDocumentError    a binary file that cannot be converted to text
     │   ├── DocumentMismatchError       another text than the one of the run
@@ -114,6 +115,10 @@ class DocumentError(LastingError):
 
 class EmptyDocumentError(DocumentError):
     """The document holds only white space."""
+
+
+class IncompleteDocumentError(DocumentError):
+    """The document holds more than text that can be read, and the rule is to stop then."""
 
 
 class EncodingError(DocumentError):

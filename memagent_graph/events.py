@@ -43,6 +43,8 @@ class UpdateRule(StrEnum):
 class EventKind(StrEnum):
     """What can happen in a read that a user should know about."""
 
+    DOCUMENT_INCOMPLETE = "document_incomplete"
+    """The document holds something that is not in its text: pages that are images, parts that no converter reads."""
     TRUNCATED = "truncated"
     """The policy's output was cut off at its bound."""
     OVERLONG = "overlong"

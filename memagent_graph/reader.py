@@ -134,7 +134,9 @@ class MemAgent:
             self.policy = make_policy(settings)
         else:
             self.policy = policy_of(settings.policy, settings)
-        self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
+        self.store = (
+            store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
+        ).with_converter(settings.converter)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
+from memagent_graph.documents.omissions import document_events
 from memagent_graph.events import ReadEvent, StopReason
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -121,20 +122,28 @@ class ReadResult:
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
-        """Everything that happened, in order."""
-        return tuple(event for step in self.trace.steps for event in step.events)
+        """Everything that happened, in order; first what of the document is not in its text."""
+        return (*document_events(self.document), *(event for step in self.trace.steps for event in step.events))
 
     @property
     def is_whole(self) -> bool:
-        """Whether the policy was shown all of the document, or of the pages that were chosen."""
+        """Whether the policy was shown all of the document, or of the pages that were chosen, and all of it is text."""
+        return self._read_all and not document_events(self.document)
+
+    @property
+    def _read_all(self) -> bool:
         is_cut = self.trace.excerpt is not None and self.trace.tokens_shown < self.usage.document_tokens
         return not (is_cut or self.stop_reason is StopReason.ENOUGH or self.stop_reason.resumable)
 
     @property
     def extent(self) -> str:
-        """How much of the document the policy was shown, as a sentence."""
+        """How much of the document the policy was shown, in sentences."""
+        return ". ".join([self._extent_of_text.rstrip("."), *(e.detail for e in document_events(self.document))]) + "."
+
+    @property
+    def _extent_of_text(self) -> str:
         document = f"pages {self.document['pages']} of the document" if self.document.get("pages") else "the document"
-        if self.is_whole:
+        if self._read_all:
             return f"All of {document} was read."
         if self.trace.excerpt is not None:
             shown, length = self.trace.tokens_shown, self.usage.document_tokens

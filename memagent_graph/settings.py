@@ -200,7 +200,7 @@ class WordingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSettings:
-    """What happens to texts that cannot be used: memories, replies, undecodable bytes."""
+    """What happens to texts that cannot be used, or are lost: memories, replies, parts of documents."""
 
     on_truncated: UpdateRule = setting(UpdateRule.ACCEPT, "What to do with a memory that was cut off or is too long.")
     on_empty: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "What to do with an empty memory.")
@@ -218,6 +218,13 @@ class RuleSettings:
     on_incomplete: Literal["report", "stop"] = setting(
         "report",
         "What to do where text does not reach the policy, as on pages that are images: report it as an event, or stop.",
+    )
+    converter: str | None = setting(
+        None,
+        "Your own converter of files that are not plain text, also for scanned pages: path/to/file.py:function or "
+        "module:function.",
+        shown="none",
+        logged=False,
     )
 
 

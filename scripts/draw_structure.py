@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "memagent_graph": ROOT / "memagent_graph",
     "langchain_memagent": ROOT / "integrations/langchain_memagent",
+    "memagent_converters": ROOT / "integrations/memagent_converters",
     "memagent_corpus": ROOT / "integrations/memagent_corpus",
     "memagent_mcp": ROOT / "integrations/memagent_mcp",
     "memagent_report": ROOT / "integrations/memagent_report",

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from memagent_graph.converting import Block, Omission
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents.omissions import omissions_of
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
@@ -23,7 +25,7 @@ from memagent_serve.long_parts import MESSAGE_TOKENS, PartPlace, ReadingPlan, la
 _READ_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 120
 
-Pieces: TypeAlias = Iterator[tuple[str | None, str]]
+Pieces: TypeAlias = Iterator[Block | Omission]
 Files: TypeAlias = Mapping[PartPlace, DocumentRef]
 """The text of each attached file, from the store."""
 
@@ -65,9 +67,13 @@ def _names(sources: Iterable[Source]) -> str:
 
 def _joined(sources: Sequence[Source]) -> Pieces:
     for number, source in enumerate(sources, 1):
-        yield source.name, f"{'' if number == 1 else _BREAK}[{number} of {len(sources)}: {source.name}]{_BREAK}"
-        for label, text in source.pieces():
-            yield f"{source.name}, {label}" if label else None, text
+        begin = "" if number == 1 else _BREAK
+        yield Block(f"{begin}[{number} of {len(sources)}: {source.name}]{_BREAK}", source.name)
+        for piece in source.pieces():
+            if isinstance(piece, Block):
+                yield replace(piece, label=piece.label and f"{source.name}, {piece.label}")
+            else:
+                yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
 _BREAK: Final = "\n\n"
@@ -78,11 +84,12 @@ def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentSto
         return lambda: stored_pieces(store, stored)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
-    return lambda: iter([(None, text.text())])
+    return lambda: iter([Block(text.text())])
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
-    """Return a stored text, with the names of its sections where they begin."""
+    """Return a stored text, with the names of its sections where they begin, and what it lacks."""
+    yield from omissions_of(ref)
     marks = [(mark.start_char, mark.label) for mark in store.sections(ref)]
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = store.size(ref) or 0
@@ -92,9 +99,9 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         label = None
         while marks and marks[0][0] < position + len(text):
             begins, following = marks.pop(0)
-            yield label, text[: begins - position]
+            yield Block(text[: begins - position], label)
             label, text, position = following, text[begins - position :], begins
-        yield label, text
+        yield Block(text, label)
         position += len(text)
 
 
@@ -103,15 +110,16 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
     for number, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or number == plan.latest:
             continue
-        yield None, f"{speaker(message)}: "
+        yield Block(f"{speaker(message)}: ")
         for place, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                yield from ((None, text) for _, text in _pieces_of(part, files.get(PartPlace(number, place)), store)())
+                for piece in _pieces_of(part, files.get(PartPlace(number, place)), store)():
+                    yield replace(piece, label=None) if isinstance(piece, Block) else piece
             else:
-                yield None, f"[{part.kind}]"
+                yield Block(f"[{part.kind}]")
         if (calls := message.fields.get("tool_calls")) is not None:
-            yield None, f"{_BREAK}Assistant calls {bytes(calls).decode(errors='replace')}"
-        yield None, _BREAK
+            yield Block(f"{_BREAK}Assistant calls {bytes(calls).decode(errors='replace')}")
+        yield Block(_BREAK)
 
 
 def _name(request: ChatRequest, message: ChatMessage, place: PartPlace, stored: DocumentRef | None) -> str:

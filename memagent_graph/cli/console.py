@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from memagent_graph.cli.output import print_json
+from memagent_graph.documents.omissions import document_events
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import counted, in_one_line, plain
@@ -141,6 +142,8 @@ class Console:
             self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
+        for event in document_events(result.document):
+            self.err.print(f"[yellow]{escape(plain(event.detail))}[/]")
         usage = result.usage
         saved = ""
         if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:

@@ -25,7 +25,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "layout", "answer_format", "update_template", "answer_template", "empty_memory", "context_window",
         "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens", "boundary",
     ),
-    "Document": ("pages", "encoding", "replace_undecodable", "on_incomplete", "max_bytes"),
+    "Document": ("pages", "encoding", "replace_undecodable", "converter", "on_incomplete", "max_bytes"),
     "Tables and datasets": (
         "text_column", "path_column", "id_column", "question_column", "keep_column", "root", "subset", "split",
     ),

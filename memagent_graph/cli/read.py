@@ -76,7 +76,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
-            store = open_store(self.store)
+            store = open_store(self.store).with_converter(self.converter)
             with console.working("reading the file"):
                 reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()

@@ -7,6 +7,7 @@ that cp1250 shows in their places.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _ALPHABETS: Final = {
@@ -40,6 +41,11 @@ _ALPHABETS: Final = {
     ),
     "cp1254": ("çğıöşüâîû",),  # Turkish
 }
+_SIGNS: Final = frozenset("€‚„…‰‹‘’“”•–—™›\xa0¢£¥§©«®°±·»½¼¾×".encode("cp1252"))
+"""Signs of cp1252. A text whose only bytes beyond ASCII are these has no letters of another charset."""
+_HIGH_WORD: Final = re.compile(rb"(?<![A-Za-z\x80-\xff])[\x80-\xff]{2,}(?![A-Za-z\x80-\xff])")
+_FINAL: Final = frozenset("ךםןףץ".encode("cp1255"))
+_FEWEST_LETTERS: Final = 6
 _NEARLY_ALL: Final = 0.95
 _MOST_ACCENTED: Final = 0.35
 """In no language of these charsets do more of the letters have accents."""
@@ -53,9 +59,25 @@ def latin_charset(sample: bytes) -> str | None:
     Args:
         sample: bytes that are not UTF-8.
     """
+    if all(byte < 0x80 or byte in _SIGNS for byte in sample):
+        return "cp1252"
     shares = {charset: _share(sample, charset, alphabets) for charset, alphabets in _ALPHABETS.items()}
     best = max(shares, key=lambda charset: shares[charset])  # the first of equal ones
     return best if shares[best] >= _NEARLY_ALL else None
+
+
+def is_hebrew(sample: bytes) -> bool:
+    """Whether all letters beyond ASCII are Hebrew's in cp1255, with the five final forms only at the ends of words.
+
+    In Cyrillic and Greek charsets these bytes are letters that stand anywhere.
+    """
+    words = _HIGH_WORD.findall(sample)
+    return (
+        _FEWEST_LETTERS <= sum(map(len, words)) >= 0.9 * sum(byte >= 0x80 for byte in sample)
+        and all(0xE0 <= byte <= 0xFA for word in words for byte in word)
+        and any(word[-1] in _FINAL for word in words)
+        and not any(byte in _FINAL for word in words for byte in word[:-1])
+    )
 
 
 def _share(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:

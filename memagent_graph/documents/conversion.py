@@ -1,36 +1,40 @@
-"""Converts PDF, DOCX and HTML to text in a separate process, which has limits and can be stopped at any moment."""
+"""Converts files to text in a separate process, which has limits and can be stopped at any moment.
+
+Converters are found by entry point, by the kind of file; see `memagent_graph.converting`. None is part of the core.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
-from memagent_graph.documents import converters
-from memagent_graph.documents.sources import DOCX, HTML, PDF
+from memagent_graph.converting import Block, Omission, Parts
+from memagent_graph.documents import converting_program
+from memagent_graph.entry_points import CONVERTERS, added
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
 
 T = TypeVar("T")
 
 _MB: Final = 1_000_000
 _LONGEST_HEADER: Final = 1 << 16
-_KINDS: Final = {PDF: "PDF", DOCX: "DOCX", HTML: "HTML"}
-_MODULES: Final = {PDF: ("pypdfium2",), DOCX: ("mammoth", "bs4", "markdownify"), HTML: ("bs4", "markdownify")}
+_LONGEST: Final = {"what": 100, "place": 200, "remedy": 300}
+"""Characters of an omission's texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionBounds:
-    """Limits for the conversion of one PDF, DOCX or HTML file. Plain text is not converted.
+    """Limits for the conversion of one file. Plain text is not converted.
 
     Attributes:
         seconds: from its start to its end.
@@ -118,6 +122,15 @@ async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
         raise
 
 
+@cache
+def converter_kinds() -> Mapping[str, tuple[str, str]]:
+    """Return by kind of file where its converter is ("module:function"), and the extra that it needs, or ""."""
+    return {
+        kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
+        for kind, entry in added(CONVERTERS).items()
+    }
+
+
 def converted(
     name: str,
     kind: str,
@@ -126,30 +139,56 @@ def converted(
     cancellation: ConversionCancellation,
     *,
     pages: str = "",
-) -> Iterator[tuple[str | None, str]]:
-    """Yield a file's text, in order; each part with the name of the page that begins there, if any.
+    converter: str | None = None,
+) -> Parts:
+    """Yield a file's text, in order, and what is not in it.
 
     Args:
         name: the document's name, for messages.
-        kind: the media type: PDF, DOCX or HTML; HTML has to be UTF-8.
+        kind: as in `SourceFile`; HTML has to be UTF-8.
         file: the file, from its beginning.
         bounds: limits of its conversion.
         cancellation: ends it early.
         pages: those of a PDF file to convert, as `str(PageRanges)`; empty for all.
+        converter: the user's own, as path/to/file.py:function or module:function, or by the name of its entry point.
 
     Raises:
         DocumentError: it cannot be converted within the limits, does not have all of these pages, or was cancelled.
-        MissingExtraError: the extra `files` is not installed.
+        MissingExtraError: a package is missing that its converter needs.
     """
-    for module in _MODULES[kind]:
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("files", f"reading the {_KINDS[kind]} file {name}")
+    if kind not in converter_kinds() and converter is None:
+        raise UnsupportedDocumentError(
+            f"no converter for {kind} files is installed, so {name} cannot be read",
+            hint="Install one (memagent_graph.converting says how packages add them), name your own with --converter, "
+            "or convert the file to text.",
+        )
+    limits = {
+        "seconds": bounds.seconds,
+        "memory_bytes": int(bounds.memory_mb * _MB),
+        "text_bytes": int(bounds.text_mb * _MB),
+    }
+    task = {
+        "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
+        "kind": kind,
+        "pages": pages,
+        "converter": _place_of(converter),
+        "converters": {kind: place for kind, (place, _) in converter_kinds().items()},
+        **limits,
+    }
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_on_disk(file))
         result = stack.enter_context(tempfile.TemporaryFile())
-        code = _run(name, kind, source, result, bounds, cancellation, pages)
+        code = _run(task, source, result, bounds, cancellation)
         result.seek(0)
-        yield from _parts(name, kind, result, bounds, code)
+        yield from _parts(task, result, bounds, code)
+
+
+def _place_of(converter: str | None) -> str | None:
+    """Return where a user's converter is, in words that do not depend on the current folder."""
+    if converter is None or converter in converter_kinds():
+        return converter and converter_kinds()[converter][0]
+    place, colon, function = converter.rpartition(":")
+    return f"{Path(place).expanduser().resolve()}{colon}{function}" if place.endswith(".py") else converter
 
 
 @contextlib.contextmanager
@@ -170,43 +209,35 @@ def _on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _run(
-    name: str,
-    kind: str,
+    task: Mapping[str, Any],
     source: IO[bytes],
     result: IO[bytes],
     bounds: ConversionBounds,
     cancellation: ConversionCancellation,
-    pages: str,
 ) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
-    limits = [bounds.seconds, int(bounds.memory_mb * _MB), int(bounds.text_mb * _MB)]
+    # A user's own module may be in the current folder; otherwise nothing is imported from there.
+    folders = [*filter(None, sys.path), *([str(Path.cwd())] if task["converter"] else [])]
     process = subprocess.Popen(
         # -P: the program's folder is not searched for modules, as some there have the names of others.
-        [sys.executable, "-P", converters.__file__, _KINDS[kind].lower(), _argument(name), *map(str, limits), pages],
+        [sys.executable, "-P", converting_program.__file__, json.dumps(task)],
         stdin=source,
         stdout=result,
         stderr=subprocess.DEVNULL,
-        cwd=Path(converters.__file__).parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd=Path(converting_program.__file__).parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
     )
     with cancellation.watching(process):
         try:
             code = process.wait(bounds.seconds)
         except subprocess.TimeoutExpired:
-            raise _beyond(name, kind, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
+            raise _beyond(task, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
     if cancellation.cancelled:
-        raise DocumentError(f"the conversion of {name} was cancelled", hint="Read it again.")
+        raise DocumentError(f"the conversion of {task['name']} was cancelled", hint="Read it again.")
     return code
 
 
-def _argument(name: str) -> str:
-    """Return a name in a form that a command line can contain."""
-    return name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000]
-
-
-def _parts(
-    name: str, kind: str, result: IO[bytes], bounds: ConversionBounds, code: int
-) -> Iterator[tuple[str | None, str]]:
+def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds, code: int) -> Parts:
     """Yield what the process wrote. It may have read a hostile file, so nothing in its output is trusted."""
     left = int(bounds.text_mb * _MB)
     while header := result.readline(_LONGEST_HEADER):
@@ -214,37 +245,53 @@ def _parts(
             part = json.loads(header)
         except ValueError:
             break
+        if isinstance(part, dict) and "what" in part:
+            texts = {name: str(part[name])[:longest] for name, longest in _LONGEST.items()}
+            yield Omission(**texts, count=int(part["count"]))
+            continue
         if isinstance(part, dict):
             if not part:
                 return
-            raise _failure(name, kind, part, bounds)
+            raise _failure(task, part, bounds)
         label, size = part
         data = result.read(min(size, left))
         left -= size
         if len(data) < size:
             break
-        yield label, data.decode("utf-8", "surrogatepass")
+        yield Block(data.decode("utf-8", "surrogatepass"), label)
     raise DocumentError(
-        f"the conversion of the {_KINDS[kind]} file {name} failed (exit code {code})",
+        f"the conversion of the {_shown(task)} failed (exit code {code})",
         hint="The file is damaged, or needs more memory than the "
         f"{bounds.memory_mb:g} MB that {_VARIABLES['memory_mb']} allows; save it again, or convert it to plain text.",
     )
 
 
-def _failure(name: str, kind: str, told: dict[str, str], bounds: ConversionBounds) -> DocumentError:
-    match told.get("kind"):
+def _shown(task: Mapping[str, Any]) -> str:
+    return f"{str(task['kind']).upper()} file {task['name']}"
+
+
+def _failure(
+    task: Mapping[str, Any], values: dict[str, str], bounds: ConversionBounds
+) -> DocumentError | MissingExtraError:
+    match values.get("kind"):
         case "memory":
-            return _beyond(name, kind, f"needs more than {bounds.memory_mb:g} MB of memory", "memory_mb", bounds)
+            return _beyond(task, f"needs more than {bounds.memory_mb:g} MB of memory", "memory_mb", bounds)
         case "text":
-            return _beyond(name, kind, f"gives more than {bounds.text_mb:g} MB of text", "text_mb", bounds)
+            return _beyond(task, f"gives more than {bounds.text_mb:g} MB of text", "text_mb", bounds)
         case "unsupported":
-            return UnsupportedDocumentError(told["message"], hint=told["hint"])
-    return DocumentError(told["message"], hint=told["hint"])
+            return UnsupportedDocumentError(values["message"], hint=values["hint"])
+        case "missing" if extra := converter_kinds().get(task["kind"], ("", ""))[1]:
+            return MissingExtraError(extra, f"reading the {_shown(task)}")
+        case "missing":
+            return DocumentError(
+                f"reading the {_shown(task)} needs the package {values['message']!r}", hint="Install it."
+            )
+    return DocumentError(values["message"], hint=values["hint"])
 
 
-def _beyond(name: str, kind: str, what: str, bound: str, bounds: ConversionBounds) -> DocumentError:
+def _beyond(task: Mapping[str, Any], what: str, bound: str, bounds: ConversionBounds) -> DocumentError:
     return DocumentError(
-        f"the conversion of the {_KINDS[kind]} file {name} {what}",
+        f"the conversion of the {_shown(task)} {what}",
         hint=f"If you trust the file, raise the bound: {_VARIABLES[bound]}={getattr(bounds, bound) * 4:g}, or "
         f"ConversionBounds({bound}=...) for DocumentStore; otherwise convert it to plain text first.",
     )

@@ -10,7 +10,8 @@ from typing import Literal
 
 from charset_normalizer import from_bytes
 
-from memagent_graph.documents.alphabets import latin_charset
+from memagent_graph.documents.alphabets import is_hebrew, latin_charset
+from memagent_graph.documents.charsets import AS_C1, seven_bit_codec, web_codec
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]
@@ -38,7 +39,7 @@ _BINARY_KINDS = (
     (b"Rar!\x1a", "a RAR archive"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"PK\x03\x04", "a zip archive"),
-    (b"\xd0\xcf\x11\xe0", "an old Microsoft Office file"),
+    (b"\xd0\xcf\x11\xe0", "an old Microsoft Office file, or one with a password"),
     (b"SQLite format 3\x00", "an SQLite database"),
     (b"PAR1", "a Parquet file"),
     (b"OggS", "an Ogg recording"),
@@ -81,7 +82,9 @@ def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
 
 
 def known_charset(name: str) -> str:
-    """Return a charset's name as Python knows it. Raises EncodingError for one that it does not know."""
+    """Return Python's name of a charset, as the web means it. Raises EncodingError for one that neither knows."""
+    if (codec := web_codec(name)) is not None and not codec.startswith("utf"):
+        return codec
     try:
         if not codecs.lookup(name)._is_text_encoding:
             raise LookupError(name)
@@ -98,6 +101,8 @@ def detected_charset(sample: bytes) -> str | None:
     A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8: read as anything else, all
     the rest would be wrong.
     """
+    if is_hebrew(sample):
+        return "cp1255"
     if sum(byte > 0x7F for byte in sample) < _TELLING_BYTES or _looks_like_damaged_utf8(sample):
         return None
     if (latin := latin_charset(sample)) is not None:
@@ -167,12 +172,15 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
     head = before = b""
+    seven_bit: str | None = None
     for piece in itertools.chain(reopen(), [b""]):
         if offset == 0:
             head = piece[:SAMPLE_BYTES]
             if byte_order_mark(head) is not None:
                 return None
-            refuse_binary(name, head)
+            seven_bit = seven_bit_codec(head)
+            if seven_bit is None:
+                refuse_binary(name, head)
         pending = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, not piece)
@@ -186,9 +194,13 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
             if errors == "replace":
                 return None
             raise undecodable(name, "utf-8", at) from None
+        if seven_bit is None and (b"\x1b$" in piece or b"~{" in piece or b"\x1b(" in piece):
+            seven_bit = seven_bit_codec(piece)
         offset += len(piece)
         before = piece[-SAMPLE_BYTES:]
-    return None
+    if seven_bit is not None:
+        log.warning("%s has the marks of %s; reading it as that", name, seven_bit)
+    return seven_bit
 
 
 def refuse_binary(name: str, sample: bytes) -> None:
@@ -201,7 +213,8 @@ def refuse_binary(name: str, sample: bytes) -> None:
     if kind is not None:
         raise UnsupportedDocumentError(
             f"{name} is not text: it looks like {kind}",
-            hint="Text, Markdown, HTML, PDF and DOCX can be read; convert it to one of these first.",
+            hint="Convert it to text, or to a kind of file that has a converter (the extra `files` has PDF, HTML, "
+            "Office files, e-mail and others).",
         )
 
 
@@ -217,6 +230,7 @@ class StreamDecoder:
     def __init__(self, name: str, *, encoding: str | None = None, errors: Errors = "strict") -> None:
         self._name = name
         self._declared = known_charset(encoding) if encoding is not None else None
+        self._reads_c1 = encoding is not None and encoding.lower() not in {"cp1252", "windows-1252"}
         self._errors = errors
         self._held = b""
         self._decoder: codecs.IncrementalDecoder | None = None
@@ -251,6 +265,7 @@ class StreamDecoder:
                 hint=f"Pass the encoding {kind}-le or {kind}-be.",
             )
         self._charset, self._offset = charset, length
-        self._decoder = codecs.getincrementaldecoder(charset)(self._errors)
+        errors = AS_C1 if charset == "cp1252" and self._reads_c1 and self._errors == "strict" else self._errors
+        self._decoder = codecs.getincrementaldecoder(charset)(errors)
         rest, self._held = self._held[length:], b""
         return self._decoder, rest

@@ -1,6 +1,6 @@
 """Headings and numbered clauses of a text: where they begin, and what they are called.
 
-Found are Markdown headings (HTML and DOCX files are stored as Markdown), and in any text lines that begin with a
+Found are Markdown headings (most converters write Markdown), and in any text lines that begin with a
 number of a clause, such as `4.2 Termination`, `Article IV` or `§ 12 Notices`. Numbers also stand before quantities and
 in lists. So a number must follow from the one before it (4.2 after 4.1 or 4), and a single number needs a short line
 that no list and no sentence continues to; one that ends with a full stop has to be in title case. Rules like these are
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from memagent_graph.documents.sources import DOCX, HTML, MARKDOWN, SourceMark
+from memagent_graph.documents.sources import MEDIA_TYPES, SourceMark
 
 MOST_HEADINGS: Final = 100_000
 LONGEST_LABEL: Final = 120
@@ -26,7 +26,9 @@ _LARGEST_STEP: Final = 4
 _SHORTEST_WRAPPED: Final = 50
 """How long a line of a wrapped paragraph is at least."""
 _BLOCK: Final = 1 << 20
-_MARKDOWN_TYPES: Final = frozenset({MARKDOWN, HTML, DOCX})
+_MARKDOWN_TYPES: Final = frozenset(
+    MEDIA_TYPES[kind] for kind in ("md", "html", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub")
+)
 _NAMED: Final = r"(?:Article|Section|Clause|Chapter|Part|Annex|Appendix|Schedule|Exhibit)"
 _LINE: Final = re.compile(
     rf"""^(?:

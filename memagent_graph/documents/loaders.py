@@ -1,4 +1,4 @@
-"""Reads a source's text, piece by piece: decodes it, and converts HTML, PDF and DOCX (the extra `files`)."""
+"""Reads a source's text, block by block: decodes it, and has files of other kinds than text converted."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import io
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
+from memagent_graph.converting import Block, Parts
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, StreamDecoder, byte_order_mark, decoded
-from memagent_graph.documents.sources import DOCX, HTML, MARKDOWN, PDF, TEXT, Document, Section
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, Section, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
 READ_BYTES = 1 << 20
 _SECTION_GAP = "\n\n"
-_KINDS = {DOCX: "a DOCX file", HTML: "HTML", MARKDOWN: "Markdown"}
-_META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE)
-
-LabelledText = tuple[str | None, str]
-"""The name of the section that begins here, if one does, and a piece of text."""
+_DECLARED_CHARSET = re.compile(
+    rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
+)
+_ARCHIVES = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
+"""The member of a zip archive by which its kind is known."""
+_MARKED = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
+"""Kinds of files that are known by their first bytes, whatever they are called."""
 
 
 @contextlib.contextmanager
@@ -33,28 +37,35 @@ def opened(
     replace: bool = False,
     bounds: ConversionBounds | None = None,
     cancellation: ConversionCancellation | None = None,
-) -> Iterator[tuple[str, Iterator[LabelledText]]]:
+    converter: str | None = None,
+) -> Iterator[tuple[str, Parts]]:
     """Open a document: its real media type, and its text in order, a little at a time.
 
     Args:
-        document: the source. A PDF or DOCX file is recognised by its first bytes, whatever its name is.
+        document: the source. Most kinds of files are recognised by their first bytes, whatever their names are.
         replace: put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
         bounds: limits of a conversion; from the environment if left out.
         cancellation: ends a conversion early.
+        converter: the user's own, as in `conversion.converted`.
 
     Raises:
         DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
-        MissingExtraError: its kind needs the extra `files`.
+        MissingExtraError: its converter needs an extra that is not installed.
     """
     errors: Errors = "replace" if replace else document.errors
     content = document.content
-    conversion = bounds or ConversionBounds.from_environment(), cancellation or ConversionCancellation()
+    convert = partial(
+        converted,
+        bounds=bounds or ConversionBounds.from_environment(),
+        cancellation=cancellation or ConversionCancellation(),
+        converter=converter,
+    )
     with contextlib.ExitStack() as stack:
         is_binary = isinstance(content, bytes | Path) or hasattr(content, "read")
         if document.pages is not None and not is_binary:
             raise no_pages(document, "text")
         if isinstance(content, str):
-            yield TEXT, ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
+            yield TEXT, (Block(content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
             yield TEXT, _joined(content)
         elif callable(content):
@@ -62,22 +73,22 @@ def opened(
         elif isinstance(content, Iterator) and not hasattr(content, "read"):
             yield TEXT, _streamed(document, content, errors)
         elif isinstance(content, bytes):
-            yield _from_binary(document, io.BytesIO(content), errors, *conversion)
+            yield _from_binary(document, io.BytesIO(content), errors, convert)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
-            yield _from_binary(document, stack.enter_context(_open(content)), errors, *conversion)
+            yield _from_binary(document, stack.enter_context(_open(content)), errors, convert)
         else:
             file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
             first = _read(document.name, file)
             if isinstance(first, str):
                 if document.pages is not None:
                     raise no_pages(document, "text")
-                yield TEXT, ((None, piece) for piece in _rest(document.name, first, file))
+                yield TEXT, (Block(piece) for piece in _rest(document.name, first, file))
             else:
                 # It cannot be read twice, but detecting its charset may need that.
                 copy = stack.enter_context(tempfile.TemporaryFile())
                 copy.writelines(_rest(document.name, first, file))
                 copy.seek(0)
-                yield _from_binary(document, copy, errors, *conversion)
+                yield _from_binary(document, copy, errors, convert)
 
 
 def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
@@ -103,14 +114,14 @@ def _open(path: Path) -> IO[bytes]:
     raise DocumentError(f"the file {path} {reason}", hint=hint)
 
 
-def _joined(sections: tuple[Section, ...]) -> Iterator[LabelledText]:
+def _joined(sections: tuple[Section, ...]) -> Parts:
     for index, section in enumerate(sections):
         if index:
-            yield None, _SECTION_GAP
-        yield section.label, section.text
+            yield Block(_SECTION_GAP)
+        yield Block(section.text, section.label)
 
 
-def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Iterator[LabelledText]:
+def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:
     decoder = StreamDecoder(document.name, encoding=document.encoding, errors=errors)
     while True:
         try:
@@ -120,15 +131,15 @@ def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Iter
         except Exception as error:  # the caller's source may raise anything
             raise DocumentError(f"the stream {document.name} broke off: {error}") from error
         if isinstance(piece, str):
-            yield None, piece
+            yield Block(piece)
         elif isinstance(piece, bytes):
-            yield None, decoder.decode(piece)
+            yield Block(decoder.decode(piece))
         else:
             raise DocumentError(
                 f"the stream {document.name} gave a {type(piece).__name__}, not text or bytes",
                 hint="Pass an iterator of str or bytes; LangChain Documents go in a list.",
             )
-    yield None, decoder.decode(b"", final=True)
+    yield Block(decoder.decode(b"", final=True))
 
 
 def _read(name: str, file: IO[Any]) -> str | bytes:
@@ -153,45 +164,54 @@ def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
         piece = _read(name, file)
 
 
-def _kind(document: Document, file: IO[bytes]) -> str:
+def _kind(document: Document, file: IO[bytes]) -> str | None:
+    """Return the kind of a file, by its first bytes or else by its type; None for plain text."""
+    named = kind_of_type(document.media_type)
     start = file.tell()
     sample = file.read(1024)
     file.seek(start)
-    if sample.startswith(b"%PDF-"):
-        return PDF
+    marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
     if sample.startswith(b"PK\x03\x04"):
-        try:
-            names = zipfile.ZipFile(file).namelist()
-        except (zipfile.BadZipFile, OSError):
-            names = []
+        marked = _archive_kind(file)
         file.seek(start)
-        if "word/document.xml" in names:
-            return DOCX
-        if document.media_type == DOCX:
-            raise UnsupportedDocumentError(f"{document.name} is a damaged DOCX file, or not one")
-    elif document.media_type in (PDF, DOCX):
-        kind = "PDF" if document.media_type == PDF else "DOCX"
+        if marked is None and named in _MARKED:
+            raise UnsupportedDocumentError(f"{document.name} is a damaged {named.upper()} file, or not one")
+    elif marked is None and named in _MARKED:
         raise UnsupportedDocumentError(
-            f"{document.name} is called {kind} but does not begin like such a file",
-            hint="It may be damaged; if it is plain text, rename it or pass media_type='text/plain'.",
+            f"{document.name} is called {named.upper()} but does not begin like such a file",
+            hint="It may be damaged, or have a password; if it is plain text, rename it or pass "
+            "media_type='text/plain'.",
         )
-    return document.media_type
+    return marked or named
+
+
+def _archive_kind(file: IO[bytes]) -> str | None:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = set(archive.namelist())
+            if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
+                return kind
+            if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
+                return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error):
+        pass  # the caller says that it is damaged
+    return None
 
 
 def _from_binary(
-    document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
-) -> tuple[str, Iterator[LabelledText]]:
+    document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]
+) -> tuple[str, Parts]:
     kind = _kind(document, file)
-    if document.pages is not None and kind != PDF:
-        raise no_pages(document, _KINDS.get(kind, "text"))
-    if kind in (PDF, DOCX):
+    if document.pages is not None and kind != "pdf":
+        raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
+    if kind == "html":
+        return document.media_type, _converted_html(document, file, errors, convert)
+    if kind is not None:
         pages = "" if document.pages is None else str(document.pages)
-        return kind, converted(document.name, kind, file, bounds, cancellation, pages=pages)
-    if kind == HTML:
-        return kind, _converted_html(document, file, errors, bounds, cancellation)
+        return MEDIA_TYPES.get(kind, document.media_type), convert(document.name, kind, file, pages=pages)
     reopen = partial(_pieces, document.name, file, file.tell())
     texts = decoded(document.name, reopen, encoding=document.encoding, errors=errors)
-    return kind, ((None, text) for text in texts)
+    return document.media_type, map(Block, texts)
 
 
 def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
@@ -200,17 +220,15 @@ def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
         yield cast("bytes", piece)
 
 
-def _converted_html(
-    document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
-) -> Iterator[LabelledText]:
+def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
     """Yield an HTML file's text. It is decoded here, with the charset that it declares, and converted as UTF-8."""
     head = file.read(SAMPLE_BYTES)
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding
-    if declared is None and byte_order_mark(head) is None and (meta := _META_CHARSET.search(head[:4096])):
+    if declared is None and byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
         declared = meta.group(1).decode("ascii")
     reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:
         for text in decoded(document.name, reopen, encoding=declared, errors=errors):
             copy.write(text.encode("utf-8", "surrogatepass"))
-        yield from converted(document.name, HTML, copy, bounds, cancellation)
+        yield from convert(document.name, "html", copy)

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, NotRequired
+from typing import IO, Any, Final, NotRequired
 
 from typing_extensions import TypedDict
 
+from memagent_graph.converting import Parts
+from memagent_graph.documents.conversion import converter_kinds
 from memagent_graph.documents.decoding import Errors
+from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.documents.page_ranges import PageRanges
 from memagent_graph.errors import DocumentError
 
 TEXT = "text/plain"
 MARKDOWN = "text/markdown"
-HTML = "text/html"
 PDF = "application/pdf"
-DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
-
-_BY_SUFFIX = {
-    ".txt": TEXT,
-    ".text": TEXT,
-    ".md": MARKDOWN,
-    ".markdown": MARKDOWN,
-    ".htm": HTML,
-    ".html": HTML,
-    ".xhtml": HTML,
-    ".pdf": PDF,
-    ".docx": DOCX,
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+_OPEN = "application/vnd.oasis.opendocument."
+MEDIA_TYPES: Final = {
+    "txt": TEXT,
+    "md": MARKDOWN,
+    "html": "text/html",
+    "pdf": PDF,
+    "docx": f"{_OFFICE}wordprocessingml.document",
+    "pptx": f"{_OFFICE}presentationml.presentation",
+    "xlsx": f"{_OFFICE}spreadsheetml.sheet",
+    "odt": f"{_OPEN}text",
+    "odp": f"{_OPEN}presentation",
+    "ods": f"{_OPEN}spreadsheet",
+    "epub": "application/epub+zip",
+    "rtf": "application/rtf",
+    "eml": "message/rfc822",
+    "mbox": "application/mbox",
 }
+"""By kind of file. Those of other packages' converters are `application/x-` and the kind."""
+KINDS: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
+_OTHER_SUFFIXES: Final = {
+    "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
+    "pptm": "pptx", "xlsm": "xlsx",
+}  # fmt: skip
 _LONGEST_FILE_NAME = 255
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
@@ -41,7 +54,7 @@ class DocumentRef(TypedDict):
 
     `key` is `sha256:<hex>` of the UTF-8 text; `size` is in UTF-8 bytes. `sections` names the list of pages or sources,
     where the document has them. `pages` are those that were chosen, if not all were, and `path` is where a PDF file
-    lay, for links to its pages.
+    lay, for links to its pages. `omissions` are what the document holds beside this text.
     """
 
     key: str
@@ -51,6 +64,7 @@ class DocumentRef(TypedDict):
     sections: NotRequired[str]
     pages: NotRequired[str]
     path: NotRequired[str]
+    omissions: NotRequired[list[StoredOmission]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +125,9 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """Return a file: text, Markdown, or, with the extra `files`, HTML, PDF, DOCX. It is opened when it is added."""
+        """Return a file: text, Markdown, or of a kind that has a converter. It is opened when it is added."""
         path = Path(path)
-        kind = media_type or _BY_SUFFIX.get(path.suffix.lower(), TEXT)
+        kind = media_type or media_type_of(path)
         return cls(_readable(path.name or str(path)), kind, path, encoding, errors)
 
     @classmethod
@@ -131,7 +145,7 @@ class Document:
         media_type: str | None = None,
     ) -> Document:
         """Return a file's content in memory; its kind follows from `name` and the first bytes."""
-        kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
+        kind = media_type or media_type_of(name)
         return cls(name, kind, bytes(data), encoding, errors)
 
     @classmethod
@@ -146,7 +160,7 @@ class Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         named = getattr(file, "name", None)
         name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
-        kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
+        kind = media_type or media_type_of(name)
         return cls(name, kind, file, encoding, errors)
 
     @classmethod
@@ -161,8 +175,8 @@ class Document:
         return cls(name, TEXT, iter(pieces), encoding, errors)
 
     @classmethod
-    def from_pieces(cls, pieces: Callable[[], Iterator[tuple[str | None, str]]], name: str = "text") -> Document:
-        """Text that is made piece by piece, each with the name of the section that begins there, or None.
+    def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:
+        """Text that is made piece by piece.
 
         Args:
             pieces: starts from the beginning at each call.
@@ -220,6 +234,25 @@ class Document:
         )
 
 
+def media_type_of(name: str | os.PathLike[str]) -> str:
+    """Return the MIME type that a file's suffix stands for; that of text for a suffix that no converter has."""
+    kind = _kind_of(name)
+    return TEXT if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
+
+
+def kind_of_type(media_type: str) -> str | None:
+    """Return the kind of file with a MIME type, if it is not plain text."""
+    kind = KINDS.get(media_type) or media_type.removeprefix("application/x-")
+    return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *converter_kinds()} else None
+
+
+def _kind_of(name: str | os.PathLike[str]) -> str | None:
+    """Return the kind of file that a suffix stands for, if any."""
+    suffix = Path(name).suffix.lower().removeprefix(".")
+    kind = _OTHER_SUFFIXES.get(suffix, suffix)
+    return kind if kind in MEDIA_TYPES or (kind and kind in converter_kinds()) else None
+
+
 def _readable(file_name: str) -> str:
     """Return a file's name with U+FFFD for bytes that are not text, which Python stores as half surrogate pairs."""
     return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
@@ -252,7 +285,7 @@ def _refuse_file_name(text: str) -> None:
 
 def _looks_like_a_file(text: str) -> bool:
     """Whether a line is one word with the extension of a readable file."""
-    return not re.search(r"\s", text) and Path(text).suffix.lower() in _BY_SUFFIX
+    return not re.search(r"\s", text) and _kind_of(text) is not None
 
 
 def _label(document: Any, index: int) -> str:

@@ -19,12 +19,15 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, Self
 
+from memagent_graph.converting import Omission, Parts
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
 from memagent_graph.documents.headings import headings, is_markdown
-from memagent_graph.documents.loaders import READ_BYTES, LabelledText, opened
+from memagent_graph.documents.loaders import READ_BYTES, opened
+from memagent_graph.documents.omissions import sentence_of, summary_of
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -48,15 +51,28 @@ class DocumentStore:
 
     Args:
         root: the folder; it is made when the first document is added.
-        bounds: limits for the conversion of a PDF, DOCX or HTML file; if left out, those in the environment
+        bounds: limits for the conversion of a file; if left out, those in the environment
             (`ConversionBounds.from_environment`).
+        converter: the user's own for every file that is not plain text, as path/to/file.py:function or
+            module:function; see `memagent_graph.converting`.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, bounds: ConversionBounds | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, bounds: ConversionBounds | None = None, converter: str | None = None
+    ) -> None:
         self.root = Path(root)
         self._bounds = bounds
+        self._converter = converter
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
+
+    def with_converter(self, converter: str | None) -> Self:
+        """Return the same store with a user's converter; unchanged if none is given."""
+        if converter is None:
+            return self
+        other = copy(self)
+        other._converter = converter
+        return other
 
     def add(
         self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
@@ -70,19 +86,28 @@ class DocumentStore:
 
         Raises:
             DocumentError: it cannot be read (see the subclasses for why), or it cannot be stored; with the remedy.
-            MissingExtraError: its kind needs the extra `files`.
+            MissingExtraError: its converter needs an extra that is not installed.
         """
         document = Document.of(document)
         with self._disk_errors_translated():
             self._make_folders()
             replace = replace_undecodable or document.errors == "replace"
-            opening = opened(document, replace=replace, bounds=self._bounds, cancellation=cancellation)
-            with opening as (kind, pieces), self._new_file() as (file, temporary):
-                key, size, marks = _write(pieces, file, document.name, replace=replace)
+            opening = opened(
+                document,
+                replace=replace,
+                bounds=self._bounds,
+                cancellation=cancellation,
+                converter=self._converter,
+            )
+            omissions: list[Omission] = []
+            with opening as (kind, parts), self._new_file() as (file, temporary):
+                key, size, marks = _write(parts, file, document.name, omissions, replace=replace)
                 publish(file, temporary, self._texts / f"{key}.txt")
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
             if marks:
                 ref["sections"] = self._add_sections(marks)
+            if omissions:
+                ref["omissions"] = summary_of(omissions)
             if document.pages is not None:
                 ref["pages"] = str(document.pages)
             if kind == PDF and isinstance(document.content, Path) and document.content.name == document.name:
@@ -275,26 +300,40 @@ def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
 
 
 def _write(
-    pieces: Iterator[LabelledText], file: IO[bytes], name: str, *, replace: bool
+    parts: Parts, file: IO[bytes], name: str, omissions: list[Omission], *, replace: bool
 ) -> tuple[str, int, list[SourceMark]]:
-    """Write labelled text to a file; return its sha256, its size in bytes, and the beginnings of its sections."""
+    """Write a document's blocks to a file; return its sha256, its size in bytes, and the beginnings of its sections.
+
+    Args:
+        parts: the document.
+        file: where its text goes.
+        name: its name, for messages.
+        omissions: where those of the document are added.
+        replace: whether U+FFFD stands for what is not text.
+    """
     digest = hashlib.sha256()
     marks: list[SourceMark] = []
     size = characters = 0
     blank = True
-    for label, text in pieces:
-        if label is not None:
-            marks.append(SourceMark(characters, label))
-        data = _utf8(text, name, characters, replace=replace)
+    for part in parts:
+        if isinstance(part, Omission):
+            omissions.append(part)
+            continue
+        if part.label is not None:
+            marks.append(SourceMark(characters, part.label))
+        data = _utf8(part.text, name, characters, replace=replace)
         digest.update(data)
         file.write(data)
         size += len(data)
-        characters += len(text)
-        blank = blank and (not text or text.isspace())
+        characters += len(part.text)
+        blank = blank and (not part.text or part.text.isspace())
     if blank:
+        told = "; ".join(map(sentence_of, summary_of(omissions)))
         raise EmptyDocumentError(
-            f"{name} holds no text" + (" but white space" if size else ""),
-            hint="Check that it is the document you meant.",
+            f"{name} holds no text" + (" but white space" if size else "") + (f"; {told}" if told else ""),
+            hint="Name a converter of your own that reads it (--converter), such as one for scanned pages."
+            if told
+            else "Check that it is the document you meant.",
         )
     return digest.hexdigest(), size, marks
 

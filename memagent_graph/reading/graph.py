@@ -13,6 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents.conversion import ConversionCancellation, in_thread
+from memagent_graph.documents.omissions import require_whole
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.inputs import check_question, is_reference, stored_document
@@ -102,6 +103,8 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         """As in LangGraph; see the class for what is different."""
         is_ready = isinstance(input, dict) and is_reference(input.get("document"))
         value = input if is_ready else await in_thread(partial(self._with_reference, input))
+        if is_ready:
+            require_whole(input["document"], self.reader_context.on_incomplete)
         own = self._execution(context, config)
         await own.running.turn.begin()
         try:
@@ -126,6 +129,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             )
         check_question(value["question"], self.reader_context)
         document = stored_document(value["document"], self.reader_context, cancellation)
+        require_whole(document, self.reader_context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
     def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:

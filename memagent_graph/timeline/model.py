@@ -239,7 +239,7 @@ def build_timeline(view: RunView) -> Timeline:
             prompt_tokens=sum(step.prompt_tokens for step in trace.steps),
             completion_tokens=sum(step.completion_tokens for step in trace.steps),
             seconds=sum(step.seconds for step in trace.steps),
-            events=count_events([event for step in trace.steps for event in step.events]),
+            events=count_events([*view.document_events, *(event for step in trace.steps for event in step.events)]),
         ),
     )
 

@@ -109,7 +109,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "question": view.question,
         "answer": view.answer,
         "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
-        "answerEvents": _events(view.answer_events),
+        "answerEvents": _events((*view.document_events, *view.answer_events)),
         "document": view.document["name"],
         "documentBytes": view.document["size"],
         "model": view.model,

@@ -150,7 +150,7 @@ def _answer(timeline: Timeline) -> RenderableType:
         parts.append(Text(plain(view.answer), style="bold green"))
     else:
         parts.append(Text("no answer", style="yellow"))
-    parts += _events(view.answer_events)
+    parts += _events((*view.document_events, *view.answer_events))
     repeated: dict[int, int] = {}
     for part in timeline.support:
         repeated[part.line_index] = repeated.get(part.line_index, 0) + part.end - part.start

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, SourceMark
+from memagent_graph.documents.omissions import document_events
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import (
     Evidence,
@@ -59,6 +60,11 @@ class RunView:
     def updates(self) -> tuple[MemoryUpdate, ...]:
         """Every memory update that counts, in order; empty for a run that has read nothing yet."""
         return self.trace.updates
+
+    @property
+    def document_events(self) -> tuple[ReadEvent, ...]:
+        """What of the document is not in its text."""
+        return document_events(self.document)
 
     @property
     def answer_events(self) -> tuple[ReadEvent, ...]:

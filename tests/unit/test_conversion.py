@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import zipfile
+from email.message import EmailMessage
 
 import pytest
-from test_loaders import docx, pdf
+from support.document_files import docx, pdf
+from support.made_documents import opened, sheets, word, zipped
 
 from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import ConversionCancellation
-from memagent_graph.errors import DocumentError, MemAgentError
+from memagent_graph.documents.sources import MEDIA_TYPES
+from memagent_graph.errors import DocumentError
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
@@ -142,7 +145,7 @@ def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_pat
 
 def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path, monkeypatch):
     program = tmp_path / "program.py"
-    monkeypatch.setattr(conversion.converters, "__file__", str(program))
+    monkeypatch.setattr(conversion.converting_program, "__file__", str(program))
     store = DocumentStore(tmp_path / "store")
     page = Document.from_bytes(b"<p>x", name="a.html")
     for source in ("import os; os.abort()", "print('[1, 2')", "print('[null, 99]'); print('short')", ""):
@@ -155,5 +158,50 @@ def test_names_and_lone_surrogates_cross_the_process_border(tmp_path):
     name = "naïve 日本\udc80.html"
     ref = DocumentStore(tmp_path).add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
     assert DocumentStore(tmp_path).read(ref, 0, ref["size"]) == "Grüße, 日本\n"
-    with pytest.raises(MemAgentError, match="nested too deeply"):
-        DocumentStore(tmp_path).add(Document.from_bytes(b"<div>" * 5000 + b"x", name=name))
+
+
+def _filed(depth: int) -> bytes:
+    """A message with a message attached, which has one attached, and so on."""
+    data = b"From: a@example.org\nSubject: x\n\ninmost"
+    for _ in range(depth):
+        message = EmailMessage()
+        message["From"] = "a@example.org"
+        message.set_content("around")
+        message.add_attachment(data, maintype="application", subtype="octet-stream", filename="a.eml")
+        data = message.as_bytes()
+    return data
+
+
+def _repeated(rows: int, columns: int) -> bytes:
+    """A spreadsheet that claims one cell very many times."""
+    cell = f'<table:table-cell table:number-columns-repeated="{columns}"><text:p>a</text:p></table:table-cell>'
+    row = f'<table:table-row table:number-rows-repeated="{rows}">{cell}</table:table-row>'
+    return opened("spreadsheet", f'<table:table table:name="S">{row}</table:table>')
+
+
+_ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error"),
+    [
+        ("entities.odt", zipped({"mimetype": MEDIA_TYPES["odt"], "content.xml": _ENTITIES}), "declares XML entities"),
+        ("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", "nested too deeply"),
+        ("repeated.ods", _repeated(1_048_576, 16_384), "takes more than 2 seconds"),
+        ("deep.docx", word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), "nested too deeply"),
+        ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), "takes more than 2 seconds"),
+    ],
+)
+def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path):
+    store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=2))
+    with pytest.raises(DocumentError, match=error):
+        store.add(Document.from_bytes(data, name=name))
+
+
+def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(tmp_path):
+    store = DocumentStore(tmp_path)
+    ref = store.add(Document.from_bytes(_filed(12), name="a.eml"))
+    assert "inmost" not in store.read(ref, 0, ref["size"])
+    assert "too many others" in ref["omissions"][0]["places"]
+    shallow = store.add(Document.from_bytes(_filed(5), name="a.eml"))
+    assert "inmost" in store.read(shallow, 0, shallow["size"])

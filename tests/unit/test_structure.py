@@ -12,7 +12,7 @@ from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, mod
 
 LAYERS = (
     {"memagent_graph"},
-    {"memagent_corpus", "memagent_report", "memagent_serve", "memagent_evaluation"},
+    {"memagent_converters", "memagent_corpus", "memagent_report", "memagent_serve", "memagent_evaluation"},
     {"langchain_memagent", "memagent_mcp"},
     {"memagent_training"},
     {"recipes"},

@@ -24,7 +24,7 @@ from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.saved_policy import _complete
 from memagent_training.job.training_output import write_record
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
@@ -53,7 +53,7 @@ async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) 
     prepared = prepare(small_job(tmp_path / "rl", model="embedded", base_url="http://127.0.0.1:9/v1"))
     own = load_profile(prepared.base.folder)
     assert own is not None and own.on_invented is UpdateRule.KEEP_PREVIOUS
-    context = await Serving(prepared).reader(1.0).aprepare()
+    context = await ServerServing(prepared).reader(1.0).aprepare()
     assert context.rules.invented is UpdateRule.ACCEPT
 
 
@@ -119,7 +119,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
             served_name=server.model,
             reading=ReadingSettings(profile="embedded", chunk_tokens=50),
         )
-        serving = Serving(prepare(job))
+        serving = ServerServing(prepare(job))
         try:
             result = await serving.reader(0.0).aread(Document.from_text("One word more. " * 40), "What?")
         finally:

@@ -1,0 +1,75 @@
+"""Formulas as one line of text: Office's (OMML) and the web's (MathML).
+
+`(a+b)/2` for a fraction, `x^-3` and `a_(i+1)` for scripts, `√(x)` for a root. Both languages have the
+same constructions under other names, so one function reads both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+_SIMPLE: Final = re.compile(r"[-+−]?(?:\w|[.,](?=\d))+")
+_FRACTIONS: Final = frozenset(("f", "mfrac"))
+_SUPERSCRIPTS: Final = frozenset(("sSup", "msup", "mover", "limUpp"))
+_SUBSCRIPTS: Final = frozenset(("sSub", "msub", "munder", "limLow"))
+_BOTH: Final = frozenset(("sSubSup", "msubsup", "munderover"))
+_PROPERTIES: Final = "Pr"
+_UNREAD: Final = frozenset(("annotation", "annotation-xml", "mphantom"))
+
+Formula = tuple[str, str, list[Any]]
+"""An element's name without its namespace, its own text, and its children. Of Office's properties it has `chr` and the
+like, with the value as text."""
+
+
+def scripted(mark: str, text: str) -> str:
+    """Return a script: `^6`, `_i`, and in parentheses if it is more than a number or a word."""
+    return f"{mark}{text}" if _SIMPLE.fullmatch(text) else f"{mark}({text})"
+
+
+def linear(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for each construction
+    """Return a formula as a line of text."""
+    name, text, children = formula
+    if name in _UNREAD:
+        return ""
+    if name == "semantics":
+        children = children[:1]
+    properties = next((child for child in children if child[0].endswith(_PROPERTIES)), None)
+    values = {child[0]: child[1] for child in properties[2]} if properties else {}
+    parts = [linear(child) for child in children if not child[0].endswith(_PROPERTIES)]
+    match name, parts:
+        case _, [one, two] if name in _FRACTIONS:
+            return f"{_grouped(one)}/{_grouped(two)}"
+        case _, [base, script] if name in _SUPERSCRIPTS:
+            return _grouped(base) + scripted("^", script)
+        case _, [base, script] if name in _SUBSCRIPTS:
+            return _grouped(base) + scripted("_", script)
+        case _, [base, low, high] if name in _BOTH:
+            return _grouped(base) + scripted("_", low) + scripted("^", high)
+        case "sPre", [low, high, base]:
+            return scripted("_", low) + scripted("^", high) + base
+        case "rad", [degree, base]:
+            return f"root({base}, {degree})" if degree else f"√({base})"
+        case "mroot", [base, degree]:
+            return f"root({base}, {degree})"
+        case "msqrt", _:
+            return f"√({''.join(parts)})"
+        case "nary", [low, high, base]:
+            limits = (scripted("_", low) if low else "") + (scripted("^", high) if high else "")
+            return f"{values.get('chr') or '∫'}{limits} {base}"
+        case "d", _:
+            between = values.get("sepChr") or "|"
+            return (values.get("begChr", "(") or "") + between.join(parts) + (values.get("endChr", ")") or "")
+        case "acc", [base]:
+            return f"{_grouped(base)}{values.get('chr') or chr(0x302)}"
+        case (("m" | "mtable" | "eqArr"), _):
+            return "[" + "; ".join(parts) + "]"
+        case (("mr" | "mtr"), _):
+            return ", ".join(parts)
+    return text + "".join(parts)
+
+
+def _grouped(text: str) -> str:
+    """Return a part of a formula that stands before or below another; in parentheses if it is more than one thing."""
+    is_one = _SIMPLE.fullmatch(text) or re.fullmatch(r"\([^()]*\)|.", text) or re.fullmatch(r"√\([^()]*\)", text)
+    return text if is_one else f"({text})"

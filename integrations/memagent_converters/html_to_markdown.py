@@ -1,0 +1,357 @@
+"""HTML to Markdown, with what carries meaning: spans of tables, powers, numbers of lists, values of forms.
+
+The parser is Lexbor's, which follows the HTML standard; the tree is walked with a stack, so no nesting is too deep.
+Other converters make HTML of their files, and so share the tables and lists of this one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from memagent_converters.equations import linear, scripted
+from memagent_graph.converting import Block, Parts, SourceFile
+
+_UNREAD: Final = frozenset(
+    ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
+)
+_PARAGRAPHS: Final = frozenset(
+    ("p", "div", "section", "article", "aside", "main", "nav", "header", "footer", "address", "figure", "figcaption",
+     "form", "fieldset", "legend", "dl", "dt", "title", "body", "details", "summary", "center", "hgroup", "search")
+)  # fmt: skip
+_HEADINGS: Final = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_MARKS: Final = {
+    "b": "**", "strong": "**", "i": "*", "em": "*", "s": "~~", "del": "~~", "strike": "~~", "code": "`", "kbd": "`",
+    "samp": "`", "tt": "`",
+}  # fmt: skip
+_FRAMED: Final = frozenset(
+    (*_HEADINGS, *_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption", "tr", "td",
+     "th", "select", "textarea", "rt", "q", "dd")
+)  # fmt: skip
+"""Elements whose text is changed; of all others it goes to the one around them."""
+_TYPED: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
+_SPACE: Final = re.compile(r"[ \t\n\r\f]+")
+_ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
+_MOST_COLUMNS: Final = 1000
+_LONGEST_REPEATED: Final = 200
+"""Characters of a cell that is repeated in each row and column that it spans."""
+
+Token = str | int
+"""A piece of text, or after how many newlines the next one begins."""
+
+
+class _Verbatim(str):
+    """Text whose spaces and newlines stay."""
+
+    __slots__ = ()
+
+
+@dataclass
+class _Frame:
+    """An open element, and what it has so far."""
+
+    tag: str
+    attributes: Mapping[str, str | None]
+    tokens: list[Token] = field(default_factory=list)
+    rows: list[list[_Cell]] = field(default_factory=list)
+    """Of a table."""
+    cells: list[_Cell] = field(default_factory=list)
+    """Of a row."""
+    number: int = 0
+    """Of a list: the last item's."""
+
+
+@dataclass
+class _Cell:
+    text: str
+    columns: int = 1
+    rows: int = 1
+    is_header: bool = False
+
+
+def convert(source: SourceFile) -> Parts:
+    """Convert an HTML file, which is UTF-8."""
+    yield Block(markdown(source.read().decode("utf-8", "surrogatepass")) + "\n")
+
+
+def markdown(html: str) -> str:
+    """Return HTML as Markdown."""
+    from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
+
+    # Lone surrogates are no text of the parser's.
+    try:
+        tree = LexborHTMLParser(html.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    except SelectolaxError as error:
+        raise MemoryError from error  # any text is HTML; only memory can be missing
+    frames = [_Frame("", {})]
+    in_pre = 0
+    for node, is_end in _walk(tree.root):
+        frame = frames[-1]
+        tag = node.tag
+        if tag == "-text":
+            _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
+        elif tag in _FRAMED:
+            in_pre += (-1 if is_end else 1) * (tag == "pre")
+            if not is_end:
+                frames.append(_Frame(tag, node.attributes, number=_start(tag, node.attributes)))
+            else:
+                frames.pop()
+                _close(frame, frames, node)
+        elif not is_end or tag in _PARAGRAPHS:
+            _add_element(frame, tag, node)
+    return _text(frames[0].tokens)
+
+
+def _walk(root: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield the nodes at their beginnings, and elements at their ends (True), in the document's order."""
+    node, inside = root, False
+    while node is not None:
+        skipped = node.tag in _UNREAD or node.tag == "math"
+        if not inside:
+            yield node, False
+            if not skipped and (child := node.child) is not None:
+                node = child
+                continue
+        if node.tag[0] not in "-_!":
+            yield node, True
+        if node.mem_id == root.mem_id:  # comparing nodes would compare their whole HTML
+            return
+        following = node.next
+        node, inside = (following, False) if following is not None else (node.parent, True)
+
+
+def _add_text(frame: _Frame, text: str, *, in_pre: bool) -> None:
+    text = text.replace("\xad", "")
+    frame.tokens.append(_Verbatim(text) if in_pre else _SPACE.sub(" ", text))
+
+
+def _add_element(frame: _Frame, tag: str, node: Any) -> None:
+    """Add what an element without a frame of its own is in the text."""
+    tokens = frame.tokens
+    match tag:
+        case "br":
+            tokens.append(1)
+        case "hr":
+            tokens += [2, "---", 2]
+        case "img":
+            if alt := (node.attributes.get("alt") or "").strip():
+                tokens.append(f"![{_SPACE.sub(' ', alt)}]")
+        case "input":
+            tokens.append(_input(node.attributes))
+        case "option":
+            tokens.append(1)
+        case "math":
+            tokens.append(linear(_math(node)))
+        case _ if tag in _PARAGRAPHS:
+            tokens.append(2)
+
+
+def _input(attributes: Mapping[str, str | None]) -> str:
+    kind = (attributes.get("type") or "text").lower()
+    if kind in {"checkbox", "radio"}:
+        return "☒ " if "checked" in attributes else "☐ "
+    return "" if kind in _TYPED else f" {attributes.get('value') or ''} "
+
+
+def _math(node: Any) -> tuple[str, str, list[Any]]:
+    """Return a formula in the form that `linear` takes: tag, text, children."""
+    children, child = [], node.child
+    while child is not None:
+        if child.tag[0] not in "-_!":
+            children.append(_math(child))
+        child = child.next
+    return node.tag, "" if children else (node.text() or "").strip(), children
+
+
+def _start(tag: str, attributes: Mapping[str, str | None]) -> int:
+    return _number(attributes.get("start"), 1) - 1 if tag == "ol" else 0
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and re.fullmatch(r"\s*-?\d{1,9}\s*", text) else default
+
+
+def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR0912  one case for each element
+    """Add a finished element's text to the one around it."""
+    around, tag = frames[-1], frame.tag
+    tokens = around.tokens
+    match tag:
+        case "tr":
+            table = next((each for each in reversed(frames) if each.tag == "table"), around)
+            table.rows.append(frame.cells)
+        case "td" | "th":
+            row = next((each for each in reversed(frames) if each.tag in {"tr", "table"}), around)
+            spans = [max(1, _number(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
+            if frame.attributes.get("rowspan") == "0":
+                spans[1] = 1 << 16
+            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MOST_COLUMNS), spans[1], tag == "th"))
+        case "table":
+            before = [2, frame.tokens[0], 2] if frame.tokens else []
+            tokens += [*before, 2, _Verbatim(table_text(frame.rows)), 2]
+            around.attributes = {**around.attributes, "nests": "1"}
+        case "caption":
+            tokens.insert(0, _text(frame.tokens))
+        case "pre":
+            tokens += [2, _Verbatim(f"```\n{''.join(map(str, frame.tokens)).strip(chr(10))}\n```"), 2]
+        case "ul" | "ol":
+            is_inner = any(each.tag == "li" for each in frames)
+            tokens += [1 if is_inner else 2, _Verbatim(_text(frame.tokens)), 1 if is_inner else 2]
+        case "li":
+            tokens += [1, _Verbatim(_item(frame, around)), 1]
+        case "blockquote" | "dd":
+            inner = _text(frame.tokens)
+            mark = "> " if tag == "blockquote" else "  "
+            tokens += (
+                [2, _Verbatim("\n".join((mark + line).rstrip() for line in inner.split("\n"))), 2] if inner else [2]
+            )
+        case "select":
+            tokens.append(f" {_selected(node)} ")
+        case "textarea":
+            tokens += [1, _Verbatim((node.text() or "").strip()), 1]
+        case _ if tag in _HEADINGS:
+            if inner := " ".join(_text(frame.tokens).split()):
+                tokens += [2, _HEADINGS[tag] + inner, 2]
+        case _:
+            _close_inline(frame, around)
+
+
+def _close_inline(frame: _Frame, around: _Frame) -> None:
+    tokens, tag = around.tokens, frame.tag
+    if any(isinstance(token, int) or (isinstance(token, _Verbatim) and "\n" in token) for token in frame.tokens):
+        tokens += frame.tokens  # it has blocks in it
+        return
+    raw = "".join(map(str, frame.tokens))
+    inner = raw.strip()
+    before, after = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :] if inner else ""
+    match tag:
+        case "sup" if inner and not _ORDINAL.fullmatch(inner):
+            mark = re.fullmatch(r"\[?\(?([^\]]{1,6}?)\)?\]?\(#.*\)", inner)
+            text = f"[^{mark[1]}]" if mark else inner if inner.startswith("[^") else scripted("^", inner)
+        case "sub" if inner:
+            text = scripted("_", inner)
+        case "a" if inner and (target := (frame.attributes.get("href") or "").strip()):
+            text = inner if target == inner else f"[{inner}]({target})"
+        case "rt" if inner:
+            text = f"({inner})"
+        case "q" if inner:
+            text = f"“{inner}”"
+        case _ if tag in _MARKS and inner:
+            text = f"{_MARKS[tag]}{inner}{_MARKS[tag]}"
+        case _:
+            text = inner
+    tokens += [before, _Verbatim(text), after] if text else [raw]
+
+
+def _selected(node: Any) -> str:
+    """Return the options that are selected, or the one that a browser shows."""
+    options = node.css("option")
+    chosen = [each for each in options if "selected" in each.attributes]
+    shown = chosen or ([] if "multiple" in node.attributes else options[:1])
+    return ", ".join((each.text() or "").strip() for each in shown)
+
+
+def _item(frame: _Frame, around: _Frame) -> str:
+    """Return a list's item, with its number, or its marker as another converter gives it."""
+    indent = "  " * min(_number(frame.attributes.get("level"), 0), 20)
+    marker = frame.attributes.get("marker") or "-"
+    if around.tag == "ol":
+        around.number = _number(frame.attributes.get("value"), around.number + 1)
+        style = around.attributes.get("type") or "1"
+        marker = f"{numeral(around.number, _STYLES.get(style, 'decimal'))}."
+    lines = _text(frame.tokens).split("\n")
+    rest = [f"{indent}{' ' * (len(marker) + 1)}{line}".rstrip() for line in lines[1:]]
+    return "\n".join([f"{indent}{marker} {lines[0]}".rstrip(), *rest])
+
+
+_STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+
+
+def numeral(number: int, style: str) -> str:
+    """Return a number as lists and headings show it.
+
+    Args:
+        number: from 1; others are shown as decimals.
+        style: as Word calls it: decimal, decimalZero, lowerLetter, upperLetter, lowerRoman, upperRoman.
+    """
+    if style.endswith("Roman") and 0 < number < 4000:
+        steps = zip((1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
+                    ("M", "CM", "D", "CD", "C", "XC", "L", "XL", "X", "IX", "V", "IV", "I"), strict=True)  # fmt: skip
+        text = ""
+        for value, letters in steps:
+            text += letters * (number // value)
+            number %= value
+    elif style.endswith("Letter") and 0 < number < 1000:
+        text = chr(65 + (number - 1) % 26) * ((number - 1) // 26 + 1)
+    else:
+        return f"{number:02d}" if style == "decimalZero" else str(number)
+    return text.lower() if style.startswith("lower") else text
+
+
+def table_text(rows: list[list[_Cell]]) -> str:
+    """Return a table as Markdown; one that only lays out a page as its cells, one after the other.
+
+    A cell that spans rows or columns is repeated in each of them, unless it is long.
+    """
+    cells = [cell for row in rows for cell in row]
+    if any("\n| --- " in cell.text or cell.text.startswith("| ") for cell in cells) or len(rows) < 2:
+        if len(rows) == 1 and len(cells) > 1 and all("\n" not in cell.text for cell in cells):
+            return " | ".join(cell.text for cell in cells)
+        return "\n\n".join(cell.text for cell in cells if cell.text)
+    grid = list(_grid(rows))
+    width = max(map(len, grid), default=0)
+    lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in grid]
+    return "\n".join([*lines[:1], "| " + " | ".join(["---"] * width) + " |", *lines[1:]]) if width else ""
+
+
+def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
+    """Yield the rows with a text for each column, spans filled."""
+    spanning: dict[int, tuple[int, str]] = {}
+    """By column: for how many more rows a cell above spans it, and its text."""
+    for row in rows:
+        line: list[str] = []
+        cells = iter(row)
+        while len(line) < _MOST_COLUMNS:
+            left, text = spanning.get(len(line), (0, ""))
+            if left:
+                spanning[len(line)] = left - 1, text
+                line.append(text)
+                continue
+            cell = next(cells, None)
+            if cell is None:
+                if not any(left for column, (left, _) in spanning.items() if column > len(line)):
+                    break
+                line.append("")
+                continue
+            text = " ".join(cell.text.split()).replace("|", "\\|")
+            repeated = text if len(text) <= _LONGEST_REPEATED else ""
+            for column in range(cell.columns):
+                spanning[len(line)] = cell.rows - 1, repeated
+                line.append(repeated if column else text)
+        yield line
+
+
+def rows_text(rows: Iterator[list[str]]) -> str:
+    """Return rows of plain texts as a Markdown table."""
+    return table_text([[_Cell(text) for text in row] for row in rows])
+
+
+def _text(tokens: list[Token]) -> str:
+    """Join tokens: white space collapses, and stands neither at the beginning nor at the end of a line."""
+    pieces: list[str] = []
+    newlines, ends_with_space = 0, True
+    for token in tokens:
+        if isinstance(token, int):
+            newlines = max(newlines, token)
+            continue
+        text = token if not (newlines or ends_with_space) or isinstance(token, _Verbatim) else token.lstrip(" ")
+        if not text:
+            continue
+        if newlines and pieces:
+            pieces[-1] = pieces[-1].rstrip(" ")
+            pieces.append("\n" * newlines)
+        newlines = 0
+        pieces.append(text)
+        ends_with_space = text.endswith((" ", "\n"))
+    return "".join(pieces).strip(" \n")

@@ -1,0 +1,127 @@
+"""E-mail: one message (.eml, also .mhtml), or a box of them (.mbox), with the standard library.
+
+Of a message's alternatives plain text is read, or else HTML. What is attached is converted as a file of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from email import policy
+from email.message import Message
+from email.parser import BytesParser
+from typing import Any, Final
+
+from memagent_converters.html_to_markdown import markdown
+from memagent_graph.converting import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.documents.charsets import web_text
+
+_HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
+_FROM_LINE: Final = re.compile(rb"From \S+.*\d{4}\s*")
+_QUOTED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
+_PARSER: Final = BytesParser(policy=policy.default)
+
+
+def convert(source: SourceFile) -> Parts:
+    """Convert a message."""
+    data = source.read()
+    message = _PARSER.parsebytes(data)
+    if not message.keys():
+        raise ConversionError(
+            f"{source.name} is called e-mail but has no header",
+            "Rename it to .txt to read it as text.",
+            kind="unsupported",
+        )
+    yield from _message(source, message)
+
+
+def convert_box(source: SourceFile) -> Parts:
+    """Convert a box of messages; each is a section."""
+    for number, data in enumerate(_messages(source), 1):
+        yield Block("", f"message {number}")
+        yield from _message(source, _PARSER.parsebytes(data))
+        yield Block(GAP)
+
+
+def _messages(source: SourceFile) -> Iterator[bytes]:
+    source.file.seek(0)
+    lines: list[bytes] = []
+    is_blank, begun = True, False
+    for line in source.file:
+        if is_blank and _FROM_LINE.fullmatch(line.rstrip(b"\r\n")):
+            if begun:
+                yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
+            lines, begun = [], True
+        else:
+            lines.append(line)
+        is_blank = not line.strip()
+    if not begun:
+        raise ConversionError(
+            f"{source.name} is called a mail box but has no message", "Rename it to .txt to read it as text.",
+            kind="unsupported",
+        )  # fmt: skip
+    yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
+
+
+def _message(source: SourceFile, message: Message[Any, Any]) -> Parts:
+    """Yield a message's headers, its text, and what is attached to it."""
+    headers = [f"{name}: {_header(message, name)}" for name in _HEADERS if message[name] is not None]
+    yield Block("\n".join(headers) + GAP if headers else "")
+    yield from _content(source, message)
+
+
+def _header(message: Message[Any, Any], name: str) -> str:
+    try:
+        return " ".join(str(message[name]).split())
+    except Exception:  # noqa: BLE001  the standard parser of headers fails at some damaged ones
+        return " ".join(
+            str(
+                message.get(
+                    name,
+                    "",
+                )
+            ).split()
+        )
+
+
+def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
+    kind = part.get_content_type()
+    if kind == "message/rfc822":
+        inner = part.get_payload()
+        if isinstance(inner, list) and inner and isinstance(inner[0], Message):
+            yield Block("Forwarded message:\n")
+            yield from _message(source, inner[0])
+    elif part.is_multipart():
+        parts = [each for each in part.get_payload() if isinstance(each, Message)]
+        if kind == "multipart/alternative":
+            best = [each for each in parts if each.get_content_type() == "text/plain" and _text(each).strip()]
+            parts = best[:1] or parts[-1:]
+        for each in parts:
+            yield from _content(source, each)
+    elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
+        yield from _attached(source, part, kind)
+    else:
+        text = _text(part)
+        yield Block((markdown(text) if kind == "text/html" else text.strip()) + GAP)
+
+
+def _text(part: Message[Any, Any]) -> str:
+    """Return a part's text. A charset that is not known or not true is replaced by what a browser would read."""
+    data = part.get_payload(decode=True)
+    return web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
+
+
+def _attached(source: SourceFile, part: Message[Any, Any], kind: str) -> Parts:
+    name = part.get_filename() or f"{kind} without a name"
+    data = part.get_payload(decode=True)
+    if not isinstance(data, bytes) or kind.startswith(("multipart/", "application/pgp-sig", "application/pkcs7-sig")):
+        return
+    if kind.startswith("image/") and part.get_content_disposition() != "attachment":
+        return  # shown in the text, as images of other documents are
+    if kind in {"application/pkcs7-mime", "application/pgp-encrypted"}:
+        yield Omission("encrypted parts", name, "Save the message decrypted.")
+    elif kind.startswith("text/"):
+        text = _text(part)
+        yield Block((markdown(text) if kind == "text/html" else text) + GAP, f"file {name}")
+    else:
+        yield from source.embedded(name, data)

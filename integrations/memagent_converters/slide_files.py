@@ -1,0 +1,110 @@
+"""Presentations (.pptx): the slides in order, each a section, with tables, formulas and speaker's notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+from xml.etree.ElementTree import Element
+
+from memagent_converters.equations import linear
+from memagent_converters.html_to_markdown import markdown
+from memagent_converters.xml_archives import (
+    XmlArchive,
+    attribute,
+    child,
+    descendants,
+    formula,
+    html_table,
+    local,
+    quoted,
+)
+from memagent_graph.converting import GAP, Block, Omission, Parts, SourceFile
+
+_MAIN: Final = "ppt/presentation.xml"
+_REMEDY: Final = "Save the presentation as PDF, and look at these slides."
+_TITLES: Final = frozenset(("title", "ctrTitle"))
+_BESIDE: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
+"""By its relation, what else belongs to a slide."""
+_UNREAD: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
+"""Placeholders that hold no text of the slide's own."""
+
+
+def convert(source: SourceFile) -> Parts:
+    """Convert a presentation."""
+    archive = XmlArchive(source.name, source.file)
+    relations = archive.relations(_MAIN)
+    for number, entry in enumerate(descendants(archive.required(_MAIN), "sldId"), 1):
+        reference = next((value for key, value in entry.items() if key.endswith("}id")), "")
+        member = relations.get(reference, ("", ""))[1]
+        label, slide = f"slide {number}", archive.xml(member)
+        if slide is None:
+            yield Omission("slides that cannot be read", label, _REMEDY)
+            continue
+        html = "".join(_shapes(slide))
+        for kind, target in archive.relations(member).values():
+            root = archive.xml(target) if kind in _BESIDE else None
+            if root is not None:
+                texts = _shapes(root) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
+                html += f"<p>{_BESIDE[kind]}</p>{''.join(texts)}"
+            elif kind == "chart":
+                yield Omission("charts", label, _REMEDY)
+            elif kind in {"package", "oleObject"}:
+                yield from source.embedded(target.rpartition("/")[2], archive.read(target))
+        text = markdown(html)
+        yield Block(text + GAP, label)
+        if not text.strip() and next(descendants(slide, "pic"), None) is not None:
+            yield Omission("slides that are images", label, _REMEDY)
+
+
+def _shapes(parent: Element) -> Iterator[str]:
+    for element in parent:
+        match local(element):
+            case "sp":
+                holder = child(element, "nvSpPr", "nvPr", "ph")
+                kind = attribute(holder, "type")
+                if kind not in _UNREAD:
+                    yield from _texts(element, is_title=kind in _TITLES)
+            case "tbl":
+                rows = [
+                    [
+                        (
+                            "".join(_texts(cell)),
+                            int(attribute(cell, "gridSpan", "1")),
+                            int(attribute(cell, "rowSpan", "1")),
+                        )
+                        for cell in row
+                        if local(cell) == "tc"
+                        and not {attribute(cell, "hMerge"), attribute(cell, "vMerge")} & {"1", "true"}
+                    ]
+                    for row in element
+                    if local(row) == "tr"
+                ]
+                yield html_table(rows)
+            case "pic" if text := attribute(child(element, "nvPicPr", "cNvPr"), "descr").strip():
+                yield f"<p>![{quoted(text)}]</p>"
+            case "Fallback":
+                continue
+            case _:
+                yield from _shapes(element)
+
+
+def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
+    for paragraph in descendants(shape, "p"):
+        text = _paragraph(paragraph)
+        yield text.replace("<p>", "<h2>").replace("</p>", "</h2>") if is_title else text
+
+
+def _paragraph(paragraph: Element) -> str:
+    pieces = [quoted(paragraph.text or "")] if local(paragraph) == "text" else []
+    for run in paragraph.iter():
+        match local(run):
+            case "r" | "fld" if child(run, "t") is not None:
+                text = quoted(child(run, "t").text or "")  # type: ignore[union-attr]
+                baseline = int(attribute(child(run, "rPr"), "baseline", "0").rstrip("%").partition(".")[0] or 0)
+                tag = "sup" if baseline > 0 else "sub" if baseline < 0 else ""
+                pieces.append(f"<{tag}>{text}</{tag}>" if tag else text)
+            case "br":
+                pieces.append("<br>")
+            case "oMath":
+                pieces.append(quoted(linear(formula(run))))
+    return f"<p>{''.join(pieces)}</p>"

@@ -1,0 +1,144 @@
+"""Zip archives of XML, as Office, OpenDocument and book files are: members within bounds, without external entities."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import IO, Any, Final
+from urllib.parse import unquote
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from memagent_graph.converting import ConversionError
+
+_LARGEST_MEMBER: Final = 1 << 30
+_DOCTYPE: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY)", re.IGNORECASE)
+
+
+class XmlArchive:
+    """A zip archive whose members are read as XML.
+
+    Args:
+        name: the file's, for messages.
+        file: its content.
+
+    Raises:
+        ConversionError: it is no such archive.
+    """
+
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        self.name = name
+        try:
+            self._archive = zipfile.ZipFile(file)
+        except zipfile.BadZipFile as error:
+            raise ConversionError(f"{name} is damaged: {error}", "Save it again.") from error
+        self.names = frozenset(self._archive.namelist())
+
+    def read(self, member: str) -> bytes:
+        """Return a member's content; empty if there is none of this name.
+
+        Raises:
+            ConversionError: it is damaged, or too large.
+        """
+        if member not in self.names:
+            return b""
+        if self._archive.getinfo(member).file_size > _LARGEST_MEMBER:
+            raise ConversionError(f"{member} in {self.name} has more than a gigabyte", "Split the document.")
+        return self._archive.read(member)
+
+    def xml(self, member: str) -> Element | None:
+        """Return a member's root element; None if there is none of this name, or it is not XML.
+
+        Raises:
+            ConversionError: it declares a document type, which such files never do.
+        """
+        data = self.read(member)
+        if _DOCTYPE.search(data[:4096]):
+            raise ConversionError(f"{member} in {self.name} declares XML entities", "Save the document again.")
+        try:
+            return ElementTree.fromstring(data) if data else None  # noqa: S314  no entities, and a bounded process
+        except ElementTree.ParseError:
+            return None
+
+    def required(self, member: str) -> Element:
+        """Return a member's root element.
+
+        Raises:
+            ConversionError: there is none, or it is not XML.
+        """
+        root = self.xml(member)
+        if root is None:
+            raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
+        return root
+
+    def relations(self, member: str) -> dict[str, tuple[str, str]]:
+        """Return what an Office member refers to: by id the last word of its type, and the member or address."""
+        folder, _, last = member.rpartition("/")
+        root = self.xml(f"{folder}/_rels/{last}.rels")
+        found: dict[str, tuple[str, str]] = {}
+        for each in root if root is not None else ():
+            target = each.get("Target", "")
+            if each.get("TargetMode") != "External":
+                target = self.path_from(member, target)
+            found[each.get("Id", "")] = each.get("Type", "").rpartition("/")[2], target
+        return found
+
+    @staticmethod
+    def path_from(member: str, target: str) -> str:
+        """Return the member that a relative address in another one leads to."""
+        if target.startswith("/"):
+            return target.lstrip("/")
+        return posixpath.normpath(posixpath.join(posixpath.dirname(member), unquote(target.partition("#")[0])))
+
+
+def local(element: Element) -> str:
+    """Return an element's name without its namespace."""
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def attribute(element: Element | None, name: str, default: str = "") -> str:
+    """Return an attribute by its name without its namespace."""
+    if element is None:
+        return default
+    return next((value for key, value in element.items() if key.rpartition("}")[2] == name), default)
+
+
+def child(element: Element | None, *path: str) -> Element | None:
+    """Return the first element at a path of names without namespaces."""
+    for name in path:
+        element = next((each for each in element if local(each) == name), None) if element is not None else None
+    return element
+
+
+def descendants(element: Element, *names: str) -> Iterator[Element]:
+    """Yield the elements below one that have one of these names, in order."""
+    return (each for each in element.iter() if local(each) in names)
+
+
+def formula(element: Element) -> tuple[str, str, list[Any]]:
+    """Return a formula's element in the form that `equations.linear` takes."""
+    name = local(element)
+    text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else attribute(element, "val")
+    return name, text.strip(), [formula(each) for each in element]
+
+
+def number(element: Element | None, default: int) -> int:
+    """Return the number that an Office element has as its value; the default if it has none."""
+    text = attribute(element, "val")
+    return int(text) if text.lstrip("-").isdigit() else default
+
+
+def html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
+    """Return rows of cells as HTML; each cell is its HTML, and how many columns and rows it spans."""
+    return "<table>" + "".join(
+        "<tr>" + "".join(f'<td colspan="{wide}" rowspan="{high}">{html}</td>' for html, wide, high in row) + "</tr>"
+        for row in rows
+    ) + "</table>"  # fmt: skip
+
+
+def quoted(text: str) -> str:
+    """Return text as HTML."""
+    return escape(text, quote=True)

@@ -1,0 +1,106 @@
+"""The converting program: a file on standard input, its text on standard output, within limits.
+
+`conversion.py` starts it as a new interpreter, so that any damage by a hostile file ends with this process.
+
+Standard output has parts: a line of JSON, `["page 3", 120]`, and that many bytes of UTF-8; or a line with an omission,
+`{"what": ...}`. The last line is `{}`, or an object with the error's `kind`, `message` and `hint`. If it is missing,
+the process was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import IO, Any, Final
+
+from memagent_graph.converting import Block, ConversionError, Parts, SourceFile, parts_of
+
+PART_CHARACTERS: Final = 1 << 20
+_SLACK_BYTES: Final = 1 << 20
+
+
+def main(task: dict[str, Any]) -> None:
+    """Convert standard input. `task` has the fields of `SourceFile` and the limits, and may name a user's converter."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a converter's own output is not text of the document
+    end: dict[str, Any] = {}
+    try:
+        _bound(task["seconds"], task["memory_bytes"], task["text_bytes"])
+        with os.fdopen(os.dup(0), "rb") as file:
+            file.seek(0)
+            source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
+            _write(converted_parts(source, task["converter"]), out, task["text_bytes"])
+    except ConversionError as failure:
+        end = failure.values
+    except MemoryError:
+        end = ConversionError(kind="memory").values
+    out.write(json.dumps(end).encode() + b"\n")
+    out.close()
+
+
+def converted_parts(source: SourceFile, own: str | None) -> Parts:
+    """Convert a file with a user's converter, if one is named and takes it, or with the standard one.
+
+    Raises:
+        ConversionError: it cannot be converted.
+    """
+    if own is not None:
+        from memagent_graph.errors import DocumentError  # noqa: PLC0415  not needed without one
+        from memagent_graph.own_code import load_own  # noqa: PLC0415
+
+        try:
+            parts = load_own(own, what="a converter", error=DocumentError)(source)
+            if parts is not None:
+                yield from parts_of(parts)
+                return
+        except DocumentError as error:
+            raise ConversionError(error.message, error.hint) from error
+        except (ConversionError, MemoryError):
+            raise
+        except Exception as error:  # whatever a user's code raises
+            raise ConversionError(
+                f"the converter {own} failed at {source.name}: {type(error).__name__}: {error}", "Correct it."
+            ) from error
+    yield from source.standard()
+
+
+def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
+    """Let the operating system enforce the limits, if it can; the parent process checks the time."""
+    try:
+        import resource  # noqa: PLC0415  not on Windows
+    except ImportError:
+        return
+    bounds = {
+        resource.RLIMIT_CPU: int(seconds) + 2,  # in case the parent process no longer exists
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_FSIZE: text_bytes + text_bytes // 8 + _SLACK_BYTES,
+        resource.RLIMIT_CORE: 0,
+    }
+    for which, bound in bounds.items():
+        _, hard = resource.getrlimit(which)
+        allowed = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        try:
+            resource.setrlimit(which, (allowed, allowed))
+        except (OSError, ValueError):
+            continue  # macOS has some of them by name only
+
+
+def _write(parts: Parts, out: IO[bytes], text_bytes: int) -> None:
+    written = 0
+    for part in parts:
+        if not isinstance(part, Block):
+            out.write(json.dumps(asdict(part)).encode() + b"\n")
+            continue
+        for at in range(0, max(len(part.text), 1), PART_CHARACTERS):
+            data = part.text[at : at + PART_CHARACTERS].encode("utf-8", "surrogatepass")
+            written += len(data)
+            if written > text_bytes:
+                raise ConversionError(kind="text")
+            out.write(json.dumps([None if at else part.label, len(data)]).encode() + b"\n")
+            out.write(data)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

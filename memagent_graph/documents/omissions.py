@@ -1,0 +1,92 @@
+"""What a document holds that is not in its text: counted when it is stored, an event of each read, or a reason to stop.
+
+The reference has the list, so every door and every log shows the same events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from typing_extensions import TypedDict
+
+from memagent_graph.converting import Omission
+from memagent_graph.errors import IncompleteDocumentError
+from memagent_graph.events import EventKind, ReadEvent
+
+_MOST_KINDS: Final = 30
+_MOST_PLACES: Final = 20
+_PAGE: Final = re.compile(r"page (\d+)")
+
+
+class StoredOmission(TypedDict):
+    """All omissions of one sort, in the form that graph state contains; the fields are those of `Omission`."""
+
+    what: str
+    count: int
+    places: str
+    remedy: str
+
+
+def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
+    """Return omissions with those of one sort together; a bounded list of bounded texts."""
+    sorts: dict[tuple[str, str], list[Omission]] = {}
+    for omission in omissions:
+        sorts.setdefault((omission.what, omission.remedy), []).append(omission)
+    return [
+        StoredOmission(what=what, count=sum(each.count for each in several), places=_places(several), remedy=remedy)
+        for (what, remedy), several in [*sorts.items()][:_MOST_KINDS]
+    ]
+
+
+def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
+    """Return what a stored document's text lacks, to be passed on with that text into another document."""
+    return [
+        Omission(each["what"], each["places"], each["remedy"], each["count"]) for each in document.get("omissions", ())
+    ]
+
+
+def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
+    """Return the events of a reference's omissions."""
+    return tuple(
+        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, sentence_of(each)) for each in document.get("omissions", ())
+    )
+
+
+def require_whole(document: Mapping[str, Any], on_incomplete: str) -> None:
+    """Stop before a document is read that is not whole, if that is the rule.
+
+    Raises:
+        IncompleteDocumentError: the rule is "stop", and the document has omissions.
+    """
+    omissions: Sequence[StoredOmission] = document.get("omissions", ())
+    if on_incomplete == "stop" and omissions:
+        raise IncompleteDocumentError(
+            f"{document['name']} is not wholly text: {'; '.join(map(sentence_of, omissions))}",
+            hint="Read it nevertheless with on_incomplete=report (--on-incomplete report).",
+        )
+
+
+def sentence_of(omission: StoredOmission) -> str:
+    """Return an omission in words: what, how many, where, and what to do."""
+    places = f" ({omission['places']})" if omission["places"] else ""
+    remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
+    return f"Not in the text: {omission['count']} {omission['what']}{places}{remedy}"
+
+
+def _places(omissions: Sequence[Omission]) -> str:
+    """Return where they are: pages as ranges, other places as they are, some of them if there are many."""
+    pages, names = [], dict.fromkeys(each.place for each in omissions if each.place and not _PAGE.fullmatch(each.place))
+    for omission in omissions:
+        if match := _PAGE.fullmatch(omission.place):
+            pages.append(int(match[1]))
+    pages = sorted(set(pages))
+    starts = pages[:1] + [after for before, after in pairwise(pages) if after != before + 1]
+    ends = [before for before, after in pairwise(pages) if after != before + 1] + pages[-1:]
+    ranges = [
+        f"page {first}" if first == last else f"pages {first}-{last}" for first, last in zip(starts, ends, strict=True)
+    ]
+    places = [*ranges, *names]
+    return ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")

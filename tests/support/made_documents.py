@@ -1,0 +1,666 @@
+"""Small documents of every kind that is read, made here: each with what must be in its text, and what must be told.
+
+Each has one fact that is easily lost: a power, a spanned cell, a form's value, a page that is an image.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from email.message import EmailMessage
+from typing import Any
+
+from support.document_files import docx, pdf
+
+W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+_OTHER = (
+    'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math" '
+    'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships" '
+    'xmlns:w14="http://schemas.microsoft.com/office/word/2010/wordml" '
+    'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006" '
+    'xmlns:wps="http://schemas.microsoft.com/office/word/2010/wordprocessingShape" '
+    'xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing" '
+    'xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart"'
+)
+_RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A document, and what has to come of it."""
+
+    name: str
+    """Its file name; the part before the dot says what is special about it."""
+    data: bytes
+    facts: tuple[str, ...]
+    """What its text must hold."""
+    lost: tuple[str, ...] = ()
+    """What must not be in its text."""
+    omissions: tuple[str, ...] = ()
+    """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
+    error: str = ""
+    """What its refusal says, if it must be refused."""
+
+
+def zipped(parts: Mapping[str, str | bytes]) -> bytes:
+    """A zip archive."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def word(body: str, **parts: str | bytes) -> bytes:
+    """A Word file with this body; other parts by name, "." as "__" and "/" as "___"."""
+    named = {name.replace("___", "/").replace("__", "."): content for name, content in parts.items()}
+    members: dict[str, str | bytes] = dict(_members(docx("x")))
+    members["word/document.xml"] = f"<w:document {W} {_OTHER}><w:body>{body}</w:body></w:document>"
+    relations = "".join(
+        f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
+        for number, name in enumerate(named)
+    )
+    members["word/_rels/document.xml.rels"] = (
+        f'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{relations}'
+        f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/x" TargetMode="External"/>'
+        "</Relationships>"
+    )
+    members |= {f"word/{name}": content for name, content in named.items()}
+    return zipped(members)
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            yield name, archive.read(name)
+
+
+def p(text: str, properties: str = "") -> str:
+    """A paragraph of Word's."""
+    return f"<w:p>{f'<w:pPr>{properties}</w:pPr>' if properties else ''}{r(text)}</w:p>"
+
+
+def r(text: str, properties: str = "") -> str:
+    """A run of Word's."""
+    return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def tc(text: str, properties: str = "") -> str:
+    """A cell of Word's."""
+    return f"<w:tc><w:tcPr>{properties}</w:tcPr>{p(text)}</w:tc>"
+
+
+def _numbered(level: int, number: int = 1) -> str:
+    return f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
+
+
+def _numbering(*levels: tuple[str, str], more: str = "") -> str:
+    own = "".join(
+        f'<w:lvl w:ilvl="{at}"><w:start w:val="1"/><w:numFmt w:val="{form}"/><w:lvlText w:val="{text}"/></w:lvl>'
+        for at, (form, text) in enumerate(levels)
+    )
+    return (
+        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{own}</w:abstractNum>'
+        f'<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>{more}</w:numbering>'
+    )
+
+
+_STYLES = (
+    f'<w:styles {W}><w:style w:type="paragraph" w:styleId="H1"><w:name w:val="heading 1"/><w:pPr>{_numbered(0)}</w:pPr>'
+    f'</w:style><w:style w:type="paragraph" w:styleId="H2"><w:name w:val="heading 2"/><w:basedOn w:val="H1"/><w:pPr>'
+    '<w:numPr><w:ilvl w:val="1"/></w:numPr></w:pPr></w:style></w:styles>'
+)
+_FRACTION = (
+    "<m:r><m:t>E=</m:t></m:r><m:f><m:num><m:r><m:t>a+b</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
+)
+
+
+def _math(inner: str) -> str:
+    return word(f"<w:p>{r('The mass is ')}<m:oMath>{inner}</m:oMath>{r(' kg.')}</w:p>")
+
+
+def _mr(text: str) -> str:
+    return f"<m:r><m:t>{text}</m:t></m:r>"
+
+
+def _note(kind: str, text: str) -> str:
+    return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{p(text)}</w:{kind}></w:{kind}s>'
+
+
+def _word_files() -> Iterator[Made]:
+    two = (("decimal", "%1."), ("decimal", "%1.%2"))
+    yield Made("power.docx", word(f"<w:p>{r('3 × 10')}{r('6', SUPER)}{r(' units')}</w:p>"), ("10^6 units",), ("106",))
+    yield Made("negative.docx", word(f"<w:p>{r('x')}{r('-3', SUPER)}</w:p>"), ("x^-3",))
+    yield Made("index.docx", word(f"<w:p>{r('a')}{r('12', SUB)}</w:p>"), ("a_12",), ("a12",))
+    row = "<w:tr>{}</w:tr>".format
+    table = "<w:tbl>{}</w:tbl>".format
+    head = row(tc("Region") + tc("Product") + tc("Units"))
+    first = row(tc("EU", '<w:vMerge w:val="restart"/>') + tc("Hat") + tc("12"))
+    yield Made(
+        "rowspan.docx",
+        word(table(head + first + row(tc("", "<w:vMerge/>") + tc("Hub") + tc("7")))),
+        ("| EU | Hub | 7 |",),
+    )
+    wide = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("19"))
+    yield Made("colspan.docx", word(table(head + wide)), ("| Both | Both | 19 |",))
+    yield Made("bar.docx", word(table(head + row(tc("a|b") + tc("c") + tc("1")))), ("| a\\|b | c | 1 |",))
+    yield Made("fraction.docx", _math(_FRACTION), ("The mass is E=(a+b)/2 kg.",))
+    script = f"<m:sSup><m:e>{_mr('mc')}</m:e><m:sup>{_mr('2')}</m:sup></m:sSup>"
+    yield Made("script.docx", _math(script), ("is mc^2 kg",))
+    root = f"<m:rad><m:deg/><m:e>{_mr('x')}</m:e></m:rad>"
+    yield Made("root.docx", _math(root), ("√(x)",))
+    total = f'<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub>{_mr("i=1")}</m:sub><m:sup>{_mr("n")}</m:sup><m:e>{_mr("i")}</m:e></m:nary>'
+    yield Made("sum.docx", _math(total), ("∑_(i=1)^n i",))
+    headings = (
+        p("Scope", '<w:pStyle w:val="H1"/>') + p("Terms", '<w:pStyle w:val="H1"/>') + p("Law", '<w:pStyle w:val="H2"/>')
+    )
+    yield Made(
+        "headings.docx", word(headings, styles__xml=_STYLES, numbering__xml=_numbering(*two)),
+        ("# 1. Scope", "# 2. Terms", "## 2.1 Law"),
+    )  # fmt: skip
+    items = (
+        p("one", _numbered(0))
+        + p("inner", _numbered(1))
+        + p("two", _numbered(0))
+        + p("Between.")
+        + p("three", _numbered(0))
+    )
+    yield Made("list.docx", word(items, numbering__xml=_numbering(*two)), ("1. one", "1.1 inner", "2. two", "3. three"))
+    roman = _numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
+    yield Made(
+        "letters.docx", word(p("A", _numbered(0)) + p("B", _numbered(0)) + p("c", _numbered(1)), numbering__xml=roman),
+        ("Article II B", "(a) c"),
+    )  # fmt: skip
+    again = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
+    yield Made(
+        "restart.docx", word(p("one", _numbered(0)) + p("seven", _numbered(0, 2)), numbering__xml=_numbering(*two, more=again)),
+        ("7. seven",),
+    )  # fmt: skip
+    yield Made("bullets.docx", word(p("dot", _numbered(0)), numbering__xml=_numbering(("bullet", "·"))), ("- dot",))
+    box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
+    yield Made(
+        "checkbox.docx", word(f"<w:p>{box.format(1)}{r(' Yes ')}{box.format(0)}{r(' No')}</w:p>"), ("☒ Yes ☐ No",)
+    )
+    field = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox>{}</w:checkBox></w:ffData></w:fldChar></w:r>'
+    yield Made(
+        "formcheckbox.docx",
+        word(
+            f"<w:p>{field.format('<w:checked/>')}{r(' Yes ')}{field.format('<w:default w:val=' + chr(34) + '0' + chr(34) + '/>')}{r(' No')}</w:p>"
+        ),
+        ("☒ Yes ☐ No",),
+    )
+    choice = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="red"/><w:listEntry w:val="umbra"/></w:ddList></w:ffData></w:fldChar></w:r>'
+    yield Made("dropdown.docx", word(f"<w:p>{r('Colour: ')}{choice}</w:p>"), ("Colour: umbra",), ("red",))
+    yield Made(
+        "header.docx", word(p("Body."), header1__xml=f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>"), ("Contract 4711",)
+    )
+    yield Made(
+        "footer.docx", word(p("Body."), footer1__xml=f"<w:ftr {W}>{p('Draft of May')}</w:ftr>"), ("Draft of May",)
+    )
+    yield Made(
+        "comment.docx",
+        word(
+            f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>',
+            comments__xml=_note("comment", "It is 42."),
+        ),
+        ("Body[^c1]", "[^c1]: Ada: It is 42."),
+    )
+    yield Made(
+        "footnote.docx",
+        word(f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>', footnotes__xml=_note("footnote", "See Ames.")),
+        ("In 1987[^1]", "[^1]: See Ames."), ("19871",),
+    )  # fmt: skip
+    shape = f"<w:r><mc:AlternateContent><mc:Choice><w:drawing><wps:wsp><wps:txbx><w:txbxContent>{p('Boxed fact')}</w:txbxContent></wps:txbx></wps:wsp></w:drawing></mc:Choice></mc:AlternateContent></w:r>"
+    yield Made("textbox.docx", word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "Boxed fact"))
+    picture = '<w:r><w:drawing><wp:inline><wp:docPr id="1" descr="A map of Ames"/></wp:inline></w:drawing></w:r>'
+    yield Made("alt.docx", word(f"<w:p>{picture}</w:p>"), ("A map of Ames",))
+    yield Made(
+        "tracked.docx",
+        word(f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"),
+        ("It is 42",),
+        ("41",),
+    )
+    yield Made(
+        "hyphen.docx", word("<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r></w:p>"), ("Alexandrova",)
+    )
+    yield Made(
+        "link.docx",
+        word(f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'),
+        ("[here](https://example.org/x)",),
+    )
+    symbol = '<w:r><w:sym w:font="Symbol" w:char="F062"/></w:r>'
+    yield Made("symbol.docx", word(f"<w:p>{symbol}{r(' = 2')}</w:p>"), ("β = 2",))
+    chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
+    yield Made("chart.docx", word(f"<w:p>{r('Sales:')}{chart}</w:p>"), ("Sales:",), omissions=("1 charts",))
+    yield Made(
+        "inside.docx", word(p("Outer."), embeddings___inner__docx=docx("The inner fact")), ("Outer.", "The inner fact")
+    )
+    yield Made(
+        "object.docx", word(p("Outer."), embeddings___data__bin=b"\x00\x01"), ("Outer.",),
+        omissions=("1 files in it that were not read (data.bin",),
+    )  # fmt: skip
+
+
+SUPER = '<w:vertAlign w:val="superscript"/>'
+SUB = '<w:vertAlign w:val="subscript"/>'
+
+
+def _html_files() -> Iterator[Made]:
+    def page(name: str, body: str, *facts: str, lost: tuple[str, ...] = ()) -> Made:
+        return Made(f"{name}.html", body.encode(), facts, lost)
+
+    yield page("power", "<p>3 × 10<sup>6</sup>", "10^6", lost=("106",))
+    yield page("negative", "<p>x<sup>−3</sup> and y<sup>n+1</sup>", "x^−3", "y^(n+1)")
+    yield page("formula", "<p>H<sub>2</sub>O", "H_2O")
+    yield page("ordinal", "<p>the 1<sup>st</sup> of May", "the 1st of May")
+    yield page("mark", "<p>in 1987<sup><a href='#n1'>2</a></sup>", "1987[^2]", lost=("19872",))
+    table = "<table><tr><th>Region<th>Product<th>Units<tr>{}</table>".format
+    yield page("rowspan", table("<td rowspan=2>EU<td>Hat<td>12<tr><td>Hub<td>7"), "| EU | Hub | 7 |")
+    yield page("colspan", table("<td colspan=2>Both<td>19"), "| Both | Both | 19 |")
+    yield page("bar", table("<td>a|b<td>c<td>1"), "| a\\|b | c | 1 |")
+    yield page(
+        "endless", "<table><tr><th>Region<th>Units<tr><td>EU<td>12<tr><td>US<td>3</table>", "| EU | 12 |\n| US | 3 |"
+    )
+    yield page("items", "<ul><li>one<li>two</ul>", "- one\n- two")
+    yield page("numbers", "<ol start=4><li>four<li value=9>nine<li>ten</ol>", "4. four", "9. nine", "10. ten")
+    yield page("letters", "<ol type=a><li>x<li>y</ol>", "b. y")
+    yield page("value", "<input value='umbrella'><input type=hidden value=secret>", "umbrella", lost=("secret",))
+    yield page("boxes", "<input type=checkbox checked>Yes <input type=checkbox>No", "☒ Yes", "☐ No")
+    yield page("choice", "<select><option>red<option selected>umbra</select>", "umbra", lost=("red",))
+    yield page("textarea", "<textarea>four\nlines</textarea>", "four\nlines")
+    yield page("alt", "<img src=x.png alt='A map of Ames'>", "A map of Ames")
+    yield page("math", "<math><mfrac><mn>1</mn><msup><mi>x</mi><mn>2</mn></msup></mfrac></math>", "1/(x^2)")
+    yield page("hyphen", "<p>Alex&shy;androva", "Alexandrova")
+    yield page("ruby", "<ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp></ruby>", "東(とう)")
+    yield page("struck", "<p>It is <del>41</del> 42", "~~41~~ 42")
+    yield page("deep", "<div>" * 3000 + "inmost", "inmost")
+    yield page("layout", "<table><tr><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>", "| 1 | 2 |")
+
+
+_IMAGE = zlib.compress(b"\x80" * 64)
+
+
+def _pdf(
+    contents: list[str], *, annotations: str = "", objects: str = "", root: str = "", resources: str = ""
+) -> bytes:
+    """A PDF of pages with these contents; other objects have numbers from 50."""
+    bodies: dict[int, bytes] = {
+        2: f"<< /Type /Pages /Kids [{' '.join(f'{10 + 2 * n} 0 R' for n in range(len(contents)))}] /Count {len(contents)} >>".encode(),
+        3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        4: b"<< /Type /XObject /Subtype /Image /Width 8 /Height 8 /ColorSpace /DeviceGray /BitsPerComponent 8 /Filter "
+        b"/FlateDecode /Length %d >>\nstream\n%s\nendstream" % (len(_IMAGE), _IMAGE),
+        1: f"<< /Type /Catalog /Pages 2 0 R {root} >>".encode(),
+    }
+    for number, content in enumerate(contents):
+        bodies[10 + 2 * number] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {11 + 2 * number} 0 R {annotations} "
+            f"/Resources << /Font << /F1 3 0 R {resources} >> /XObject << /I 4 0 R >> >> >>"
+        ).encode()
+        stream = content.encode("latin-1")
+        bodies[11 + 2 * number] = b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream)
+    for line in filter(None, objects.split("\n\n")):
+        number_, _, body = line.partition(":")
+        bodies[int(number_)] = body.encode("latin-1")
+    data, places = b"%PDF-1.7\n", {}
+    for number, body in sorted(bodies.items()):
+        places[number] = len(data)
+        data += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = "".join(f"{n} 1\n{place:010d} 00000 n \n" for n, place in places.items())
+    start = len(data)
+    return (
+        data
+        + f"xref\n0 1\n0000000000 65535 f \n{table}trailer << /Size 100 /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
+    )
+
+
+def _line(text: str) -> str:
+    return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+
+
+_SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
+
+
+def _pdf_files() -> Iterator[Made]:
+    yield Made("text.pdf", pdf("The fact."), ("The fact.",))
+    yield Made(
+        "mixed.pdf",
+        _pdf([_line("Before."), _SCAN, _line("After.")]),
+        ("Before.", "After."),
+        omissions=("1 pages that are images (page 2)",),
+    )
+    yield Made(
+        "stamp.pdf",
+        _pdf([_line("A long page of text. " * 9), _SCAN + _line("Page 2")]),
+        ("Page 2",),
+        omissions=("1 pages that are images (page 2)",),
+    )
+    yield Made("scan.pdf", _pdf([_SCAN, _SCAN]), (), error="2 pages that are images (pages 1-2)")
+
+    def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
+        widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 10 0 R /T (Name) {field} >>"
+        root = "/AcroForm << /Fields [60 0 R] /DR << /Font << /F1 3 0 R >> >> /DA (/F1 12 Tf) >>"
+        return Made(
+            f"{name}.pdf",
+            _pdf([_line("Form.")], annotations="/Annots [60 0 R]", objects=widget, root=root),
+            (fact,),
+            lost,
+        )
+
+    yield form("field", "/FT /Tx /V (umbrella)", "Name: umbrella")
+    yield form("unicode", "/FT /Tx /V <FEFF00FC006D>", "Name: üm")
+    yield form("combo", "/FT /Ch /Ff 131072 /Opt [(red) (umbra)] /V (umbra)", "Name: umbra", ("red",))
+    yield form("listbox", "/FT /Ch /Opt [(red) (umbra)] /V (umbra) /I [1]", "Name: umbra", ("red",))
+    appearance = "/AP << /N << /Yes 4 0 R /Off 4 0 R >> >>"
+    yield form("checked", f"/FT /Btn /V /Yes /AS /Yes {appearance}", "☒ Name")
+    yield form("unchecked", f"/FT /Btn /V /Off /AS /Off {appearance}", "☐ Name")
+
+    def note(name: str, kind: str) -> Made:
+        objects = f"60:<< /Type /Annot /Subtype /{kind} /Rect [72 600 300 620] /DA (/F1 12 Tf) /Contents (It is 42.) >>"
+        return Made(
+            f"{name}.pdf",
+            _pdf([_line("Body.")], annotations="/Annots [60 0 R]", objects=objects),
+            ("Body.", "It is 42."),
+        )
+
+    yield note("freetext", "FreeText")
+    yield note("sticky", "Text")
+    yield note("highlight", "Highlight")
+    packet = '<xfa:datasets xmlns:xfa="http://www.xfa.org/schema/xfa-data/1.0/"><xfa:data><name>umbrella</name></xfa:data></xfa:datasets>'
+    objects = f"61:<< /Length {len(packet)} >>\nstream\n{packet}\nendstream"
+    root = "/NeedsRendering true /AcroForm << /Fields [] /XFA [(datasets) 61 0 R] >>"
+    yield Made(
+        "xfa.pdf",
+        _pdf([_line("Please wait...")], objects=objects, root=root),
+        ("name: umbrella",),
+        omissions=("1 XFA forms",),
+    )
+    unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
+    yield Made(
+        "glyphs.pdf", _pdf([_line("Fine."), "BT /F2 12 Tf 72 720 Td (\x01\x02\x03\x01\x02\x03) Tj ET"], objects=unmapped, resources="/F2 60 0 R"),
+        ("Fine.",), ("\x01",), omissions=("1 pages whose glyphs have no characters (page 2)",),
+    )  # fmt: skip
+    inner = b"The attached fact."
+    attached = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner.decode()}\nendstream"
+    yield Made(
+        "attached.pdf",
+        _pdf([_line("Body.")], objects=attached, root="/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>"),
+        ("Body.", "The attached fact."),
+    )
+    hyphen = "60:<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+    split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
+    yield Made("hyphen.pdf", _pdf([split], objects=hyphen), ("Alexandrova",), ("\ufffe",))
+
+
+def _mail(**changes: Any) -> EmailMessage:
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = (
+        "ada@example.org",
+        "bo@example.org",
+        changes.get("subject", "Umbra"),
+    )
+    return message
+
+
+def _mail_files() -> Iterator[Made]:
+    quoted = b"From: a@example.org\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n\numb=\nrella =C3=BC\n"
+    yield Made(
+        "quoted.eml", quoted.replace(b"\n\n", b"\nContent-Type: text/plain; charset=utf-8\n\n", 1), ("umbrella ü",)
+    )
+    body = base64.b64encode(b"The fact is umbrella.")
+    yield Made(
+        "base64.eml", b"From: a@example.org\nSubject: x\nContent-Transfer-Encoding: base64\n\n" + body, ("umbrella",)
+    )
+    yield Made(
+        "subject.eml",
+        b"From: a@example.org\nSubject: =?utf-8?q?umb=C3=BC?=\n\nbody",
+        ("Subject: umbü", "From: a@example.org"),
+    )
+    both = _mail()
+    both.set_content("plain umbrella")
+    both.add_alternative("<p>html umbrella</p>", subtype="html")
+    yield Made("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
+    html = _mail()
+    html.set_content("<p>10<sup>6</sup></p>", subtype="html")
+    yield Made("html.eml", html.as_bytes(), ("10^6",))
+    attached = _mail()
+    attached.set_content("See the file.")
+    attached.add_attachment(
+        docx("The attached fact"), maintype="application", subtype="octet-stream", filename="a.docx"
+    )
+    yield Made("attached.eml", attached.as_bytes(), ("See the file.", "The attached fact"))
+    other = _mail()
+    other.set_content("See the file.")
+    other.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="a.bin")
+    yield Made(
+        "unread.eml", other.as_bytes(), ("See the file.",), omissions=("1 files in it that were not read (a.bin",)
+    )
+    outer = _mail(subject="Outer")
+    outer.set_content("Look:")
+    outer.add_attachment(both)
+    yield Made("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
+    old = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー".encode(
+        "iso2022_jp"
+    )
+    yield Made("japanese.eml", old, ("東京タワー",))
+    box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
+    yield Made("two.mbox", box, ("first", "Subject: two", "\nFrom here"))
+    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
+    yield Made("saved.mhtml", related, ("saved **page**",))
+
+
+def _a(text: str) -> str:
+    return f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>"
+
+
+def slides(*bodies: str, notes: str = "") -> bytes:
+    """A presentation."""
+    spaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+    relation = '<Relationship Id="{0}" Type="' + _RELATION + '/{1}" Target="{2}"/>'
+    group = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
+    )
+    numbers = range(1, len(bodies) + 1)
+    parts: dict[str, str | bytes] = {
+        "ppt/presentation.xml": f"<p:presentation {spaces}><p:sldIdLst>"
+        + "".join(f'<p:sldId id="{n}" r:id="r{n}"/>' for n in numbers)
+        + "</p:sldIdLst></p:presentation>",
+        "ppt/_rels/presentation.xml.rels": group(
+            "".join(relation.format(f"r{n}", "slide", f"slides/s{n}.xml") for n in numbers)
+        ),
+    }
+    for number, body in zip(numbers, bodies, strict=True):
+        parts[f"ppt/slides/s{number}.xml"] = f"<p:sld {spaces}><p:cSld><p:spTree>{body}</p:spTree></p:cSld></p:sld>"
+    if notes:
+        parts["ppt/slides/_rels/s1.xml.rels"] = group(relation.format("r1", "notesSlide", "../notes.xml"))
+        parts["ppt/notes.xml"] = f"<p:notes {spaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
+    return zipped(parts)
+
+
+def sheets(rows: str, *, shared: str = "", more: Mapping[str, str] | None = None) -> bytes:
+    """A workbook with one sheet."""
+    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    relations = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
+    )
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml."
+    return zipped(
+        {
+            "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{kind}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}worksheet+xml"/></Types>',
+            "_rels/.rels": relations(f'<Relationship Id="r1" Type="{_RELATION}/officeDocument" Target="xl/workbook.xml"/>'),
+            "xl/workbook.xml": f'<workbook {space} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
+            "xl/_rels/workbook.xml.rels": relations(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
+            "xl/worksheets/sheet1.xml": f"<worksheet {space}><sheetData>{rows}</sheetData></worksheet>",
+            **(more or {}),
+        }
+    )  # fmt: skip
+
+
+def _cell(place: str, text: str) -> str:
+    return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
+
+
+def _office_files() -> Iterator[Made]:
+    shape = "<p:sp><p:nvSpPr><p:nvPr>{}</p:nvPr></p:nvSpPr><p:txBody>{}</p:txBody></p:sp>".format
+    yield Made(
+        "slides.pptx",
+        slides(shape('<p:ph type="title"/>', _a("Plan")), shape("", _a("The fact."))),
+        ("## Plan", "The fact."),
+    )
+    yield Made("notes.pptx", slides(shape("", _a("Slide.")), notes="Spoken fact"), ("Slide.", "Spoken fact"))
+    power = '<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="30000"/><a:t>6</a:t></a:r></a:p>'
+    yield Made("power.pptx", slides(shape("", power)), ("10^6",))
+    cell = "<a:tc {}><a:txBody>{}</a:txBody></a:tc>".format
+    table = f"<a:tbl><a:tr>{cell('', _a('Region'))}{cell('', _a('Units'))}</a:tr><a:tr>{cell('', _a('EU'))}{cell('', _a('12'))}</a:tr></a:tbl>"
+    yield Made("table.pptx", slides(f"<p:graphicFrame>{table}</p:graphicFrame>"), ("| EU | 12 |",))
+    picture = '<p:pic><p:nvPicPr><p:cNvPr id="1" descr="{}"/></p:nvPicPr></p:pic>'
+    yield Made("alt.pptx", slides(picture.format("A map of Ames")), ("A map of Ames",))
+    yield Made(
+        "image.pptx",
+        slides(shape("", _a("One.")), picture.format("")),
+        ("One.",),
+        omissions=("1 slides that are images (slide 2)",),
+    )
+    row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
+    yield Made(
+        "rows.xlsx",
+        sheets(row + f'<row r="2">{_cell("A2", "EU")}<c r="B2"><v>12</v></c></row>'),
+        ("## Sales", "| EU | 12 |"),
+    )
+    yield Made(
+        "sparse.xlsx",
+        sheets(row + f'<row r="1048576">{_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'),
+        ("| Last |  | 7 |",),
+    )
+    yield Made(
+        "formula.xlsx",
+        sheets(row + f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c></row>'),
+        ("| EU | 7 |",),
+    )
+    yield Made(
+        "unsaved.xlsx",
+        sheets(row + f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f></c></row>'),
+        ("| EU | =3+4 |",),
+        omissions=("1 formulas without a value (sheet Sales)",),
+    )
+    comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
+    yield Made(
+        "comment.xlsx",
+        sheets(row + row.replace('r="1"', 'r="2"'), more={"xl/comments1.xml": comments}),
+        ("Checked by Ada",),
+    )
+
+
+_ODF = " ".join(
+    f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+    for name in ("office", "text", "table", "style", "draw", "presentation")
+)
+
+
+def opened(kind: str, body: str, styles: str = "") -> bytes:
+    """An OpenDocument file."""
+    return zipped(
+        {
+            "mimetype": f"application/vnd.oasis.opendocument.{kind}",
+            "content.xml": f"<office:document-content {_ODF}><office:automatic-styles>{styles}</office:automatic-styles><office:body><office:{kind}>{body}</office:{kind}></office:body></office:document-content>",
+        }
+    )  # fmt: skip
+
+
+def _open_files() -> Iterator[Made]:
+    raised = '<style:style style:name="T1"><style:text-properties style:text-position="super 58%"/></style:style>'
+    yield Made(
+        "power.odt",
+        opened("text", '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>', raised),
+        ("10^6",),
+    )
+    yield Made(
+        "heading.odt",
+        opened("text", '<text:h text:outline-level="2">Terms</text:h><text:p>The fact.</text:p>'),
+        ("## Terms", "The fact."),
+    )
+    levels = '<text:list-style style:name="L"><text:list-level-style-number text:level="1" style:num-suffix="." style:num-format="1"/><text:list-level-style-number text:level="2" style:num-format="1" text:display-levels="2"/></text:list-style>'
+    item = "<text:list-item><text:p>{}</text:p></text:list-item>".format
+    nested = f'<text:list text:style-name="L">{item("one")}<text:list-item><text:p>two</text:p><text:list>{item("inner")}</text:list></text:list-item></text:list>'
+    yield Made("list.odt", opened("text", nested, levels), ("1. one", "2. two", "2.1 inner"))
+    cell = "<table:table-cell{}><text:p>{}</text:p></table:table-cell>".format
+    span = "<table:table-row>{}{}</table:table-row><table:table-row>{}{}</table:table-row><table:table-row><table:covered-table-cell/>{}</table:table-row>".format(
+        cell("", "Region"),
+        cell("", "Units"),
+        cell(' table:number-rows-spanned="2"', "EU"),
+        cell("", "12"),
+        cell("", "7"),
+    )
+    yield Made("rowspan.odt", opened("text", f"<table:table>{span}</table:table>"), ("| EU | 7 |",))
+    note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
+    yield Made("note.odt", opened("text", note), ("In 1987[^1: See Ames.]",))
+    yield Made(
+        "slide.odp",
+        opened(
+            "presentation",
+            "<draw:page><draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame></draw:page>",
+        ),
+        ("The fact.",),
+    )
+    rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
+    yield Made("rows.ods", opened("spreadsheet", rows), ("## Sales", "| US | 3 |"))
+    container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
+    package = '<package><metadata><title>Umbra</title></metadata><manifest><item id="a" href="a%20b.xhtml"/><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/><itemref idref="a"/></spine></package>'
+    book = {
+        "mimetype": "application/epub+zip",
+        "META-INF/container.xml": container,
+        "o/p.opf": package,
+        "o/a b.xhtml": "<p>Second, 10<sup>6</sup>.</p>",
+        "o/c.xhtml": "<p>First.</p>",
+    }
+    yield Made("order.epub", zipped(book), ("Umbra", "First.\n\nSecond, 10^6."))
+    yield Made(
+        "gap.epub",
+        zipped({name: text for name, text in book.items() if name != "o/c.xhtml"}),
+        ("Second",),
+        omissions=("1 chapters that are missing (o/c.xhtml)",),
+    )
+    locked = {
+        "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
+    }
+    yield Made("locked.epub", zipped(book | locked), (), error="is encrypted")
+    yield Made(
+        "plain.rtf",
+        rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m}",
+        ("The fact is umbrella.", "üm"),
+        ("Arial",),
+    )
+    yield Made("power.rtf", rb"{\rtf1\ansi 3 x 10{\super 6} units, H{\sub 2}O}", ("10^6 units", "H_2O"))
+    yield Made(
+        "object.rtf", rb"{\rtf1\ansi Body.{\object{\*\objdata 0102}}}", ("Body.",), omissions=("1 embedded objects",)
+    )
+
+
+def _charset_files() -> Iterator[Made]:
+    yield Made("latin.html", b'<meta charset="iso-8859-1"><p>It\x92s \x80 5', ("It’s € 5",))
+    yield Made("control.html", b'<meta charset="iso-8859-1"><p>a\x81b', ("a\x81b",))
+    yield Made("xsjis.html", '<meta charset="x-sjis"><p>①東京'.encode("cp932"), ("①東京",))
+    yield Made("korean.html", '<meta charset="euc-kr"><p>똠방각하'.encode("cp949"), ("똠방각하",))
+    yield Made("chinese.html", '<meta charset="gb2312"><p>镕基 €'.encode("gb18030"), ("镕基 €",))
+    yield Made(
+        "declared.xhtml", '<?xml version="1.0" encoding="windows-1251"?><p>Привет</p>'.encode("cp1251"), ("Привет",)
+    )
+    yield Made("mail.txt", "東京タワーは三百三十三メートル。".encode("iso2022_jp"), ("東京タワー",))
+    yield Made("hz.txt", "答案是雨伞。The answer.".encode("hz"), ("雨伞",))
+    yield Made("kr.txt", "서울은 수도이다.".encode("iso2022_kr"), ("서울은",))
+    yield Made("hebrew.txt", "שלום עולם, הקוד הוא 42".encode("cp1255"), ("שלום עולם",))
+    yield Made(
+        "pounds.txt",
+        "It cost £4,000 and then £5,000, £6,000, £7,000, £8,000, £9,000, £1, £2, £3.".encode("cp1252"),
+        ("£4,000",),
+    )
+
+
+def made_documents() -> list[Made]:
+    """All of them."""
+    return [
+        *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_charset_files()
+    ]  # fmt: skip

@@ -1,0 +1,148 @@
+"""What a document holds beside its text: the same event at every door, a reason to stop, or a converter's task."""
+
+from __future__ import annotations
+
+import pytest
+from support.made_documents import made_documents
+
+from memagent_graph.converting import Block, Omission
+from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.documents.omissions import document_events, omissions_of, summary_of
+from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError
+from memagent_graph.events import EventKind
+from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.reader import MemAgent
+from memagent_graph.storage.paths import default_store
+from memagent_graph.timeline import build_timeline, render_page
+from memagent_graph.timeline.run_views import view_of_run
+from memagent_mcp.tool_results import run_text
+from memagent_serve.chat_replies import read_details
+
+MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
+SCAN = next(made for made in made_documents() if made.name == "scan.pdf")
+IMAGE = "1 pages that are images (page 2)"
+
+
+def document(made=MIXED):
+    return Document.from_bytes(made.data, name=made.name)
+
+
+def reader(**choices):
+    return MemAgent(ScriptedPolicy(lambda *_: "\\boxed{x}"), tokenizer="embedded", **choices)
+
+
+def test_each_door_shows_the_same_event():
+    with reader() as agent:
+        result = agent.read(document(), "What?")
+        assert result.stop_reason.value == "answered"
+        assert [(event.kind, event.chunk_index) for event in document_events(result.document)] == [
+            (EventKind.DOCUMENT_INCOMPLETE, None)
+        ]
+        assert result.events[0].detail.startswith(f"Not in the text: {IMAGE}. Run optical character recognition")
+        assert not result.is_whole
+        assert IMAGE in result.extent
+        assert result.to_dict()["events"][0]["kind"] == "document_incomplete"
+        assert any(IMAGE in detail for detail in read_details(result, [])["not_in_text"])
+        logged = build_timeline(view_of_run(agent.run_log, result.run_id, DocumentStore(default_store())))
+    assert logged.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
+    assert IMAGE in render_page(logged)
+    assert "document_incomplete 1" in run_text(logged)
+
+
+def test_a_read_stops_before_it_where_it_should():
+    with reader(on_incomplete="stop") as agent:
+        with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(page 2\).*on-incomplete report"):
+            agent.read(document(), "What?")
+        with pytest.raises(IncompleteDocumentError):
+            agent.read(agent.store.add(document()), "What?")
+        assert agent.read(Document.from_text("All of it is text."), "What?").is_whole
+
+
+def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
+    with pytest.raises(EmptyDocumentError, match=r"holds no text.*2 pages that are images \(pages 1-2\).*--converter"):
+        DocumentStore(tmp_path).add(document(SCAN))
+
+
+OWN = """
+from memagent_graph.converting import Block, Omission
+
+def ocr(source):
+    for part in source.standard():
+        yield Block(f"[read from {part.place}]") if isinstance(part, Omission) else part
+
+def declining(source):
+    return None
+
+def whole(source):
+    return "# All of " + source.kind
+
+def failing(source):
+    raise OSError("no scanner")
+
+def wrong(source):
+    yield 7
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_converter.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return DocumentStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own_converter.py:ocr", "Before.\n\n\n\n[read from page 2]After."),
+        ("own_converter:ocr", "Before.\n\n\n\n[read from page 2]After."),
+        ("own_converter.py:declining", "Before.\n\n\n\nAfter."),
+        ("own_converter.py:whole", "# All of pdf"),
+        ("pdf", "Before.\n\n\n\nAfter."),
+    ],
+)
+def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
+    store = own.with_converter(name)
+    ref = store.add(document())
+    assert store.read(ref, 0, ref["size"]) == text
+    assert ("omissions" in ref) == ("[read" not in text and "All" not in text)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("own_converter.py:failing", "failed at mixed.pdf: OSError: no scanner"),
+        ("own_converter.py:wrong", "yields blocks, omissions and texts, not a int"),
+        ("own_converter.py:missing", "has no 'missing'"),
+        ("nowhere.py:convert", "there is no file"),
+    ],
+)
+def test_a_converter_that_fails_is_named(name, error, own):
+    with pytest.raises(DocumentError, match=error):
+        own.with_converter(name).add(document())
+
+
+def test_a_setting_names_the_converter_and_no_log_does(own):
+    with reader(converter="own_converter.py:ocr") as agent:
+        result = agent.read(document(), "What?")
+        assert result.is_whole
+        assert "converter" not in agent.run_log.get(result.run_id).settings
+
+
+def test_many_omissions_are_a_short_list():
+    pages = [Omission("scans", f"page {number}", "Do.") for number in (1, 2, 3, 7, 9, 10)]
+    files = [Omission("files", f"file {number}") for number in range(500)]
+    kinds = [Omission(f"kind {number}") for number in range(500)]
+    summary = summary_of([*pages, *files, *kinds])
+    assert summary[0] == {"what": "scans", "count": 6, "places": "pages 1-3, page 7, pages 9-10", "remedy": "Do."}
+    assert summary[1]["count"] == 500
+    assert len(str(summary)) < 4_000
+    assert omissions_of({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
+
+
+def test_a_text_of_blocks_keeps_labels_and_omissions(tmp_path):
+    parts = [Block("One. ", "first"), Omission("scans", "second"), Block("Two.", "third")]
+    store = DocumentStore(tmp_path)
+    ref = store.add(Document.from_pieces(lambda: iter(parts)))
+    assert [(mark.start_char, mark.label) for mark in store.sections(ref)] == [(0, "first"), (5, "third")]
+    assert ref["omissions"] == [{"what": "scans", "count": 1, "places": "second", "remedy": ""}]
