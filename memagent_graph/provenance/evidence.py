@@ -30,7 +30,7 @@ from memagent_graph.provenance.overlap import (
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
-from memagent_graph.words import WORD, sentence_ends, words
+from memagent_graph.words import WORD, is_unspaced, sentence_ends, terms, words
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
@@ -344,7 +344,9 @@ def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozen
 
 
 def _anchors(text: str) -> frozenset[str]:
-    return frozenset(word for _, word in WordedText(text).anchors())
+    """Return a text's content words; of scripts without spaces, pairs of characters, as a name may have only two."""
+    pairs = frozenset(term for term in terms(text) if len(term) > 1 and is_unspaced(term))
+    return pairs.union(word for _, word in WordedText(text).anchors())
 
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:

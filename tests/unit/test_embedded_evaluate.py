@@ -68,8 +68,8 @@ def test_a_guarded_reader_keeps_its_memory_where_the_policy_makes_something_up(
     reader: Reader, questions: list[Question]
 ) -> None:
     whole = [question for question in questions if question.whole]
-    (plain,) = reader.read(whole, [2.5])
-    (guarded,) = reader.read(whole, [2.5], guarded=True)
+    (plain,) = reader.read(whole, [2.0])
+    (guarded,) = reader.read(whole, [2.0], guarded=True)
     lost, kept = ([outcome for outcome in way if outcome.lost_at is not None] for way in (plain, guarded))
     assert len(lost) > len(kept)
 

@@ -57,15 +57,17 @@ async def test_it_is_a_policy_that_describes_itself(policy) -> None:
 
 async def test_what_it_writes_from_nowhere_is_not_kept_unless_it_is_asked_for(tmp_path) -> None:
     for given, expected in ((None, UpdateRule.KEEP_PREVIOUS), ("accept", UpdateRule.ACCEPT)):
-        settings = ReadSettings(on_invented=given)
+        settings = ReadSettings(policy="embedded", on_invented=given)
         with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
             assert (await reader.aprepare()).rules.invented is expected
-        with_profile = replace(settings, model="any", profile="embedded", base_url="http://127.0.0.1:9/v1")
+        with_profile = replace(
+            settings, policy="server", model="any", profile="embedded", base_url="http://127.0.0.1:9/v1"
+        )
         with MemAgent(settings=with_profile, store=tmp_path, run_log=False) as reader:
             assert (await reader.aprepare()).rules.invented is expected
     whole = require_profile("embedded")
     spelt_out = {"tokenizer": "embedded", "budget": whole.budget, "prompts": whole.prompts}
-    with MemAgent(store=tmp_path, run_log=False, **spelt_out) as reader:
+    with MemAgent(policy="embedded", store=tmp_path, run_log=False, **spelt_out) as reader:
         assert (await reader.aprepare()).rules.invented is UpdateRule.KEEP_PREVIOUS
 
 

@@ -558,7 +558,7 @@ def test_the_embedded_policy_logs_ids_that_spell_its_text(tmp_path) -> None:
     from memagent_graph import MemAgent, load_tokenizer
 
     log = RunLog(tmp_path / "runs.sqlite")
-    with MemAgent(store=tmp_path / "documents", run_log=log) as reader:
+    with MemAgent("embedded", store=tmp_path / "documents", run_log=log) as reader:
         reader.read("The harbor is quiet. " * 60, "What is the access code of the quiet falcon?", run_id="r")
     tokenizer = load_tokenizer("embedded")
     rows = list(log.conversations("r"))

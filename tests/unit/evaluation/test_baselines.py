@@ -426,9 +426,8 @@ def test_numbers_that_mean_nothing_are_refused(name, least) -> None:
 # Retrieval with several tries
 
 # BM25 ranks shorter chunks with more of the question's words first, so the fact is not in the best one.
-DECOYS = document_with(
-    {0.2: "Harbor key, key, harbor.", 0.5: "The harbor key, harbor.", 0.8: FACT, 0.9: "A key."}, words=1500
-)
+_SENTENCES = {0.2: "Harbor key, key, harbor.", 0.5: "The harbor key, harbor.", 0.8: FACT, 0.9: "A key."}
+DECOYS = document_with({depth: f"\n\n{sentence}\n\n" for depth, sentence in _SENTENCES.items()}, words=1500)
 TRIES = {"chunks": 1, "chunk_tokens": 22}
 
 
