@@ -33,7 +33,7 @@
     └── MissingExtraError           an optional dependency is not installed
 
 Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name settings as options
-of the command line (`--chunk-tokens`); `remedy` and `str(error)` name the reader's as arguments of Python (`chunk_tokens`).
+of the command line (`--chunk-tokens`); `remedy` and `str(error)` name the reader's as arguments (`chunk_tokens`).
 Errors that a retry cannot mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or
 request, a missing extra.
 """
@@ -45,18 +45,19 @@ from typing import Final
 
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
-PYTHON_ARGUMENTS: Final = frozenset(
-    """
-    answer_format answer_template answer_tokens api_key base_url boundary branches
-    ca_file checkpoints chosen_by chunk_tokens concurrency context_window converter
-    dtype empty_memory encoding header layout limits logprobs
-    max_chunks max_seconds max_tokens_total memory_tokens model on_empty on_incomplete
-    on_invented on_malformed on_refused on_truncated pages policy profile
-    prompts proxy question_tokens replace_undecodable requests_per_minute retries seed
-    session_header stop_texts store strategy temperature timeout tokenizer
-    tokens_per_minute top_p unsupported update_retries update_template
-    """.split()
-)
+PYTHON_ARGUMENTS: Final = frozenset({
+    "answer_format", "answer_template", "answer_tokens", "api_key", "base_url",
+    "boundary", "branches", "ca_file", "checkpoints", "chosen_by",
+    "chunk_tokens", "concurrency", "context_window", "converter", "dtype",
+    "empty_memory", "encoding", "header", "layout", "limits",
+    "logprobs", "max_chunks", "max_seconds", "max_tokens_total", "memory_tokens",
+    "model", "on_empty", "on_incomplete", "on_invented", "on_malformed",
+    "on_refused", "on_truncated", "pages", "policy", "profile",
+    "prompts", "proxy", "question_tokens", "replace_undecodable", "requests_per_minute",
+    "retries", "seed", "session_header", "stop_texts", "store",
+    "strategy", "temperature", "timeout", "tokenizer", "tokens_per_minute",
+    "top_p", "unsupported", "update_retries", "update_template",
+})  # fmt: skip
 """Options that are arguments of the reader in Python, too; those of commands alone stay options in every message."""
 
 
