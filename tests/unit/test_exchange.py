@@ -324,7 +324,7 @@ def test_runs_without_ids_are_refused_for_training_or_left_out_by_name(tmp_path,
         RunLogError, match=r"5 of 6 runs cannot be trained on.*'empty', 'bad 0', 'bad 1' and 2 more"
     ) as error:
         export_runs(log, path, for_training=True)
-    assert "--logprobs" in str(error.value)
+    assert "logprobs" in str(error.value)
     assert "--skip-incomplete" in str(error.value)
     assert not path.exists()
     report = export_runs(log, path, for_training=True, skip_incomplete=True)
