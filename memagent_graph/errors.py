@@ -33,7 +33,7 @@
     └── MissingExtraError           an optional dependency is not installed
 
 Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name settings as options
-of the command line (`--chunk-tokens`); `remedy` and `str(error)` name them as arguments of Python (`chunk_tokens`).
+of the command line (`--chunk-tokens`); `remedy` and `str(error)` name the reader's as arguments (`chunk_tokens`).
 Errors that a retry cannot mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or
 request, a missing extra.
 """
@@ -45,6 +45,20 @@ from typing import Final
 
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
+PYTHON_ARGUMENTS: Final = frozenset({
+    "answer_format", "answer_template", "answer_tokens", "api_key", "base_url",
+    "boundary", "branches", "ca_file", "checkpoints", "chosen_by",
+    "chunk_tokens", "concurrency", "context_window", "converter", "dtype",
+    "empty_memory", "encoding", "header", "layout", "limits",
+    "logprobs", "max_chunks", "max_seconds", "max_tokens_total", "memory_tokens",
+    "model", "on_empty", "on_incomplete", "on_invented", "on_malformed",
+    "on_refused", "on_truncated", "pages", "policy", "profile",
+    "prompts", "proxy", "question_tokens", "replace_undecodable", "requests_per_minute",
+    "retries", "seed", "session_header", "stop_texts", "store",
+    "strategy", "temperature", "timeout", "tokenizer", "tokens_per_minute",
+    "top_p", "unsupported", "update_retries", "update_template",
+})  # fmt: skip
+"""Options that are arguments of the reader in Python, too; those of commands alone stay options in every message."""
 
 
 class MemAgentError(Exception):
@@ -77,7 +91,7 @@ class MemAgentError(Exception):
     @property
     def remedy(self) -> str | None:
         """The hint in the words of Python, as in "Lower chunk_tokens."."""
-        return self.hint and _OPTION.sub(lambda at: at[1] or at[2] + at[3].replace("-", "_"), self.hint)
+        return self.hint and _OPTION.sub(_in_python, self.hint)
 
     def __str__(self) -> str:
         place = []
@@ -93,6 +107,11 @@ class MemAgentError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling with every attribute, whatever the subclass's constructor takes."""
         return _rebuild, (type(self), self.message), dict(self.__dict__)
+
+
+def _in_python(match: re.Match[str]) -> str:
+    name = (match[3] or "").replace("-", "_")
+    return match[2] + name if name in PYTHON_ARGUMENTS else match[0]
 
 
 def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:

@@ -7,6 +7,7 @@ into the file with the commit and the time it took; a test that passed at this c
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; programs that are run inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

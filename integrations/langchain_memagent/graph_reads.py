@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
@@ -102,15 +103,16 @@ class GraphReads:
             async def parts() -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
                 if run_id is not None:
                     try:
-                        async for part in self.reader.astream_resume(name, past_limit=goes_on, **options):
-                            yield part
+                        async with aclosing(self.reader.astream_resume(name, past_limit=goes_on, **options)) as resumed:
+                            async for part in resumed:
+                                yield part
                         return
                     except (RunNotFoundError, RunMismatchError):
                         pass  # it has not begun, or by a reader with other settings
                 reference = document if isinstance(document, dict) else await document()
-                begun = self.reader.astream(reference, question, run_id=name, **options)
-                async for part in begun:
-                    yield part
+                async with aclosing(self.reader.astream(reference, question, run_id=name, **options)) as begun:
+                    async for part in begun:
+                        yield part
 
             return await result_of(parts(), partial(report, name, question))
 

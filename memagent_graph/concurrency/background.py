@@ -22,6 +22,9 @@ T = TypeVar("T")
 S = TypeVar("S")
 P = ParamSpec("P")
 
+_CLEANUP_SECONDS = 10.0
+"""How long a call that is broken off waits for its coroutine to end."""
+
 
 class _Background:
     """The loop of this process, started at first use. Its thread is a daemon and ends with the process."""
@@ -102,7 +105,17 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
             return future.result()
     except BaseException:
         future.cancel()
+        if future.cancelled():  # at once, while what it ran still has a run to let go
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_ended(coroutine), loop).result(_CLEANUP_SECONDS)
         raise
+
+
+async def _ended(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the task of a coroutine, whose error or cancellation its caller has."""
+    for task in asyncio.all_tasks():
+        if task.get_coro() is coroutine:
+            await asyncio.wait({task})
 
 
 def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:

@@ -65,7 +65,7 @@ def require_whole(document: Mapping[str, Any], on_incomplete: str) -> None:
     if on_incomplete == "stop" and omissions:
         raise IncompleteDocumentError(
             f"{document['name']} is not wholly text: {'; '.join(map(sentence_of, omissions))}",
-            hint="Read it nevertheless with on_incomplete=report (--on-incomplete report).",
+            hint="Read it nevertheless with --on-incomplete report.",
         )
 
 

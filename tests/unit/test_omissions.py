@@ -59,7 +59,7 @@ def test_a_read_stops_before_it_where_it_should():
 
 
 def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
-    with pytest.raises(EmptyDocumentError, match=r"holds no text.*2 pages that are images \(pages 1-2\).*--converter"):
+    with pytest.raises(EmptyDocumentError, match=r"holds no text.*2 pages that are images \(pages 1-2\).*converter"):
         DocumentStore(tmp_path).add(document(SCAN))
 
 

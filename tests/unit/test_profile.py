@@ -115,7 +115,7 @@ async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> No
 
 def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"nowhere has no memagent\.json\. Name a folder that has one"):
-        MemAgent(profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
+        MemAgent(model="embedded", profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
     with pytest.raises(ProfileError, match=r"has no memagent\.json"):
         require_profile(tmp_path)
 

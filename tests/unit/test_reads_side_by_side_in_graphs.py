@@ -21,18 +21,23 @@ from memagent_graph.strategies.map_reduce import MapReduce
 
 QUESTION = "What is the key of harbor?"
 TEXT = document_with({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
+ANSWER = "12, then 4711"
 FOUND = {"harbor is 12", "harbor is 4711"}
 CONFIG: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
 
 
 class Breaking(ScriptedPolicy):
-    """Reads perfectly, but not the second fact, until it is mended."""
+    """Reads perfectly, but not the second fact, until it is mended; answers with both."""
 
     def __init__(self) -> None:
         self.broken = True
-        super().__init__(
-            lambda prompt: PolicyError("gone") if self.broken and "is 4711." in prompt else reads_perfectly(prompt)
-        )
+        super().__init__(self._reply)
+
+    def _reply(self, prompt: str) -> str | PolicyError:
+        if self.broken and "is 4711." in prompt:
+            return PolicyError("gone")
+        reply = reads_perfectly(prompt)
+        return f"\\boxed{{{ANSWER}}}" if reply == "\\boxed{4711}" else reply
 
     @property
     def sections(self) -> Counter[str]:
@@ -67,7 +72,7 @@ async def test_a_node_has_the_evidence_of_all_branches_also_of_those_read_before
         await run(parent, {"question": QUESTION, "document": TEXT}, [], sync=sync)
     policy.broken = False
     out = await run(parent, None, [], sync=sync)
-    assert out["answer"] == "4711"
+    assert out["answer"] == ANSWER
     assert {quote["quote"] for quote in out["quotes"]} == FOUND
     assert sum(policy.sections.values()) == len(policy.sections) + 1, "only the chunk that failed was asked twice"
 
@@ -85,7 +90,7 @@ async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_
     out = await run(agent, None, again, sync=sync)
     (message,) = [each for each in out["messages"] if each.type == "tool"]
     (reading,) = message.artifact["readings"]
-    assert (reading["answer"], reading["chunks_read"]) == ("4711", len(policy.sections))
+    assert (reading["answer"], reading["chunks_read"]) == (ANSWER, len(policy.sections))
     assert {each["quote"] for each in reading["evidence"]} == FOUND
     for reports in (told, again):
         shares = [each["progress"] for each in reports]

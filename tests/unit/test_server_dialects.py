@@ -58,7 +58,7 @@ async def test_a_refusal_that_speaks_of_length_is_final_and_names_the_remedy(nam
     refusal = {"error": {"message": words}}
     with (
         FakeServer(lambda body, number: web.json_response(refusal, status=status)) as server,
-        pytest.raises(PolicyRequestError, match="Lower --chunk-tokens") as caught,
+        pytest.raises(PolicyRequestError, match="Lower chunk_tokens") as caught,
     ):
         await read(server)
     assert words[:40] in caught.value.message

@@ -229,7 +229,7 @@ def test_probes_come_as_often_as_is_chosen(make_reader) -> None:
 
 def test_without_log_probs_it_says_what_to_do(make_reader, tmp_path) -> None:
     reader = make_reader(strategy="overwrite+converged", checkpoints=tmp_path / "checkpoints.sqlite")
-    with pytest.raises(StrategyError, match=r"returns no log-probs.*Read without --stop converged"):
+    with pytest.raises(StrategyError, match=r"returns no log-probs.*Read without that rule"):
         reader.read(TEXT, QUESTION)
 
 

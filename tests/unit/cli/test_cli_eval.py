@@ -261,7 +261,6 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["squad"], 7, "--data"),
         (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
-        (["niah_single_2", "--model", "other"], 4, "serves fake"),
         (["niah_single_2", "--base-url", "http://127.0.0.1:9/v1", "--retries", "0"], 4, "Is the server running?"),
         (["niah_single_2", "--base-url", "http://[::1:8000/v1"], 4, "as in http://[::1]:8000/v1"),
         (["niah_single_2", "--top-p", "0"], 7, "top_p"),

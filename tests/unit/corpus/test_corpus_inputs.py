@@ -280,7 +280,7 @@ def test_a_table_in_another_charset(tmp_path: Path, kind: str) -> None:
         "fünf"
         in texts(open_inputs(str(path), InputOptions(access=SourceAccess(encoding="latin-1"))), tmp_path).values()
     )
-    with pytest.raises(DocumentError, match=r"--encoding|neither a column"):
+    with pytest.raises(DocumentError, match=r"encoding|neither a column"):
         list(open_inputs(str(path)).documents())
 
 

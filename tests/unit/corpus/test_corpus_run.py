@@ -496,7 +496,7 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
 
 @pytest.mark.parametrize(
     ("place", "code", "remedy"),
-    [("mkstemp", errno.ENOSPC, "Free disk space"), ("mkstemp", errno.EIO, "Free disk space"),
+    [("mkstemp", errno.ENOSPC, "free disk space"), ("mkstemp", errno.EIO, "free disk space"),
      ("mkstemp", errno.EPERM, "MEMAGENT_HOME"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
      ("open", errno.EMFILE, "ulimit -n")],
 )  # fmt: skip

@@ -67,7 +67,7 @@ def test_the_bounds_of_a_minute_are_shared_by_the_actors() -> None:
 
 def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_path: Path) -> None:
     plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
-    with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*--checkpoints postgresql"):
+    with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*checkpoints postgresql"):
         plan.check_folders()
     plan.write_markers()
     plan.check_folders()

@@ -257,7 +257,7 @@ def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_gro
 
 def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
     check_roles([CreditTerm("outcome", roles=("gated_*", "answer"))], {"gated_update", "answer"})
-    with pytest.raises(TrainingError, match=r"role 'gated_\*', and the runs have answer, update.*--strategy"):
+    with pytest.raises(TrainingError, match=r"role 'gated_\*', and the runs have answer, update.*strategy"):
         check_roles([CreditTerm("outcome", roles=("gated_*",))], {"update", "answer"})
 
 

@@ -48,7 +48,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"lora_rank": 0}, r"LoRA rank of 0.*1 or more"),
         ({"serve_merged": True}, r"no adapters to merge.*--lora"),
         ({"server_timeout": 0.0}, r"0 seconds for a server.*more than 0"),
-        ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"--no.*leave --base-url out"),
+        ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"--no.*leave base_url out"),
         ({"reward": "kindness"}, r"'kindness'.*exact_match, boxed_exact_match, lenient_match, token_f1"),
         ({"evidence_share": 1.5}, r"step_reward_share is 1.5.*0 to 1"),
         ({"model": "nowhere"}, r"no model 'nowhere'"),
@@ -113,7 +113,7 @@ def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_pa
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     job = small_job(tmp_path / "rl", model=str(model), base_url="http://x/v1")
-    with pytest.raises(TrainingError, match=r"tied embeddings.*--lora.*--base-url"):
+    with pytest.raises(TrainingError, match=r"tied embeddings.*--lora.*base_url"):
         prepare(job)
     prepare(dataclasses.replace(job, lora_rank=4))
     prepare(dataclasses.replace(job, lora_rank=4, serve_merged=True))

@@ -68,5 +68,5 @@ async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution
 
 
 def test_a_server_and_this_process_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MemAgentError, match=r"to read in this process.*--base-url"):
+    with pytest.raises(MemAgentError, match=r"to read in this process.*base_url"):
         prepare(small_job(tmp_path, engine=Engine.LOCAL, base_url="http://x/v1"))
