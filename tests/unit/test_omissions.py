@@ -51,7 +51,7 @@ def test_each_door_shows_the_same_event():
 
 def test_a_read_stops_before_it_where_it_should():
     with reader(on_incomplete="stop") as agent:
-        with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(page 2\).*on-incomplete report"):
+        with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(page 2\).*on_incomplete report"):
             agent.read(document(), "What?")
         with pytest.raises(IncompleteDocumentError):
             agent.read(agent.store.add(document()), "What?")
