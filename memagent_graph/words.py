@@ -56,6 +56,7 @@ _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
 _SENTENCE_MARKS: Final = str.maketrans({"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u0f0e": "。"})
 """Lines wrap within sentences, and ICU does not count these marks as ends."""
+_GREEK_QUESTION: Final = re.compile("(?<=[\u0370-\u03ff\u1f00-\u1fff]);")
 _OPENING: Final = "「『（《〈【“‘"
 _REACH: Final = 200
 """Characters around a place that decide whether a sentence or a word ends there."""
@@ -100,7 +101,8 @@ def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int
     end = len(text) if end is None else end
     begin = max(0, start - _REACH)
     window = text[begin : end + _REACH]
-    ends = {begin + place for place in _ends(SentenceBreaker, window.translate(_SENTENCE_MARKS))}
+    marked = _GREEK_QUESTION.sub("?", window.translate(_SENTENCE_MARKS))
+    ends = {begin + place for place in _ends(SentenceBreaker, marked)}
     if not window.isascii():  # ICU leaves an opening quotation mark to the sentence before it, if no space does
         ends = {begin + len(text[begin:place].rstrip(_OPENING)) for place in ends}
     ends = {place for place in ends if not _ABBREVIATION.search(text, max(0, place - 8), place)}
