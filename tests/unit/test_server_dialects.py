@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import perfect_reader
-from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS
+from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
 from memagent_graph.cli.examination import Health, examine
@@ -109,23 +108,6 @@ async def test_a_wrong_name_is_an_error_that_says_what_is_served() -> None:
 
 LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000
 LONG_BUDGET = Budget(context_window=8192, question_tokens=64, memory_tokens=100, chunk_tokens=2500, answer_tokens=40)
-
-
-def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
-    """A server that counts tokens in its own way, and keeps the newest tokens that fit its window, as Ollama does."""
-
-    def respond(body: dict[str, Any], number: int) -> dict[str, Any]:
-        prompt = body["messages"][-1]["content"]
-        kept = prompt
-        while count(kept) > window:
-            kept = kept[len(kept) // 50 + 1 :]
-        text = perfect_reader(kept) if len(kept) == len(prompt) else "nothing yet"
-        return {
-            "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": count(kept) + 20, "completion_tokens": 5},
-        }
-
-    return FakeServer(respond)
 
 
 OWN_COUNT = load_tokenizer("embedded").count
