@@ -262,7 +262,8 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
         left -= size
         if len(data) < size:
             break
-        yield Block(data.decode("utf-8", "surrogatepass"), label, headings and tuple(map(str, headings)))
+        text = data.decode("utf-8", "surrogatepass")
+        yield Block(text, label, None if headings is None else tuple(map(str, headings)))
     raise DocumentError(
         f"the conversion of the {_shown(task)} failed (exit code {code})",
         hint="The file is damaged, or needs more memory than the "
