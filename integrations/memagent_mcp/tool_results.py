@@ -17,8 +17,8 @@ from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
-from memagent_graph.timeline import RunView, Timeline
-from memagent_graph.timeline.model import Step
+from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.timeline.view import RunView
 from memagent_mcp.active_reads import ActiveRead
 
 MOST_QUOTES = 20

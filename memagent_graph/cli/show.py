@@ -17,7 +17,7 @@ from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunLog
-    from memagent_graph.timeline import RunView
+    from memagent_graph.timeline.view import RunView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Diff:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.timeline import compare_runs, render_comparison
+        from memagent_graph.timeline.compare import compare_runs, render_comparison
 
         with failures_told():
             log = open_existing(self.log)
@@ -96,7 +96,8 @@ def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:
-    from memagent_graph.timeline import build_timeline, render_page, write_page
+    from memagent_graph.timeline.model import build_timeline
+    from memagent_graph.timeline.page import render_page, write_page
 
     page = render_page(build_timeline(view))
     try:
@@ -109,7 +110,8 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
 
 
 def _print_timeline(view: RunView, chunk: int | None) -> None:
-    from memagent_graph.timeline import build_timeline, render_timeline
+    from memagent_graph.timeline.model import build_timeline
+    from memagent_graph.timeline.terminal import render_timeline
 
     try:
         shown = render_timeline(build_timeline(view), chunk=chunk)

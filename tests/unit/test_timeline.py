@@ -21,15 +21,12 @@ from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
-from memagent_graph.timeline import (
-    RunView,
-    build_timeline,
-    compare_runs,
-    render_comparison,
-    render_notebook,
-    render_page,
-    render_timeline,
-)
+from memagent_graph.timeline.compare import compare_runs, render_comparison
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.notebook import render_notebook
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 CHUNKS = [
