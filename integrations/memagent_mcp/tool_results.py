@@ -81,7 +81,7 @@ def answer_data(read: ActiveRead) -> dict[str, Any]:
             "memory": update.memory if update else "",
             "evidence": [],
             "progress": update.progress if update else 0.0,
-            "chunks_read": 0 if update is None or update.chunk_index is None else update.chunk_index + 1,
+            "chunks_read": 0 if update is None else update.chunk_number or 0,
         }
     error = failure(outcome) if isinstance(outcome, BaseException) else None
     data: dict[str, Any] = encodable({**values, "error": error, "is_reading": outcome is None})
@@ -144,7 +144,7 @@ def quote_text(quote: Mapping[str, Any]) -> str:
     context = f' in "{quote["context"]}"' if is_short else ""
     place = f", {shortened(quote['place'])}" if quote["place"] else ""
     span = f"{quote['start_char']:,}-{quote['end_char']:,}"
-    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"]}, characters {span}{place})'
+    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"] + 1}, characters {span}{place})'
 
 
 class RunSummary(ToolResult):

@@ -349,7 +349,7 @@ class _Progress:
     async def advance(self, read: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
         self._shares[read] = max(self._shares[read], update.progress or 0.0)
-        step = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
+        step = "findings merged" if update.chunk_number is None else f"chunk {update.chunk_number}"
         which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
         share = sum(self._shares) / len(self._shares)
         await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")

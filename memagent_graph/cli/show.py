@@ -40,7 +40,7 @@ class Show:
     force: Annotated[
         bool, typer.Option("--force", help="With --html: replace whatever file or link has that name.")
     ] = False
-    chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
+    chunk: Annotated[int | None, typer.Option(min=1, help="One chunk in full, counted from 1.")] = None
     log: Log = None
     store: Store = None
     as_json: AsJSON = False
@@ -116,7 +116,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
     try:
         shown = render_timeline(build_timeline(view), chunk=chunk)
     except ValueError as error:
-        raise RunError(str(error), hint="Chunks are counted from 0.", run_id=view.run_id) from error
+        raise RunError(str(error), hint="Chunks are counted from 1.", run_id=view.run_id) from error
     console().print(shown)
 
 
