@@ -100,7 +100,7 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
             f"these settings are not possible: {said}",
             hint="Change them with --set NAME=VALUE, or in the preset's file.",
         ) from error
-    for tracker in config.report_to:
+    for tracker in config.report_to or ():
         _require_tracker(tracker)
     return config
 
