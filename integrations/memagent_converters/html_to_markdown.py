@@ -84,7 +84,6 @@ class _Cell:
     text: str
     columns: int = 1
     rows: int = 1
-    is_header: bool = False
 
 
 def convert(source: SourceFile) -> Parts:
@@ -244,7 +243,7 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
             spans = [max(1, _number(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if frame.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
-            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MOST_COLUMNS), spans[1], tag == "th"))
+            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MOST_COLUMNS), spans[1]))
         case "table":
             before = [2, frame.tokens[0], 2] if frame.tokens else []
             tokens += [*before, 2, _Verbatim(table_text(frame.rows)), 2]

@@ -173,7 +173,6 @@ class Chunker:
         self._ref = ref
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
-        self._boundary = boundary
         self._tails = [
             (each, percent if each == "heading" else tail_percent or percent)
             for each, percent in _TAILS.get(boundary, ())

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -59,19 +59,16 @@ class ConversionBounds:
         Raises:
             DocumentError: one of them is not a number above 0.
         """
-        given = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
-        values: dict[str, float] = {}
-        for name, value in given.items():
-            if value:
-                try:
-                    values[name] = float(value)
-                    cls(**{name: values[name]})
-                except ValueError:
-                    raise DocumentError(
-                        f"{_VARIABLES[name]} is {value!r}, which is not a number above 0",
-                        hint=f"Set it to a number such as {getattr(cls(), name):g}, or leave it unset.",
-                    ) from None
-        return cls(**values)
+        bounds = cls()
+        for name, variable in _VARIABLES.items():
+            try:
+                bounds = replace(bounds, **{name: float(os.environ.get(variable) or getattr(bounds, name))})
+            except ValueError:
+                raise DocumentError(
+                    f"{variable} is {os.environ[variable]!r}, which is not a number above 0",
+                    hint=f"Set it to a number such as {getattr(bounds, name):g}, or leave it unset.",
+                ) from None
+        return bounds
 
 
 _VARIABLES: Final = {

@@ -30,30 +30,17 @@ def upstream() -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def proxy(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("litellm")
-    settings = folder / "settings.yaml"
-    settings.write_text(
-        "model_list: [{model_name: behind, litellm_params: "
-        f"{{model: openai/fake, api_base: '{upstream.base_url}', api_key: any}}}}]\n"
-    )
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    command = [str(PROXY), "--config", str(settings), "--host", "127.0.0.1", "--port", "0"]
-    with subprocess.Popen(
-        command,
-        env={**environment, "LITELLM_MASTER_KEY": KEY},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if address := re.search(r"running on (http://\S+:[1-9]\d*)", line):
-                yield f"{address[1]}/v1"
-                break
-        else:
-            pytest.fail("".join(lines))
+    behind = f"{{model: openai/fake, api_base: '{upstream.base_url}', api_key: any}}"
+    (folder / "settings.yaml").write_text(f"model_list: [{{model_name: behind, litellm_params: {behind}}}]\n")
+    command = [str(PROXY), "--config", "settings.yaml", "--host", "127.0.0.1", "--port", "0"]
+    variables = {"PATH": os.environ["PATH"], "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
+    with subprocess.Popen(command, env=variables, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        log = []
+        while not (address := re.search(r"running on (http://\S+:[1-9]\d*)", "".join(log[-1:]))):
+            log.append(process.stderr.readline())
+            assert log[-1], "".join(log)
+        yield f"{address[1]}/v1"
         process.kill()
 
 
