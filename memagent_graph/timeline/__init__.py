@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from memagent_graph.timeline.compare import RunComparison, compare_runs, render_comparison
 from memagent_graph.timeline.model import Timeline, build_timeline
-from memagent_graph.timeline.notebook import render_notebook
-from memagent_graph.timeline.page import render_page, write_page
+from memagent_graph.timeline.page import render_notebook, render_page, write_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 
