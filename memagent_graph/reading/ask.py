@@ -20,7 +20,6 @@ from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
 from memagent_graph.tokenizers.fitting import beginning, shown_tokens
@@ -184,6 +183,8 @@ class Ask:
 
     def _in_form(self, text: str) -> str:
         """Return the JSON in an answer; the whole text, with a note, if it does not have the form."""
+        from memagent_graph.response_format import Fits  # noqa: PLC0415  only structured reads need it
+
         assert self._context.structure is not None  # noqa: S101
         match = self._context.structure.format.checked(text)
         if isinstance(match, Fits):
