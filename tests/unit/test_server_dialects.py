@@ -129,6 +129,19 @@ async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts() -> No
     assert re.search(r"it counts 1,[45]\d\d tokens, and about 1,\d\d\d more were sent", cuts[0].detail)
 
 
+SHORT_BUDGET = Budget(context_window=1024, question_tokens=32, memory_tokens=60, chunk_tokens=500, answer_tokens=40)
+
+
+async def test_a_short_prompt_that_a_small_window_cut_is_an_event_and_what_found_it_out_is_counted() -> None:
+    with counting_server(OWN_COUNT, window=400) as server:
+        result = await read(server, "and then some words " * 300, SHORT_BUDGET)
+    assert {event.kind for event in result.events} == {EventKind.PROMPT_CUT}
+    probes = [body for body in server.requests if "<section>" not in body["messages"][0]["content"]]
+    assert len(probes) == 2 + 1  # and the answer
+    assert result.usage.turns == len(server.requests)
+    assert result.usage.completion_tokens == 5 * len(server.requests)
+
+
 async def test_a_read_can_stop_at_a_prompt_that_the_server_cut() -> None:
     with counting_server(OWN_COUNT, window=1500) as server, pytest.raises(PromptCutError, match="window"):
         await read(server, LONG_TEXT, LONG_BUDGET, on_incomplete="stop")

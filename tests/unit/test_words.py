@@ -125,6 +125,15 @@ def test_only_the_characters_around_a_place_are_looked_at() -> None:
         ["Dr. Ito and Mr. Lee met in St. Ives at 3.5 p.m. today. ", "They left."],
         ["A line\nwraps here. ", "Another\r\ndoes.\n\n", "a paragraph\n \n", "the last"],
         ["Wait… ", "Then it rained. ", "Good."],
+        [
+            "It is old. ",
+            "pytest checks it. ",
+            "`--force` skips (see 4711). ",
+            "[default: no]. ",
+            "It ends in 1889. ",
+            "x",
+        ],
+        ["Birds, e.g. owls, fig. two, etc. are on p. five, i.e. not ... here."],
     ],
 )
 def test_sentences_end_where_a_reader_ends_them(sentences: list[str]) -> None:
