@@ -580,7 +580,7 @@ def test_two_questions_in_a_pipe_and_on_a_narrow_terminal_are_labelled_lines(boo
     with FakeServer() as server:
         done = memagent("read", book, "-q", questions[0], "-q", questions[1], "--base-url", server.base_url, *SMALL)
     assert [record["question"] for record in records(done.stdout)] == [[question] for question in questions]
-    run_ids = re.findall(r"run (\S+)", done.stderr)
+    run_ids = re.findall(r"run (\d\S+)", done.stderr)
     assert len(run_ids) == 2
     shown = memagent("show", run_ids[0]).stdout
     assert max(map(len, shown.splitlines())) <= 24
