@@ -476,7 +476,7 @@ def test_a_log_of_another_version_is_refused_and_left_alone(tmp_path) -> None:
         connection.execute("PRAGMA user_version = 3")
         connection.commit()
     before = path.read_bytes()
-    with pytest.raises(RunLogError, match=r"is a run log of another version.*--log"):
+    with pytest.raises(RunLogError, match=r"is a run log of another version.*log"):
         RunLog(path)
     assert path.read_bytes() == before
 
