@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.made_documents import made_documents
 
-from memagent_graph.converting import Block, Omission
+from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.omissions import document_events, omissions_of, summary_of
 from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError
@@ -13,7 +13,8 @@ from memagent_graph.events import EventKind
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.storage.paths import default_store
-from memagent_graph.timeline import build_timeline, render_page
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_mcp.tool_results import run_text
 from memagent_serve.chat_replies import read_details
@@ -64,7 +65,7 @@ def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
 
 
 OWN = """
-from memagent_graph.converting import Block, Omission
+from memagent_graph.converters import Block, Omission
 
 def ocr(source):
     for part in source.standard():

@@ -19,6 +19,9 @@ from support.document_files import pdf
 from support.fake_server import FakeServer
 from support.programs import Program, answers, records, run_program
 from support.scripts import document_with, part, perfect_reader
+from support.server_dialects import counting_server
+
+from memagent_graph.tokenizers import load_tokenizer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -210,7 +213,8 @@ def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
         assert "continue with" not in without.stderr, "no log, so no command could find it"
 
 
-def test_an_interrupted_read_says_how_to_go_on(book) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_read_says_how_to_go_on(book, ending) -> None:
     with FakeServer(delay=0.2) as server:
         process = Program(
             [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--run-id", "mine",
@@ -219,7 +223,7 @@ def test_an_interrupted_read_says_how_to_go_on(book) -> None:
         )  # fmt: skip
         while len(server.requests) < 3:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ending)
         _, errors = process.communicate(timeout=30)
         server.delay = 0
         assert process.returncode == 130
@@ -433,6 +437,28 @@ def test_doctor_finds_what_is_wrong() -> None:
     assert "no connection" in gone.stdout
 
 
+def test_a_server_that_cuts_prompts_as_ollama_does_is_found_out(tmp_path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=6000))
+    with counting_server(load_tokenizer("embedded").count, window=1500) as server:
+        options = [
+            "--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", "--question-tokens", "50",
+            "--memory-tokens", "60", "--answer-tokens", "60", "--chunk-tokens",
+        ]  # fmt: skip
+        health = memagent("doctor", *options, 2500)
+        cut = memagent("read", book, "-q", QUESTION, *options, 2500)
+        stopped = memagent("read", book, "-q", QUESTION, *options, 2500, "--on-incomplete", "stop")
+        whole = memagent("read", book, "-q", QUESTION, *options, 600, "--context-window", 1500)
+    assert health.returncode == 4
+    assert "it cut the prompt" in health.stdout and "OLLAMA_CONTEXT_LENGTH" in health.stdout
+    assert cut.returncode == 0
+    assert "prompt_cut" in cut.stderr
+    assert stopped.returncode == 4
+    assert "the server cut the prompt" in stopped.stderr
+    assert whole.returncode == 0
+    assert "answer: 4711" in whole.stdout and "prompt_cut" not in whole.stderr
+
+
 def test_without_the_local_extra_the_remedy_is_named(book, tmp_path) -> None:
     (tmp_path / "blocked").mkdir()
     for name in ("torch", "transformers"):
@@ -534,3 +560,28 @@ class TestPages:
         assert done.returncode == 3
         assert "has no pages to choose" in done.stderr
         assert "Leave out the pages" in done.stderr
+
+
+def test_where_the_home_folder_cannot_be_written_a_read_says_so_and_one_that_keeps_nothing_works(
+    book, monkeypatch
+) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
+    with FakeServer() as server:
+        read = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL]
+        refused = memagent(*read)
+        assert refused.returncode != 0
+        assert "what to do:" in refused.stderr
+        assert answers(memagent(*read, "--no-log").stdout) == ["4711"]
+
+
+def test_two_questions_in_a_pipe_and_on_a_narrow_terminal_are_labelled_lines(book, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    questions = [QUESTION, "What is the key of nowhere?"]
+    with FakeServer() as server:
+        done = memagent("read", book, "-q", questions[0], "-q", questions[1], "--base-url", server.base_url, *SMALL)
+    assert [record["question"] for record in records(done.stdout)] == [[question] for question in questions]
+    run_ids = re.findall(r"run (\d\S+)", done.stderr)
+    assert len(run_ids) == 2
+    shown = memagent("show", run_ids[0]).stdout
+    assert max(map(len, shown.splitlines())) <= 24
+    assert "4711" in shown
