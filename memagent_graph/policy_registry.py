@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from memagent_graph import policies
@@ -41,7 +42,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     if name in _BUILT_IN:
         return _BUILT_IN[name](settings)
     if name in KNOWN:
-        return policies.LocalPolicy(name, dtype=settings.dtype)
+        return _in_process(name, settings)
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
@@ -114,8 +115,12 @@ def policy_names() -> tuple[str, ...]:
 def _local(settings: PolicySettings) -> Policy:
     if settings.model is None:
         raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
+    return _in_process(settings.model, settings)
+
+
+def _in_process(model: str, settings: PolicySettings) -> Policy:
     arguments = template_arguments(settings.chat_template_kwargs)
-    return policies.LocalPolicy(settings.model, dtype=settings.dtype, chat_template_kwargs=arguments)
+    return policies.LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
 
 
 def _server(settings: PolicySettings) -> Policy:
@@ -197,7 +202,7 @@ _OTHER_LIBRARIES: Final = {
 
 
 _BUILT_IN: Final[Mapping[str, PolicyFactory]] = {
-    "embedded": lambda settings: policies.LocalPolicy.embedded(dtype=settings.dtype),
+    "embedded": partial(_in_process, "embedded"),
     "local": _local,
     "server": _server,
 }

@@ -310,10 +310,6 @@ def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
     assert config.distributed_type.value == kinds[path.stem.partition("-")[0]]
 
 
-def test_there_is_a_configuration_for_one_device_and_two_kinds_of_sharding() -> None:
-    assert {path.stem for path in ACCELERATE.glob("*.yaml")} == {"single", "fsdp2", "deepspeed-zero3"}
-
-
 def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments) -> None:
     launched = [
         "--config_file",
