@@ -119,7 +119,8 @@ def load_model(base: Path, adapter: Path | None, device: str) -> Any:
     from peft import LoraConfig, PeftModel, get_peft_model  # noqa: PLC0415  slow to import
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.to(device)
     if adapter is not None:
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     config = LoraConfig(
