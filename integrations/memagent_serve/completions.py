@@ -61,7 +61,6 @@ from memagent_serve.request_texts import (
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
     Relaying,
-    error_event,
     events_of,
     is_stream,
     local_reply,
@@ -327,21 +326,18 @@ class ChatCompletions:
         """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead.of(read.run_id, self._reader.policy.name)
         names = ", ".join(long_request.names)
-        try:
-            async with long_request.reservation:
-                yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
-                async with aclosing(self._manager.follow(read)) as parts:
-                    memory, newest = "", 0.0
-                    async for part in parts:
-                        if isinstance(part, ReadResult):
-                            async for event in self._final_events(long_request, head, part):
-                                yield event
-                        elif _has_news(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
-                            yield head.chunk({"reasoning_content": note_of(part, memory)})
-                            memory = part.update.memory if part.update else memory
-                            newest = time.monotonic()
-        except Exception as error:  # noqa: BLE001  the status was sent, so the error goes into the stream
-            yield error_event(error)
+        async with long_request.reservation:
+            yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
+            async with aclosing(self._manager.follow(read)) as parts:
+                memory, newest = "", 0.0
+                async for part in parts:
+                    if isinstance(part, ReadResult):
+                        async for event in self._final_events(long_request, head, part):
+                            yield event
+                    elif _has_news(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
+                        yield head.chunk({"reasoning_content": note_of(part, memory)})
+                        memory = part.update.memory if part.update else memory
+                        newest = time.monotonic()
 
     async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:

@@ -469,18 +469,6 @@ def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path, damage, words
     assert path.read_bytes() == before
 
 
-def test_a_log_of_another_version_is_refused_and_left_alone(tmp_path) -> None:
-    path = tmp_path / "other.sqlite"
-    RunLog(path).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 3")
-        connection.commit()
-    before = path.read_bytes()
-    with pytest.raises(RunLogError, match=r"is a run log of another version.*--log"):
-        RunLog(path)
-    assert path.read_bytes() == before
-
-
 def test_a_text_that_is_larger_than_any_reply_is_refused_before_it_fills_the_memory(log) -> None:
     log.begin("r", QUESTION, REF, {})
     log.wait(log.record(conversation(0)))
