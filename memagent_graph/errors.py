@@ -16,6 +16,7 @@
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
     ├── ProfileError                budgets and prompts of a policy are missing or unreadable
     ├── PolicyError                 the language model returned nothing usable
+    │   ├── NoPolicyError               none is named, and none was added to this machine
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
     │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
@@ -186,6 +187,10 @@ class ProfileError(LastingError):
 
 class PolicyError(MemAgentError):
     """The language model returned nothing usable."""
+
+
+class NoPolicyError(PolicyError, LastingError):
+    """No policy is named, there is no server, and none was added to this machine."""
 
 
 class PolicyUnreachableError(PolicyError):

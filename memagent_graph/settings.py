@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from memagent_graph.errors import MemAgentError, PolicyError, RunError
+from memagent_graph.errors import MemAgentError, NoPolicyError, RunError
 from memagent_graph.events import UpdateRule
 from memagent_graph.near_names import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
@@ -345,7 +345,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         That URL is also used for a name that only a server can know. The choice is logged.
 
         Raises:
-            PolicyError: none is named, there is no such server, and none was added to this machine.
+            NoPolicyError: none is named, there is no such server, and none was added to this machine.
         """
         if isinstance(self.model, str) and "://" in self.model:
             raise MemAgentError(
@@ -360,7 +360,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             chosen = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
         elif is_open:
             if (name := default_policy()) is None:
-                raise PolicyError(
+                raise NoPolicyError(
                     "no policy is named, there is no OPENAI_BASE_URL, and none was added to this machine",
                     hint="Name a server with --base-url or a model with --model, or add a policy to this machine: "
                     f"`memagent policy add {KNOWN[0]}`.",

@@ -44,6 +44,11 @@ class MemoryUpdate:
     sources: tuple[str, ...] | None = field(default=None, compare=False)
     """The steps of the updates whose memory it started from, several for a merge; None means the update before it."""
 
+    @property
+    def chunk_number(self) -> int | None:
+        """The chunk's number for people, who count from 1."""
+        return None if self.chunk_index is None else self.chunk_index + 1
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -18,19 +18,22 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
 
 from memagent_graph import Document, MemAgent, ReaderGraph
-from memagent_graph.errors import BudgetError, EmptyDocumentError, EncodingError, MemAgentError
+from memagent_graph.errors import BudgetError, EmptyDocumentError, EncodingError, MemAgentError, NoPolicyError
+from memagent_graph.reading.state import ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.settings import ReadSettings
 
 _making = threading.Lock()
 
 
 class InputError(MemAgentError, ValueError):
-    """An invalid question or document.
+    """An invalid question or document, or no policy.
 
     The platform shows its callers the message of a `ValueError` and hides all others, which may contain addresses or
     paths.
@@ -62,14 +65,27 @@ class ServedGraph(ReaderGraph):
             raise
 
 
-async def make_graph() -> ReaderGraph:
+async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """Return the graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
+
+    Without a policy the server starts, and every run says how to add one.
 
     Raises:
         MemAgentError: a variable cannot be parsed, or the policy cannot be reached or loaded.
     """
-    # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
-    return await asyncio.to_thread(_made_once)
+    try:
+        # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
+        return await asyncio.to_thread(_made_once)
+    except NoPolicyError as error:
+        return _without_policy(error)
+
+
+def _without_policy(error: NoPolicyError) -> CompiledStateGraph[Any, Any, Any, Any]:
+    def refuse(state: ReaderInput) -> NoReturn:
+        raise InputError(error.message, hint=error.hint)
+
+    graph = StateGraph(ReaderState, input_schema=ReaderInput, output_schema=ReaderOutput)
+    return graph.add_node("refuse", refuse).set_entry_point("refuse").compile()
 
 
 def _made_once() -> ReaderGraph:

@@ -133,7 +133,7 @@ def _says_none(result: ReadResult) -> bool:
 
 
 def _quoted(quote: Evidence) -> str:
-    place = f"chunk {quote.chunk_index}, characters {quote.start_char}-{quote.end_char}"
+    place = f"chunk {quote.chunk_index + 1}, characters {quote.start_char}-{quote.end_char}"
     if quote.place:
         place += f", {quote.place}"
     return f'"{in_one_line(quote.quote, LONGEST_QUOTE)}" ({place})'

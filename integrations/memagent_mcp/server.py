@@ -181,7 +181,7 @@ def _add_resources(server: FastMCP[Any], tools: Tools) -> None:
 
     @server.resource("memagent://runs/{run_id}/chunks/{number}", title="A chunk of a run's document", mime_type=_TEXT)
     async def chunk(run_id: str, number: str) -> str:
-        """Return the text of one chunk; chunks are counted from 0."""
+        """Return the text of one chunk; chunks are counted from 1."""
         return await asyncio.to_thread(_chunk_text, tools, run_id, number)
 
 
@@ -192,19 +192,19 @@ def _document_text(tools: Tools, run_id: str) -> str:
         length = "a stream that has not ended" if size is None else f"{size:,} bytes"
         raise RunError(
             f"the document is {length}, which is too long to show as a whole",
-            hint=f"Request its chunks, memagent://runs/{run_id}/chunks/0 and so on, or use ask_again.",
+            hint=f"Request its chunks, memagent://runs/{run_id}/chunks/1 and so on, or use ask_again.",
         )
     return plain(store.read_bytes(reference, 0, size).decode(errors="replace"))
 
 
 def _chunk_text(tools: Tools, run_id: str, number: str) -> str:
     view = tools.view(run_id)
-    texts = (view.chunk_text(update) for update in view.updates if str(update.chunk_index) == number)
+    texts = (view.chunk_text(update) for update in view.updates if str(update.chunk_number) == number)
     text = next((text for text in texts if text is not None), None)
     if text is None:
         raise RunError(
             f"run {run_id} has no chunk {shortened(number)}, or its text is no longer stored",
-            hint="Chunks are counted from 0.",
+            hint="Chunks are counted from 1.",
         )
     return plain(text)
 

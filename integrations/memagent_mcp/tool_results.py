@@ -17,8 +17,8 @@ from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
-from memagent_graph.timeline import RunView, Timeline
-from memagent_graph.timeline.model import Step
+from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.timeline.view import RunView
 from memagent_mcp.active_reads import ActiveRead
 
 MOST_QUOTES = 20
@@ -81,7 +81,7 @@ def answer_data(read: ActiveRead) -> dict[str, Any]:
             "memory": update.memory if update else "",
             "evidence": [],
             "progress": update.progress if update else 0.0,
-            "chunks_read": 0 if update is None or update.chunk_index is None else update.chunk_index + 1,
+            "chunks_read": 0 if update is None else update.chunk_number or 0,
         }
     error = failure(outcome) if isinstance(outcome, BaseException) else None
     data: dict[str, Any] = encodable({**values, "error": error, "is_reading": outcome is None})
@@ -144,7 +144,7 @@ def quote_text(quote: Mapping[str, Any]) -> str:
     context = f' in "{quote["context"]}"' if is_short else ""
     place = f", {shortened(quote['place'])}" if quote["place"] else ""
     span = f"{quote['start_char']:,}-{quote['end_char']:,}"
-    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"]}, characters {span}{place})'
+    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"] + 1}, characters {span}{place})'
 
 
 class RunSummary(ToolResult):

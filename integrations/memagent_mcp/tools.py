@@ -24,8 +24,9 @@ from memagent_graph.reading.structured import structured
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog, RunRecord
-from memagent_graph.timeline import RunView, build_timeline
+from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
@@ -348,7 +349,7 @@ class _Progress:
     async def advance(self, read: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
         self._shares[read] = max(self._shares[read], update.progress or 0.0)
-        step = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
+        step = "findings merged" if update.chunk_number is None else f"chunk {update.chunk_number}"
         which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
         share = sum(self._shares) / len(self._shares)
         await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")

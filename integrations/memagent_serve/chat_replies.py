@@ -154,5 +154,5 @@ def note_of(progress: ServedRead, memory_before: str) -> str:
     known = set(memory_before.splitlines())
     new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in known)
     share = f"{update.progress:.0%} read" if update.progress is not None else "reading"
-    part = "" if update.chunk_index is None else f", part {update.chunk_index + 1}"
+    part = "" if update.chunk_index is None else f", part {update.chunk_number}"
     return plain(f"{share}{part}. {new}"[:_LONGEST_NOTE].rstrip()) + "\n"

@@ -8,6 +8,7 @@ collapsed while it was trained, 10 checkpoints that cannot be read or written, 1
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import sys
@@ -48,6 +49,7 @@ def main() -> None:
     """Run the `memagent` command."""
     # Threads that spin while they wait make a local policy many times slower if anything else is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    gc.set_threshold(50_000)  # nearly all that is made while modules are imported stays: looking for garbage is in vain
     _make_writable()
     try:
         app()

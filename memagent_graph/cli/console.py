@@ -85,7 +85,7 @@ class Console:
                 own = places.setdefault(document, {})
                 own[question] = max(update.progress or 0.0, own.get(question, 0.0))
                 completed = sum(min(shares.values()) for shares in places.values())
-                chunk = "" if update.chunk_index is None else f"chunk {update.chunk_index + 1}"
+                chunk = "" if update.chunk_number is None else f"chunk {update.chunk_number}"
                 status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
                 progress.update(task, completed=completed, status=status)
 

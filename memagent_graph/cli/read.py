@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -56,7 +58,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
         None
     )
     no_log: Annotated[
-        bool, typer.Option("--no-log", help="Do not log the run; `memagent resume` cannot find it then.")
+        bool, typer.Option("--no-log", help="Keep nothing of the read: no log, no document, no state to resume from.")
     ] = False
 
     def run(self) -> None:
@@ -76,7 +78,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
-            store = open_store(self.store).with_converter(self.converter)
+            store = open_store(place).with_converter(self.converter)
             with console.working("reading the file"):
                 reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
@@ -100,4 +102,6 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
                 stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
                 return [await console.follow(stream)]
 
-        self.finish(run)
+        unkept = self.no_log and self.store is None
+        with tempfile.TemporaryDirectory() if unkept else nullcontext(self.store) as place:
+            self.finish(run)

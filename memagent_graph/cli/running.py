@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Coroutine
@@ -73,7 +74,10 @@ class RunOptions:
     def make_reader(
         self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
     ) -> MemAgent:
-        """Return a reader with these checkpoints, this log, and the given store or that of `--store`."""
+        """Return a reader with these checkpoints, this log, and the given store or that of `--store`.
+
+        A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.
+        """
         from memagent_graph.documents import open_store
         from memagent_graph.reader import MemAgent
         from memagent_graph.storage.paths import default_checkpoints
@@ -81,7 +85,7 @@ class RunOptions:
         return MemAgent(
             settings=settings,
             store=store or open_store(self.store),
-            checkpoints=self.checkpoints or default_checkpoints(),
+            checkpoints=self.checkpoints or (default_checkpoints() if is_logged else None),
             run_log=(self.log or True) if is_logged else False,
         )
 
@@ -94,8 +98,6 @@ class RunOptions:
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run in these files, or in those of the data folder."""
-        import os
-
         from memagent_graph.documents.shared_store import shown_url
         from memagent_graph.policies.server_url import without_password
         from memagent_graph.storage.checkpoints import shown_checkpoints
@@ -111,16 +113,24 @@ class RunOptions:
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
         import asyncio
+        import signal
 
         from memagent_graph.cli.console import Console
         from memagent_graph.events import StopReason
+
+        async def until_ended(console: Console) -> list[ReadResult | Exception]:
+            """Run; SIGTERM ends it as Ctrl-C does."""
+            task = asyncio.current_task()
+            if task is not None and os.name == "posix":
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            return await run(console)
 
         if self.updates and not self.as_json:
             raise typer.BadParameter("the updates are a part of the JSON; add --json", param_hint="'--updates'")
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):
             try:
-                outcomes = asyncio.run(run(console))
+                outcomes = asyncio.run(until_ended(console))
             except ValueError as error:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):

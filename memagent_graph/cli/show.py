@@ -17,7 +17,7 @@ from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunLog
-    from memagent_graph.timeline import RunView
+    from memagent_graph.timeline.view import RunView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Show:
     force: Annotated[
         bool, typer.Option("--force", help="With --html: replace whatever file or link has that name.")
     ] = False
-    chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
+    chunk: Annotated[int | None, typer.Option(min=1, help="One chunk in full, counted from 1.")] = None
     log: Log = None
     store: Store = None
     as_json: AsJSON = False
@@ -72,7 +72,7 @@ class Diff:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.timeline import compare_runs, render_comparison
+        from memagent_graph.timeline.compare import compare_runs, render_comparison
 
         with failures_told():
             log = open_existing(self.log)
@@ -96,7 +96,8 @@ def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:
-    from memagent_graph.timeline import build_timeline, render_page, write_page
+    from memagent_graph.timeline.model import build_timeline
+    from memagent_graph.timeline.page import render_page, write_page
 
     page = render_page(build_timeline(view))
     try:
@@ -109,12 +110,13 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
 
 
 def _print_timeline(view: RunView, chunk: int | None) -> None:
-    from memagent_graph.timeline import build_timeline, render_timeline
+    from memagent_graph.timeline.model import build_timeline
+    from memagent_graph.timeline.terminal import render_timeline
 
     try:
         shown = render_timeline(build_timeline(view), chunk=chunk)
     except ValueError as error:
-        raise RunError(str(error), hint="Chunks are counted from 0.", run_id=view.run_id) from error
+        raise RunError(str(error), hint="Chunks are counted from 1.", run_id=view.run_id) from error
     console().print(shown)
 
 

@@ -32,7 +32,7 @@ class Step:
 
     update: MemoryUpdate
     name: str
-    """Its name in a sentence: "chunk 3", "chunk 41, branch 3", "merge of branches 0, 1, 2"."""
+    """Its name in a sentence, for people: "chunk 3", "chunk 41, branch 3", "merge of branches 0, 1, 2"."""
     kept: bool
     """Whether the policy decided not to change the memory."""
     sources: tuple[int, ...]
@@ -106,6 +106,12 @@ class Timeline:
         return None if self.view.trace.excerpt is None else self.provenance.evidence
 
     @property
+    def share(self) -> float:
+        """How much of the document was read, 0 to 1; 1 if the run ended with an answer."""
+        progress = [step.update.progress for step in self.steps if step.update.progress is not None]
+        return max(progress, default=1.0) if self.view.answer is None else 1.0
+
+    @property
     def unquoted(self) -> str:
         """Why an answer from an excerpt has no quotes."""
         step = self.view.trace.excerpt
@@ -157,8 +163,8 @@ class Timeline:
     def held(self, lost: LostLine) -> str:
         """From where to where a lost line was in memory, in words."""
         first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
-        if (first, gone) == (f"chunk {lost.first_chunk}", f"chunk {lost.gone_chunk}"):
-            return f"chunks {lost.first_chunk} to {lost.gone_chunk}"
+        if all(name.removeprefix("chunk ").isdecimal() for name in (first, gone)):
+            return f"chunks {first.removeprefix('chunk ')} to {gone.removeprefix('chunk ')}"
         return f"{first} to {gone}"
 
     def quotes(self, line_index: int) -> list[Evidence]:
@@ -202,6 +208,7 @@ def build_timeline(view: RunView) -> Timeline:
     for place, number in enumerate(order):
         places[number] = place
     asked = _asked(trace)
+    times: Counter[tuple[str, int | None]] = Counter()
     steps = []
     for number in order:
         update, sources = trace.updates[number], trace.sources(trace.updates[number])
@@ -214,10 +221,15 @@ def build_timeline(view: RunView) -> Timeline:
         # A change of white space or punctuation only changes no word, but is a change.
         share = max((inserted + deleted) / max(1, inserted + deleted + 2 * kept), 0.01) if change else 0.0
         reads = update.chunk_index is not None
+        times[update.branch, update.chunk_index] += 1
         steps.append(
             Step(
                 update=update,
-                name=_name(update, asked[number], [trace.updates[source].branch for source in sources]),
+                name=_name(
+                    update,
+                    [trace.updates[source].branch for source in sources],
+                    again=times[update.branch, update.chunk_index] > 1,
+                ),
                 kept=all(step.writes is Writes.DECISION for step in asked[number]),
                 sources=tuple(places[source] for source in sources),
                 previous=previous,
@@ -274,22 +286,13 @@ def _asked(trace: Trace) -> list[list[Call]]:
     return asked
 
 
-def _name(update: MemoryUpdate, asked: Sequence[Call], branches: Sequence[str]) -> str:
-    """Return the name of an update.
-
-    Args:
-        update: the update.
-        asked: its steps.
-        branches: those of the updates it comes from.
-    """
-    wrote = next((step.role for step in reversed(asked) if step.writes is Writes.MEMORY), "")
+def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
+    """Return the name of an update; `branches` are those of the updates it comes from."""
     named = list(dict.fromkeys(branch or "trunk" for branch in branches))
     own = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        role = "" if wrote == "update" else wrote
-        return f"{role or 'merge'} of branches {listed(named)}{own}" if len(named) > 1 else f"{role or 'memory'}{own}"
-    role = f" ({wrote})" if wrote not in {"", "update"} else ""
-    return f"chunk {update.chunk_index}{own}{role}"
+        return f"merge of branches {listed(named)}{own}" if len(named) > 1 else f"memory written anew{own}"
+    return f"chunk {update.chunk_number}{own}{' (read again)' if again else ''}"
 
 
 def same_places(a: Timeline, b: Timeline) -> list[tuple[Step, Step]]:

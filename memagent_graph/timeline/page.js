@@ -110,7 +110,8 @@
       ["Document", data.document], ["Model", data.model], ["Strategy", data.strategy],
       data.excerpt ? ["Shown", `${plural(data.shown, "token")} of the document`]
         : ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
-          branches ? `, on ${plural(branches, "branch", "branches")}` : ""}`],
+          branches ? `, on ${plural(branches, "branch", "branches")}` : ""}${
+          data.share < 1 ? `, ${Math.round(100 * data.share)}% of the document` : ""}`],
       ["Tokens", `${number(totals.promptTokens)} in, ${number(totals.completionTokens)} out`],
       ["Time", duration(totals.seconds)],
       ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
@@ -427,6 +428,7 @@
   // ---- the strip
 
   const strip = $("strip");
+  if (data.share < 1) strip.style.width = `${100 * data.share}%`;  // the rest was not read
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let stripDue = false;
   function drawStrip() {

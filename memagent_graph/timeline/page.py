@@ -120,6 +120,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "rewards": [
             {"name": reward.name, "value": f"{reward.value:g}", "source": reward.source} for reward in view.rewards
         ],
+        "share": round(timeline.share, 3),
         "totals": {
             "chunks": totals.chunks,
             "changes": totals.changes,
@@ -158,9 +159,9 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
         value = _step(step)
         if step.sources != ((index - 1,) if index else ()):
             value["from"] = step.sources
-        if step.name != f"chunk {step.update.chunk_index}":
+        if step.name != f"chunk {step.update.chunk_number}":
             value["name"] = step.name
-        if anchor != f"chunk-{step.update.chunk_index}":
+        if anchor != f"chunk-{step.update.chunk_number}":
             value["anchor"] = anchor
         values.append(value)
     return values
@@ -171,7 +172,7 @@ def _anchors(steps: Sequence[Step]) -> list[str]:
     anchors: dict[str, None] = {}
     times: Counter[str] = Counter()
     for step in steps:
-        what = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_index}"
+        what = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_number}"
         branch = f"-{quoted(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
         anchor = first = what + branch
         times[first] += 1
@@ -185,7 +186,7 @@ def _anchors(steps: Sequence[Step]) -> list[str]:
 def _step(step: Step) -> dict[str, Any]:
     update = step.update
     values: dict[str, Any] = {
-        "chunk": update.chunk_index,
+        "chunk": update.chunk_number,
         "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
         "seconds": round(update.seconds, 3),
     }

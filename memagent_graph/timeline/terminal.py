@@ -35,8 +35,8 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
 
     Args:
         timeline: from `build_timeline`.
-        chunk: show this chunk alone: its memory before and after, the difference, and its text in full; several times
-            if it was read again or on several branches.
+        chunk: show this chunk alone, counted from 1: its memory before and after, the difference, and its text in full;
+            several times if it was read again or on several branches.
 
     Raises:
         ValueError: the run has not read that chunk.
@@ -91,7 +91,8 @@ class DensityStrip:
         labels = {branch: plain(branch or "trunk").replace("\n", " ")[:16] for branch in lanes}
         width = max(map(len, labels.values()), default=0) + 2 if named else 0
         for branch, steps in list(lanes.items())[:_MOST_LANES]:
-            values = self._timeline.density(max(1, options.max_width - width), branch)
+            columns = round((options.max_width - width) * self._timeline.share)
+            values = self._timeline.density(max(1, columns), branch)
             if named:
                 yield Segment(labels[branch].ljust(width), Style(dim=True))
             for value in values:
@@ -107,7 +108,7 @@ class DensityStrip:
 
 def _ends(steps: Sequence[Step], width: int) -> Iterator[Segment]:
     """Yield the first and the last chunk's number, under a strip."""
-    first, last = (str(steps[index].update.chunk_index) for index in (0, -1))
+    first, last = (str(steps[index].update.chunk_number) for index in (0, -1))
     space = " " * max(1, width - len(first) - len(last))
     yield Segment(f"{first}{space}{last}" if width > 1 else first, Style(dim=True))
     yield Segment.line()
@@ -121,7 +122,7 @@ def _header(timeline: Timeline) -> RenderableType:
     excerpt = view.trace.excerpt
     branches = len(timeline.lanes) - ("" in timeline.lanes)
     on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-    read = counted(totals.chunks, "chunk")
+    read = counted(totals.chunks, "chunk") + ("" if timeline.share == 1 else f", {timeline.share:.0%} of the document")
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
@@ -177,7 +178,7 @@ def _steps(timeline: Timeline) -> list[RenderableType]:
             name = steps[0].name
             if len(steps) > 1:
                 branch = f", branch {steps[0].update.branch}" if steps[0].update.branch else ""
-                name = f"chunks {steps[0].update.chunk_index}-{steps[-1].update.chunk_index}{branch}"
+                name = f"chunks {steps[0].update.chunk_number}-{steps[-1].update.chunk_number}{branch}"
             parts.append(Text(f"{plain(name)}: {dull_words(steps)}", style="dim"))
     return parts
 
@@ -270,10 +271,10 @@ def _lost(timeline: Timeline) -> list[RenderableType]:
 
 
 def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
-    found = [step for step in timeline.steps if step.update.chunk_index == chunk]
+    found = [step for step in timeline.steps if step.update.chunk_number == chunk]
     if not found:
-        indexes = [step.update.chunk_index for step in timeline.steps if step.update.chunk_index is not None]
-        have = f"chunks {min(indexes)} to {max(indexes)}" if indexes else "none yet"
+        numbers = [step.update.chunk_number for step in timeline.steps if step.update.chunk_number is not None]
+        have = f"chunks {min(numbers)} to {max(numbers)}" if numbers else "none yet"
         raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
     parts = [part for step in found for part in (*_update(timeline, step), Text())]
     text = timeline.view.chunk_text(found[0].update)

@@ -16,7 +16,9 @@ from support.traces import answered, fan_out, line, spans
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
-from memagent_graph.timeline import RunView, build_timeline, render_page
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 CHUNKS = 700

@@ -21,7 +21,7 @@ from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rewards import ExactMatch
 from memagent_training.rl import RLJob, run
-from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, MeanReward, Measurement
 from memagent_training.rl.loop_status import Phase, Watcher
 from memagent_training.rl.rl_job import RUN_LOG, MeasureSettings
 
@@ -58,7 +58,8 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
         "stage": 0,
         "asked": 4,
         "group_of": {f"collection-{number}-0-{place}": f"collection-{number}-0" for place in range(2)},
-        "by_length": {500: LengthReward(0.5, 8)},
+        "by_length": {500: MeanReward(0.5, 8)},
+        "by_task": {"niah_multikey_2": MeanReward(0.5, 8)},
         "all_right": 1,
         "other_uniform": 2,
         "failed": 0,

@@ -7,14 +7,18 @@ memories: rewards are for what the policy wrote itself.
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from mcp.shared.memory import create_connected_server_and_client_session
+from starlette.testclient import TestClient
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import document_with, part
 from typer.testing import CliRunner
 
 from langchain_memagent import ReadLongDocument, platform
@@ -29,6 +33,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.settings import ReadSettings
 from memagent_mcp.mcp_command import Mcp
 from memagent_report.report_command import ReportDocuments
+from memagent_serve.app import ServerResources, make_app
 from memagent_serve.serve_command import Serve
 
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1200)
@@ -92,17 +97,32 @@ def by_tool(book: Path, strategy: str | None) -> None:
 
 
 def by_node(book: Path, strategy: str | None) -> None:
-    platform._made.__wrapped__().invoke({"question": QUESTION, "document": TEXT})
+    platform._made.__wrapped__().invoke({"question": QUESTION, "document": book.read_text()})
 
 
 def by_mcp(book: Path, strategy: str | None) -> None:
-    with Mcp(**choices(strategy)).make_reader() as reader:
-        reader.read(book, QUESTION)
+    command = Mcp(root=[book.parent], **choices(strategy))
+
+    async def call() -> None:
+        async with command.make_reader() as reader:
+            server = command.make_server(reader)
+            async with create_connected_server_and_client_session(server) as client:
+                done = await client.call_tool("read_document", {"path": book.name, "questions": QUESTION})
+            await server.aclose()
+            assert not done.isError, done.content
+
+    asyncio.run(call())
 
 
 def by_serve(book: Path, strategy: str | None) -> None:
-    with Serve(**choices(strategy)).make_reader() as reader:
-        reader.read(book, QUESTION)
+    command = Serve(without_keys=True, **choices(strategy))
+    file = {"filename": book.name, "file_data": base64.b64encode(book.read_bytes()).decode()}
+    parts = [{"type": "file", "file": file}, {"type": "text", "text": QUESTION}]
+    app = make_app(ServerResources(command.make_reader(), command.serve_settings()))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        body = {"model": "fake", "messages": [{"role": "user", "content": parts}]}
+        reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
 
 
 def by_corpus(book: Path, strategy: str | None) -> None:
@@ -125,6 +145,34 @@ def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
         assert sent == expected, door
         ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in sent]
         assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], door
+
+
+@pytest.mark.parametrize("strategy", [None], indirect=True)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_document_that_fits_one_chunk_is_read_as_that_chunk_through_every_door(server, book, strategy, door) -> None:
+    book.write_text("The harbor is old. The key of harbor is 4711. Nobody knows why.")
+    door(book, strategy)
+    update, answer = (body["messages"][-1]["content"] for body in server.requests)
+    assert part(update, "section") == book.read_text()
+    assert not part(answer, "section")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (None, "all of it, from beginning to end"),
+        ("gated", "all of it, from beginning to end"),
+        ("retrieval", "only the passages that a search finds for each question, not the whole document"),
+        ("middle_truncation", "its beginning and its end, and the middle only if all of it fits"),
+    ],
+    indirect=["strategy"],
+)
+async def test_agents_are_told_what_the_reader_will_be_shown(server, strategy, words, tmp_path) -> None:
+    async with Mcp(**choices(strategy)).make_reader() as reader:
+        tools = await Mcp().make_server(reader).list_tools()
+    told = {tool.name: tool.description for tool in tools} | {"tool": ReadLongDocument(roots=[tmp_path]).description}
+    for name in ("read_document", "ask_again", "tool"):
+        assert words in told[name], name
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {

@@ -38,8 +38,10 @@ from memagent_graph.errors import PolicyError, RunMismatchError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.strategies.map_reduce import MapReduce
-from memagent_graph.timeline import build_timeline, render_page, render_timeline
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.terminal import render_timeline
 from memagent_training.data.replay import load_groups
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)

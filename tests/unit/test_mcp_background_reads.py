@@ -267,7 +267,7 @@ async def test_runs_and_their_documents_are_resources(tmp_path) -> None:
         assert "Answer: 4711" in await text(str(listed.uri))
         assert await text(f"{listed.uri}/document") == TEXT
         quote = answer["evidence"][0]
-        assert quote["quote"] in await text(f"{listed.uri}/chunks/{quote['chunk_index']}")
+        assert quote["quote"] in await text(f"{listed.uri}/chunks/{quote['chunk_index'] + 1}")
         for uri in ("memagent://runs/nope", "memagent://runs/../x/document", f"{listed.uri}/chunks/999"):
             with pytest.raises(McpError):
                 await text(uri)

@@ -18,7 +18,8 @@ from memagent_graph.documents.sources import SourceMark
 from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log.exchange import export_runs
-from memagent_graph.timeline import build_timeline, render_page
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 
 QUESTION = "What is the key of harbor?"
 PAGES = (

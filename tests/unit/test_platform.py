@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from support.scripts import document_with, part
 
 from memagent_graph import load_tokenizer
 from memagent_graph.errors import MemAgentError
+from memagent_graph.policies.added import PolicyOrigin, write_origin
 from memagent_graph.settings import ReadSettings
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "integrations" / "langgraph.json"
@@ -224,12 +226,19 @@ async def test_a_text_is_never_taken_for_a_file_of_the_server(address, policy_se
 
 
 @pytest.mark.timeout(240)
-async def test_without_a_server_a_policy_in_this_process_reads(tmp_path) -> None:
+async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy_that_is_added_reads(tmp_path) -> None:
     """`langgraph dev` runs with its detector of blocking calls on, and a run that trips it fails."""
     text = document_with({0.5: "The special magic number for coral trumpet is 4711."}, words=400)
     given = {"question": "What is the special magic number for coral trumpet?", "document": text}
-    with served(tmp_path, MEMAGENT_MODEL="embedded") as url:
-        out: Any = await get_client(url=url).runs.wait(None, "memagent", input=given)
+    with served(tmp_path) as url:
+        runs = get_client(url=url).runs
+        refused: Any = await runs.wait(None, "memagent", input=given, raise_error=False)
+        assert "no policy is named" in refused["__error__"]["message"]
+        assert "memagent policy add smollm2" in refused["__error__"]["message"]
+        added = tmp_path / "home" / "policies" / "smollm2"
+        shutil.copytree(ROOT / "memagent_graph" / "embedded", added)
+        write_origin(PolicyOrigin(base="none", base_sha256="", adapter=None), added)
+        out: Any = await runs.wait(None, "memagent", input=given)
     assert (out["answer"], out["stop_reason"]) == ("4711", "answered")
 
 

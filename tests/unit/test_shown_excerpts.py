@@ -17,7 +17,11 @@ from support.scripts import document_with, part
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.cli.show import view_of
-from memagent_graph.timeline import RunView, build_timeline, render_notebook, render_page, render_timeline
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.notebook import render_notebook
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.timeline.view import RunView
 from memagent_mcp import make_server
 from memagent_serve.api_errors import ApiError
 from memagent_serve.live.page_values import passage_value, sources_value

@@ -21,15 +21,12 @@ from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
-from memagent_graph.timeline import (
-    RunView,
-    build_timeline,
-    compare_runs,
-    render_comparison,
-    render_notebook,
-    render_page,
-    render_timeline,
-)
+from memagent_graph.timeline.compare import compare_runs, render_comparison
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.notebook import render_notebook
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 CHUNKS = [
@@ -136,10 +133,10 @@ def test_density_takes_the_greatest_of_each_stretch() -> None:
 
 def test_the_terminal_shows_answer_changes_sources_and_losses_and_folds_what_is_dull() -> None:
     text = printed(render_timeline(build_timeline(run())))
-    assert "chunks 1-2: unchanged" in text
+    assert "chunks 2-3: unchanged" in text
     assert "truncated, accept: cut at 60 tokens" in text
-    assert "“Ilse Thornbury built the lighthouse”  chunk 3, characters 101-136, page 2" in text
-    assert "Marta Okonjo sold the granary in 1716.  chunks 0 to 3" in text
+    assert "“Ilse Thornbury built the lighthouse”  chunk 4, characters 101-136, page 2" in text
+    assert "Marta Okonjo sold the granary in 1716.  chunks 1 to 4" in text
     assert "550 tokens in, 105 out" in text
     assert "exact 1 (judge)" in text
 
@@ -151,10 +148,10 @@ def test_a_difference_is_told_by_brackets_where_there_is_no_color() -> None:
 
 
 def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
-    text = printed(render_timeline(build_timeline(run()), chunk=4))
+    text = printed(render_timeline(build_timeline(run()), chunk=5))
     assert "[bold]The harbour[/bold] froze." in text
     assert text.count(LIGHTHOUSE) == 2
-    with pytest.raises(ValueError, match=r"not read chunk 9; it has read chunks 0 to 4"):
+    with pytest.raises(ValueError, match=r"not read chunk 9; it has read chunks 1 to 5"):
         render_timeline(build_timeline(run()), chunk=9)
 
 
@@ -163,7 +160,7 @@ def test_text_cannot_steer_the_terminal() -> None:
     view = run([attack], [attack], question=attack, answer=attack, model=attack, run_id=attack, stop_reason=attack)
     for renderable in (
         render_timeline(build_timeline(view)),
-        render_timeline(build_timeline(view), chunk=0),
+        render_timeline(build_timeline(view), chunk=1),
         render_comparison(compare_runs(view, run())),
     ):
         text = printed(renderable)
@@ -253,7 +250,7 @@ def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
     assert comparison.parting.update.chunk_index == 2
     assert comparison.settings == {"chunk_tokens": (5000, 4000)}
     text = printed(render_comparison(comparison))
-    assert "The memories first differ at chunk 2." in text
+    assert "The memories first differ at chunk 3." in text
     assert "[-Ilse Thornbury" in text
     assert re.search(r"chunk_tokens\s+5000\s+4000", text)
 
@@ -282,7 +279,7 @@ def branched(trace: Trace = FAN_OUT, **changes: Any) -> RunView:
 def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_their_merge() -> None:
     timeline = build_timeline(branched())
     assert [step.name for step in timeline.steps] == [
-        *(f"chunk {chunk}, branch {chunk // 2}" for chunk in range(6)),
+        *(f"chunk {chunk + 1}, branch {chunk // 2}" for chunk in range(6)),
         "merge of branches 0, 1, 2",
     ]
     merge = timeline.steps[-1]
@@ -299,10 +296,10 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
     text = printed(render_timeline(build_timeline(branched())))
     assert re.search(r"strategy +segments", text)
     assert "6 chunks, 4 changed the memory, on 3 branches" in text
-    assert "chunk 1, branch 0: unchanged" in text
+    assert "chunk 2, branch 0: unchanged" in text
     assert "merge of branches 0, 1, 2  +0 -3 words" in text
-    assert "“Ilse Thornbury built the lighthouse”  chunk 4, branch 2, characters" in text
-    assert "Nor the year.  chunk 2, branch 1 to merge of branches 0, 1, 2" in text
+    assert "“Ilse Thornbury built the lighthouse”  chunk 5, branch 2, characters" in text
+    assert "Nor the year.  chunk 3, branch 1 to merge of branches 0, 1, 2" in text
     assert re.search(r"^trunk +█?", text, re.MULTILINE)
     assert re.search(r"^2 +█·", text, re.MULTILINE)
 
@@ -310,8 +307,8 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
 def test_a_dull_stretch_does_not_reach_over_branches() -> None:
     trace = fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
     text = printed(render_timeline(build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))))
-    assert "chunks 1-2, branch 0: unchanged" in text
-    assert "chunks 4-5, branch 1: unchanged" in text
+    assert "chunks 2-3, branch 0: unchanged" in text
+    assert "chunks 5-6, branch 1: unchanged" in text
     assert "merge of branches 0, 1  unchanged" in text
 
 
@@ -321,7 +318,7 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
     assert data["branches"] == ["", "0", "1", "2"]
     assert rebuilt(data["steps"]) == [step.update.memory for step in timeline.steps]
     assert [step["anchor"] for step in data["steps"]] == [
-        *(f"chunk-{chunk}-{chunk // 2}" for chunk in range(6)),
+        *(f"chunk-{chunk + 1}-{chunk // 2}" for chunk in range(6)),
         "merge",
     ]
     assert data["steps"][-1]["from"] == [1, 3, 5]
@@ -336,7 +333,7 @@ def test_a_line_of_chunks_says_nothing_of_branches_in_the_page() -> None:
 
 
 def gated() -> Trace:
-    """At each chunk a gate decides; at chunk 1 to keep the memory. Then chunk 0 is read again."""
+    """At each chunk a gate decides; at chunk 2 to keep the memory. Then chunk 1 is read again."""
     first, second, third = spans(["a", "b", "c"])
     ask = partial(asked, role="gate", writes=Writes.DECISION, tokens=(10, 1))
     return Trace(
@@ -356,26 +353,26 @@ def gated() -> Trace:
 def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_is_dull() -> None:
     timeline = build_timeline(run(trace=gated(), chunk_text=lambda _: None, sections=()))
     assert [(step.name, step.kept, step.previous) for step in timeline.steps] == [
-        ("chunk 0", False, ""),
-        ("chunk 1", True, "Ilse"),
-        ("chunk 2", False, "Ilse"),
-        ("chunk 0 (reread)", False, "Ilse built it"),
+        ("chunk 1", False, ""),
+        ("chunk 2", True, "Ilse"),
+        ("chunk 3", False, "Ilse"),
+        ("chunk 1 (read again)", False, "Ilse built it"),
     ]
     assert timeline.steps[2].update.prompt_tokens == 110
     assert timeline.totals.prompt_tokens == 3 * 100 + 4 * 10 + 50
     text = printed(render_timeline(timeline))
-    assert "chunk 1: kept" in text
-    assert "chunk 0 (reread)  +3 -1 words" in text
-    assert "chunk 0, reworded at 2, 0 (reread); no verbatim quote" in text
-    assert [step.get("anchor") for step in page_data(render_page(timeline))["steps"]] == [None] * 3 + ["chunk-0--2"]
+    assert "chunk 2: kept" in text
+    assert "chunk 1 (read again)  +3 -1 words" in text
+    assert "chunk 1, reworded at 3, 1 (read again); no verbatim quote" in text
+    assert [step.get("anchor") for step in page_data(render_page(timeline))["steps"]] == [None] * 3 + ["chunk-1--2"]
 
 
 def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:
-    text = printed(render_timeline(build_timeline(run(trace=gated(), chunk_text=lambda _: "its text")), chunk=0))
+    text = printed(render_timeline(build_timeline(run(trace=gated(), chunk_text=lambda _: "its text")), chunk=1))
     assert text.count("Memory before") == 2
     assert text.count("its text") == 1
     assert "Ilse built it in 1743" in text
-    with pytest.raises(ValueError, match="it has read chunks 0 to 2"):
+    with pytest.raises(ValueError, match="it has read chunks 1 to 3"):
         render_timeline(build_timeline(run(trace=gated())), chunk=7)
 
 
@@ -391,9 +388,9 @@ def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from()
     )
     timeline = build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))
     assert [(step.name, step.previous) for step in timeline.steps] == [
-        ("chunk 0", ""),
-        ("chunk 1, branch left", "Ilse"),
-        ("chunk 1, branch right", "Ilse"),
+        ("chunk 1", ""),
+        ("chunk 2, branch left", "Ilse"),
+        ("chunk 2, branch right", "Ilse"),
         ("merge of branches left, right", "Ilse built it\nPer"),
     ]
     assert [line.line for line in timeline.provenance.lost] == ["Per"]
@@ -434,10 +431,10 @@ def test_branches_are_compared_with_their_like() -> None:
     )
     comparison = compare_runs(branched(), branched(other))
     assert comparison.parting is not None
-    assert comparison.parting.name == "chunk 3, branch 1"
+    assert comparison.parting.name == "chunk 4, branch 1"
     assert (comparison.parting.update.chunk_index, comparison.in_common, comparison.same_chunks) == (3, 7, False)
     text = printed(render_comparison(comparison))
-    assert "The memories first differ at chunk 3, branch 1 (the chunks have other boundaries)." in text
+    assert "The memories first differ at chunk 4, branch 1 (the chunks have other boundaries)." in text
     assert "strategy" not in text
     lined = printed(render_comparison(compare_runs(run(), branched())))
     assert re.search(r"strategy +overwrite +segments", lined)

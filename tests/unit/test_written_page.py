@@ -3,7 +3,8 @@
 import pytest
 from test_timeline import run
 
-from memagent_graph.timeline import build_timeline, render_page, write_page
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page, write_page
 
 PAGE = '<!doctype html>\n<meta name="generator" content="memagent-graph">\n'
 

@@ -2,6 +2,7 @@
 
     memagent            the reader, in its own way of reading
     full_context        one call with the whole document
+    no_document         one call with the question alone: what the policy knows without reading
     overwrite, refine, retrieval:chunks=4, "file.py:Name", ...: any strategy that `load_strategy` knows
 
 All but the first are that reader with another strategy, but the same policy, tokenizer, prompts, sampling, rules, run
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from memagent_evaluation.result_table import QuestionOutcome
+from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import count_events
@@ -25,11 +27,12 @@ from memagent_graph.near_names import did_you_mean
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
-from memagent_graph.strategies.excerpts import DoesNotFitError
+from memagent_graph.strategies.excerpts import DoesNotFitError, Excerpt, ExcerptWindow
 from memagent_graph.strategies.full_context import FullContext
 from memagent_graph.trace import Trace
 
 READER: Final = "memagent"
+NO_DOCUMENT: Final = "no_document"
 _SEEDS_APART: Final = 1_000
 """Between the seeds of a question's samples: attempts within a read take the seeds that follow."""
 
@@ -202,6 +205,17 @@ class ReaderSystem:
         return Attempt(QuestionOutcome.DOES_NOT_FIT, None, None, usage, detail=detail)
 
 
+@dataclass(frozen=True)
+class NoDocument(Excerpt):
+    """The question without the document."""
+
+    name: ClassVar[str] = NO_DOCUMENT
+
+    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
+        """Return an empty excerpt."""
+        return [[]], 0
+
+
 def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
     outcome = QuestionOutcome.of(result.stop_reason)
     details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
@@ -224,7 +238,7 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
 
 def system_names() -> tuple[str, ...]:
     """Return the names that `load_system` takes."""
-    return (READER, *strategy_names())
+    return (READER, NO_DOCUMENT, *strategy_names())
 
 
 def load_system(name: str, reader: MemAgent) -> ReaderSystem:
@@ -241,6 +255,8 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     """
     if name == READER:
         return ReaderSystem(name, reader)
+    if name == NO_DOCUMENT:
+        return ReaderSystem(name, reader, NoDocument())
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = system_names()

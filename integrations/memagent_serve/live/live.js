@@ -319,7 +319,7 @@ function branchNode(branch, several) {
   const lines = update.memory.split("\n");
   const items = lines.map((line, index) => line.trim() ? lineNode(update, lines, line, index, !known.has(line)) : null);
   const title = branch === TRUNK ? "Trunk" : `Branch ${branch}`;
-  const where = update.chunk === null ? "the merge" : `chunk ${update.chunk}`;
+  const where = update.chunk === null ? "the merge" : `chunk ${update.chunk + 1}`;
   return el("article", { class: "branch", "aria-label": `Memory, ${title}` },
     el("h3", {}, several ? `${title}, after ${where}` : `after ${where}`),
     items.some((item) => item) ? el("ol", { class: "lines" }, ...items) : el("p", { class: "hint" }, "empty"));

@@ -17,7 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from memagent_graph.timeline import build_timeline, compare_runs, render_page
+from memagent_graph.timeline.compare import compare_runs
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
 from memagent_serve.app import ServerResources, owner_of, uploaded
 from memagent_serve.bodies import bounded, require_plain

@@ -48,7 +48,7 @@ def read_value(entry: Entry, read: ServedRead | None, answer: str | None = None)
 
 def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
     """Return a memory update, with the differences from the previous memory."""
-    name = "merge" if update.chunk_index is None else f"chunk {update.chunk_index}"
+    name = "merge" if update.chunk_index is None else f"chunk {update.chunk_number}"
     return {
         "chunk": update.chunk_index,
         "branch": update.branch,

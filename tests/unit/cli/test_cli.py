@@ -210,7 +210,8 @@ def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
         assert "continue with" not in without.stderr, "no log, so no command could find it"
 
 
-def test_an_interrupted_read_says_how_to_go_on(book) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_read_says_how_to_go_on(book, ending) -> None:
     with FakeServer(delay=0.2) as server:
         process = Program(
             [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--run-id", "mine",
@@ -219,7 +220,7 @@ def test_an_interrupted_read_says_how_to_go_on(book) -> None:
         )  # fmt: skip
         while len(server.requests) < 3:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ending)
         _, errors = process.communicate(timeout=30)
         server.delay = 0
         assert process.returncode == 130
@@ -534,3 +535,28 @@ class TestPages:
         assert done.returncode == 3
         assert "has no pages to choose" in done.stderr
         assert "Leave out the pages" in done.stderr
+
+
+def test_where_the_home_folder_cannot_be_written_a_read_says_so_and_one_that_keeps_nothing_works(
+    book, monkeypatch
+) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
+    with FakeServer() as server:
+        read = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL]
+        refused = memagent(*read)
+        assert refused.returncode != 0
+        assert "what to do:" in refused.stderr
+        assert answers(memagent(*read, "--no-log").stdout) == ["4711"]
+
+
+def test_two_questions_in_a_pipe_and_on_a_narrow_terminal_are_labelled_lines(book, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    questions = [QUESTION, "What is the key of nowhere?"]
+    with FakeServer() as server:
+        done = memagent("read", book, "-q", questions[0], "-q", questions[1], "--base-url", server.base_url, *SMALL)
+    assert [record["question"] for record in records(done.stdout)] == [[question] for question in questions]
+    run_ids = re.findall(r"run (\S+)", done.stderr)
+    assert len(run_ids) == 2
+    shown = memagent("show", run_ids[0]).stdout
+    assert max(map(len, shown.splitlines())) <= 24
+    assert "4711" in shown

@@ -370,7 +370,7 @@ def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(task
         memagent(*base, "-n", 2, "--resume")
     kept, gone = load_results(out).rows
     for row, chunks in ((kept, True), (gone, False)):
-        done = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--chunk", 0)
+        done = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--chunk", 1)
         assert ("and then" in done.stdout) is chunks
     assert [path.name for path in out.glob("*documents*")] == ["documents"]
 

@@ -40,7 +40,7 @@ def test_a_run_is_shown_with_its_sources(runs) -> None:
 
 
 def test_one_chunk_is_shown_in_full(runs) -> None:
-    done = memagent("show", "first", "--chunk", 0)
+    done = memagent("show", "first", "--chunk", 1)
     assert "word0 and then" in done.stdout
     wrong = memagent("show", "first", "--chunk", 999)
     assert wrong.returncode == 6
@@ -86,9 +86,9 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, make_reader) -> None
     reader = make_reader(store=folder / "documents", run_log=folder / "runs.sqlite")
     run_id = reader.read(TEXT, QUESTION).run_id
     reader.close()
-    assert "word0 and then" in memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 0).stdout
+    assert "word0 and then" in memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 1).stdout
     (folder / "documents").rename(tmp_path / "elsewhere")
-    shown = memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 0)
+    shown = memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 1)
     assert shown.returncode == 0
     assert "word0 and then" not in shown.stdout
 
@@ -121,11 +121,11 @@ def test_a_read_without_a_log_leaves_none(tmp_path, own_home) -> None:
     book.write_text(TEXT)
     with FakeServer() as server:
         done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--no-log")
+        assert not any(own_home.rglob("*")), "neither a log, nor the document, nor checkpoints"
         named = memagent(
             "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--log", tmp_path / "own.sqlite"
         )
     assert answers(done.stdout) == answers(named.stdout) == ["4711"]
-    assert not (own_home / "runs.sqlite").exists()
     assert len(list(RunLog(tmp_path / "own.sqlite").runs())) == 1
 
 

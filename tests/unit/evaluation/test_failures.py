@@ -15,7 +15,7 @@ from memagent_evaluation.failures import Loss, NeedleLoss, analyse, logged_read
 from memagent_evaluation.samples import Needle, Sample
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
-from memagent_graph.timeline import RunView
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "d", "size": 10, "media_type": "text/plain"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.rl_loops import measurement, record
 
-from memagent_training.rl.loop_journal import LengthReward
+from memagent_training.rl.loop_journal import MeanReward
 from memagent_training.rl.loop_status import LoopStatus, Phase, PhaseClock
 
 METRICS = {"loss": 0.0123, "grad_norm": 0.456, "entropy": 0.789, "train/tokens_per_second": 4500.0, "reward": 0.2}
@@ -38,7 +38,7 @@ def an_iteration(status: LoopStatus, clock: Clock, iteration: int) -> None:
     status.measured(measurement(iteration))
     status.begins(iteration, Phase.COLLECT)
     clock.now += 50
-    lengths = {500: LengthReward(0.35, 96), 1000: LengthReward(0.15, 96)}
+    lengths = {500: MeanReward(0.35, 96), 1000: MeanReward(0.15, 96)}
     status.collected(record(iteration, by_length=lengths, failed=2))
     status.begins(iteration, Phase.TRAIN)
     clock.now += 30

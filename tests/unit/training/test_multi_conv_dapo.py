@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import itertools
 import json
 import math
@@ -13,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from support.programs import run_program
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from support.conversations import conversation as logged  # noqa: E402
@@ -41,20 +41,7 @@ from memagent_training.algorithm.advantages import (  # noqa: E402
 from memagent_training.algorithm.credit import terms_of  # noqa: E402
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multi_conv_dapo.py"
-
-
-def load_example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-dapo = load_example()
+EXAMPLE = Path(dapo.__file__)
 PLAIN = dapo.Settings()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +14,7 @@ from support.programs import run_ranks
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+import multi_conv_dapo as dapo  # noqa: E402
 from support import online_world  # noqa: E402
 from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
@@ -51,21 +51,10 @@ def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
 # What is learnt
 
 
-def plain() -> Any:
-    path = ROOT / "examples" / "multi_conv_dapo.py"
-    spec = importlib.util.spec_from_file_location("multi_conv_dapo_by_hand", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, Any]]:
     """The weights before each iteration and after the last, with the example's loss and torch's own AdamW."""
-    example = plain()
     folder, iterations = world
-    settings = replace(example.DAPO, importance_cap=2.0)
+    settings = replace(dapo.DAPO, importance_cap=2.0)
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     rate = online_world.SMALL["learning_rate"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
@@ -74,14 +63,14 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
         found.append(copied(model))
         with torch.no_grad():
             old = {
-                (rollout.run_id, k): example.logprobs_and_entropies(model, each, 1.0)[0]
+                (rollout.run_id, k): dapo.logprobs_and_entropies(model, each, 1.0)[0]
                 for group in groups
                 for rollout in group.rollouts_G
                 for k, each in enumerate(rollout.conversations_K)
             }
         for names in order[number * steps : (number + 1) * steps]:
             optimizer.zero_grad()
-            example.step_loss(model, [each for each in groups if each.group_id in names], settings, old=old).backward()
+            dapo.step_loss(model, [each for each in groups if each.group_id in names], settings, old=old).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     return [*found, copied(model)]
@@ -137,7 +126,6 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(
     world: World, trained: dict[int, tuple[Training, Path]]
 ) -> None:
     training, _ = trained[3]
-    example = plain()
     for step, old in enumerate(training.steps.old):
         groups = world[1][step // 3]
         runs = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
@@ -147,7 +135,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(
         for (run_id, place), logprobs in list(old.items())[:4]:
             with torch.no_grad():
                 conversation = runs[run_id].conversations_K[place]
-                expected = example.logprobs_and_entropies(model, conversation, 1.0)[0]
+                expected = dapo.logprobs_and_entropies(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
     logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
     ratios = [entry["ratio/mean"] for entry in logs]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.rl_loops import record
 
 from memagent_training.rl.collapse import CollapsedError, CollapseSettings, check_metrics, check_rewards
-from memagent_training.rl.loop_journal import CollectionRecord, LengthReward
+from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
 from memagent_training.training_errors import TrainingError
 
 REWARDS = st.lists(st.floats(0, 1), max_size=20)
@@ -21,7 +21,7 @@ WINDOW = st.integers(1, 5)
 def records(*rewards: float, stages: Sequence[int] = ()) -> list[CollectionRecord]:
     stages = stages or [0] * len(rewards)
     return [
-        record(number, stage=stage, by_length={500: LengthReward(reward, 8)})
+        record(number, stage=stage, by_length={500: MeanReward(reward, 8)})
         for number, (reward, stage) in enumerate(zip(rewards, stages, strict=True))
     ]
 

@@ -12,7 +12,7 @@ from support.rl_loops import record
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, PER_COLLECTION, Curriculum
-from memagent_training.rl.loop_journal import LengthReward
+from memagent_training.rl.loop_journal import MeanReward
 from memagent_training.training_errors import TrainingError
 
 LENGTHS = (500, 1000, 2000)
@@ -107,7 +107,7 @@ def journal_of(of: Curriculum, rewards: list[dict[int, float]]) -> Iterator[tupl
     for number, by_length in enumerate(rewards):
         stage = of.stage(records)  # type: ignore[arg-type]
         yield stage, list(records)
-        found = {length: LengthReward(value, 8) for length, value in by_length.items()}
+        found = {length: MeanReward(value, 8) for length, value in by_length.items()}
         records.append(record(number, stage=stage, by_length=found))
     yield of.stage(records), list(records)  # type: ignore[arg-type]
 
@@ -135,5 +135,5 @@ def test_the_stage_is_in_the_journal_alone(rewards: list[dict[int, float]]) -> N
 def test_a_collection_of_an_earlier_stage_ends_none() -> None:
     """Rollouts one version behind were asked before the stage began."""
     of = curriculum()
-    enough = {500: LengthReward(0.9, 8), 1000: LengthReward(0.9, 8)}
+    enough = {500: MeanReward(0.9, 8), 1000: MeanReward(0.9, 8)}
     assert of.stage([record(0, stage=0, by_length=enough), record(1, stage=0, by_length=enough)]) == 1

@@ -24,7 +24,7 @@ from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConve
 from memagent_training.job.collect import Collected, CollectedGroup
 from memagent_training.rl import collecting, loop
 from memagent_training.rl.collapse import CollapsedError
-from memagent_training.rl.loop_journal import LengthReward, LoopJournal, Measurement
+from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import prepare
@@ -168,7 +168,7 @@ async def test_what_was_collected_is_counted_in_the_journal(
     assert source.journal.records == [found]
     assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
     assert (found.groups, found.all_right, found.other_uniform, found.failed) == (1, 1, 2, 0)
-    assert found.by_length == {500: LengthReward(3 / 8, 8)}
+    assert found.by_length == {500: MeanReward(3 / 8, 8)}
     assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from support.rl_loops import measurement, record
 
 from memagent_evaluation.statistics import Estimate
-from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, LoopJournal, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward, Measurement
 from memagent_training.training_errors import TrainingError
 
 COUNT = st.integers(0, 10**12)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
-BY_LENGTH = st.dictionaries(st.integers(1, 10**6), st.builds(LengthReward, FLOAT, COUNT), max_size=3)
+BY_LENGTH = st.dictionaries(st.integers(1, 10**6), st.builds(MeanReward, FLOAT, COUNT), max_size=3)
 ESTIMATES = st.dictionaries(st.integers(1, 10**6), st.builds(Estimate, FLOAT, FLOAT, FLOAT, COUNT), max_size=3)
 RECORD = st.builds(
     CollectionRecord,
@@ -28,6 +28,7 @@ RECORD = st.builds(
     asked=COUNT,
     group_of=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     by_length=BY_LENGTH,
+    by_task=st.just({"niah_single_1": MeanReward(0.5, 8)}),
     all_right=COUNT,
     other_uniform=COUNT,
     failed=COUNT,
@@ -152,7 +153,7 @@ def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_pa
 
 
 def test_the_mean_reward_is_over_reads_and_not_over_lengths() -> None:
-    found = record(by_length={500: LengthReward(1.0, 30), 1000: LengthReward(0.0, 10)})
+    found = record(by_length={500: MeanReward(1.0, 30), 1000: MeanReward(0.0, 10)})
     assert found.reward == 0.75
     assert found.groups == 1
     assert record(by_length={}, group_of={}).reward == 0

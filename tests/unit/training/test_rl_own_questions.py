@@ -14,13 +14,15 @@ import pytest
 pytest.importorskip("trl")
 
 from support.rl_loops import record, small_job
+from typer.testing import CliRunner
 
 from memagent_evaluation.samples import Sample
 from memagent_graph import MemAgentError
+from memagent_graph.cli import app
 from memagent_graph.policies.added import policies_folder
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.base_model import find_base_model
-from memagent_training.rl.loop_journal import LengthReward
+from memagent_training.rl.loop_journal import MeanReward
 from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
 
 MEASURED = MeasureSettings(every=1, count=100)
@@ -92,7 +94,7 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
     of = prepared(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
     short, long = of.lengths
     assert {sample.length for sample in of.questions(0, 0)} == {short}
-    after = [record(0, by_length={short: LengthReward(0.9, 8)}, asked=2)]
+    after = [record(0, by_length={short: MeanReward(0.9, 8)}, asked=2)]
     assert of.stage(after) == 1
     assert Counter(sample.length for sample in of.questions(1, 1, after)) == {short: 6, long: 6}
 
@@ -162,3 +164,25 @@ def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pyt
     folder.symlink_to(EMBEDDED_FOLDER)
     with pytest.raises(MemAgentError, match="not on this machine"):  # without the record, it was not added to its end
         find_base_model("smollm2")
+
+
+def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path: Path) -> None:
+    of = [*rows(7)[:6], rows(7)[6] | {"question": "What is two and two?", "answers": ["none"]}]
+    data, results = write(tmp_path / "mine.jsonl", of), tmp_path / "without"
+    with pytest.raises(MemAgentError, match=r"no results in .*without"):
+        prepared(tmp_path, of, drop_answered_without=results)
+    command = ["eval", "qa_files", "--data", str(data), "--model", "embedded", "--out", str(results), "--systems"]
+    for system in ("full_context", "no_document"):
+        assert CliRunner().invoke(app, [*command, system, "--resume"]).exit_code == 0
+        if system == "full_context":
+            with pytest.raises(MemAgentError, match=r"no answers without the document.*--systems no_document"):
+                prepared(tmp_path, of, drop_answered_without=results)
+    loop = prepared(tmp_path, of, drop_answered_without=results)
+    trained, held_out = loop.curriculum.questions(0, 0), loop.curriculum.held_out(loop.job.lengths[0], 100)
+    assert {sample.question for sample in (*trained, *held_out)} == {row["question"] for row in rows(6)}
+    assert loop.record["loop"]["questions"] != prepared(tmp_path, of).record["loop"]["questions"]
+
+
+def test_a_file_of_results_without_a_data_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemAgentError, match=r"left out of a data file, and none is named.*--data"):
+        prepare(small_job(tmp_path / "rl", drop_answered_without=tmp_path))

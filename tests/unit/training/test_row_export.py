@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from safetensors.torch import load_file  # noqa: E402
+from step_from_rows import take_step  # noqa: E402
 from support.training_log import comparable, write_log  # noqa: E402
 from support.training_world import make_world  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -25,25 +25,6 @@ PLAIN_STEP = {
     "groups_per_step": 3, "use_cpu": True, "bf16": False, "save_strategy": "no", "report_to": "none",
     "disable_tqdm": True, "max_logprob_gap": 9, "gradient_checkpointing": False,
 }  # fmt: skip
-
-
-def plain_step(model: Any, rows: list[dict[str, Any]]) -> None:
-    """Of DAPO with truncated importance weights, by gradient descent at a learning rate of 1."""
-    loss = torch.zeros(())
-    for row in rows:
-        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
-        logits = model(ids).logits[0, len(row["prompt_ids"]) - 1 : -1].float()
-        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(row["completion_ids"])[:, None])[:, 0]
-        old = logprobs.detach()
-        ratio = (logprobs - old).exp()
-        advantage = row["advantage"]
-        of_token = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
-        of_token = of_token * (old - torch.tensor(row["logprobs"])).exp().clamp(max=2.0)
-        loss = loss + (of_token * row["weight"])[torch.tensor(row["mask"])].sum()
-    loss.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.sub_(parameter.grad)
 
 
 def test_a_step_from_the_rows_alone_is_the_trainers(tmp_path: Path) -> None:
@@ -60,7 +41,7 @@ def test_a_step_from_the_rows_alone_is_the_trainers(tmp_path: Path) -> None:
     table = pq.read_table(rows)
     assert table.schema.names == [name for name, _, _ in COLUMNS]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
-    plain_step(model, [row for row in table.to_pylist() if row["step"] == 0])
+    take_step(model, [row for row in table.to_pylist() if row["step"] == 0])
     trained = load_file(tmp_path / "out" / "model.safetensors")
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter, trained[name], rtol=0, atol=1e-6), name

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -383,3 +384,18 @@ def test_the_final_model_is_a_model_folder(world: tuple[Path, list[RolloutGroup]
     trainer.save_model(str(tmp_path / "final"))
     saved = load_file(tmp_path / "final" / "model.safetensors")
     assert all(torch.equal(saved[name], each) for name, each in weights_of(trainer).items())
+
+
+def test_a_table_of_completions_has_a_rollout_of_each_step(
+    world: tuple[Path, list[RolloutGroup]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = trainer_of(world, tmp_path, max_steps=2, log_completions=True)
+    trainer.train()
+    for number in (1, 2):
+        table = pq.read_table(tmp_path / "completions" / f"completions_{number:05}.parquet").to_pylist()
+        run_ids = {row["run_id"] for row in table}
+        rollout = next(each for group in world[1] for each in group.rollouts_G if {each.run_id} == run_ids)
+        assert {row["role"] for row in table} <= {each.role for each in rollout.conversations_K}
+        assert {row["reward"] for row in table} == {rollout.reward}
+        tokens = {trainer.processing_class.decode(each.completion_ids_T.tolist()) for each in rollout.conversations_K}
+        assert {row["completion"] for row in table} <= tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
@@ -17,6 +16,7 @@ from support.programs import run_ranks
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+import multi_conv_dapo  # noqa: E402
 from support import training_world  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
@@ -56,16 +56,6 @@ CASES = [*SPLIT_CASES, *VARIANT_CASES]
 CASES_OF_RANKS = {2: [*SPLIT_CASES[::2], *VARIANT_CASES], 3: SPLIT_CASES[1::2]}
 
 
-def example() -> Any:
-    path = ROOT / "examples" / "multi_conv_dapo.py"
-    spec = importlib.util.spec_from_file_location("multi_conv_dapo_example", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutGroup]]:
     folder = tmp_path_factory.mktemp("world")
@@ -76,7 +66,7 @@ class Reference:
     """The example on the groups of a step, at given weights."""
 
     def __init__(self, folder: Path, groups: list[RolloutGroup]) -> None:
-        self.plain = example()
+        self.plain: Any = multi_conv_dapo
         self.groups = groups
         self.folder = folder
         self.initial = self.model()

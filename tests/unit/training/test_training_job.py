@@ -419,3 +419,9 @@ def test_runs_of_several_temperatures_are_refused_with_the_remedy(world, job, lo
     first = world[1][0]
     mixed = {each.run_id: {"sampling": {"temperature": 0.7}} for each in first.rollouts_G}
     assert "memagent export" in refusal(job(log(of_run=mixed)))
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    for tracker, package in (("wandb", "wandb"), ("azure_ml", "azureml")):
+        with pytest.raises(TrainingError, match=rf"{tracker}.*{package} is not installed.*pip install {package}"):
+            make_config("dapo", {"report_to": tracker}, tmp_path)

@@ -80,6 +80,14 @@ class RL(WordingSettings):
         float,
         typer.Option(min=0.0, max=1.0, help="Share of the questions of --data to measure with, never trained on."),
     ] = 0.1
+    drop_answered_without: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULTS",
+            help="Leave out questions that are answered right without the document: those that the system no_document "
+            "got right in `memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
+        ),
+    ] = None
     task: Annotated[
         list[str] | None,
         typer.Option(help="An evaluation task to take questions from. Repeatable.", show_default="that of --data"),
@@ -103,7 +111,13 @@ class RL(WordingSettings):
     settings: Settings = None
     iterations: Annotated[int, typer.Option(min=1, help="How often to collect and to train.")] = 100
     rollouts: Annotated[int, typer.Option(min=2, help="How often each question is read.")] = 16
-    groups: Annotated[int, typer.Option(min=1, help="Questions with differing rewards to train on per iteration.")] = 16
+    groups: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Questions to train on per iteration; of differing rewards, if the preset drops the others.",
+        ),
+    ] = 16
     max_questions: Annotated[int, typer.Option(min=1, help="The most questions to ask for them.")] = 64
     concurrency: Annotated[int, typer.Option(min=1, help="Reads in flight.")] = 256
     temperature: Annotated[float, typer.Option(min=0.0, help="At which is read for training; above 0.")] = 1.0

@@ -53,7 +53,6 @@ _FIXED: dict[str, tuple[object, str]] = {
     "top_entropy_quantile": (1.0, "a quantile per micro-batch would make the loss depend on their split"),
     "use_adaptive_entropy": (False, "entropy_coef is constant"),
     "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
-    "log_completions": (False, "the run log holds them"),
     "scale_rewards": ("group", "divide_by_std says it"),
     "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
@@ -65,12 +64,12 @@ _WITH_EFFECT: Final = frozenset(
         "ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_timeout", "debug", "deepspeed",
         "disable_tqdm", "epsilon_high", "fp16", "fsdp", "fsdp_config", "full_determinism", "gradient_checkpointing",
         "gradient_checkpointing_kwargs", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy",
-        "hub_token", "ignore_data_skip", "log_level", "log_level_replica", "log_on_each_node", "logging_first_step",
-        "logging_nan_inf_filter", "logging_strategy", "lr_scheduler_kwargs", "max_steps", "model_init_kwargs",
-        "num_train_epochs", "optim", "optim_args", "optim_target_modules", "output_dir", "project", "push_to_hub",
-        "report_to", "router_aux_loss_coef", "run_name", "save_on_each_node", "save_strategy", "seed", "tf32",
-        "torch_compile", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "trackio_space_id",
-        "use_cpu",
+        "hub_token", "ignore_data_skip", "log_completions", "log_level", "log_level_replica", "log_on_each_node",
+        "logging_first_step", "logging_nan_inf_filter", "logging_strategy", "lr_scheduler_kwargs", "max_steps",
+        "model_init_kwargs", "num_completions_to_print", "num_train_epochs", "optim", "optim_args",
+        "optim_target_modules", "output_dir", "project", "push_to_hub", "report_to", "router_aux_loss_coef",
+        "run_name", "save_on_each_node", "save_strategy", "seed", "tf32", "torch_compile", "torch_compile_backend",
+        "torch_compile_mode", "torch_empty_cache_steps", "trackio_space_id", "use_cpu",
     }
 )  # fmt: skip
 """The settings of TRL and transformers that have an effect here, besides those that this config declares."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import types
 import typing
@@ -25,6 +26,12 @@ _INSTEAD: Final = {
 _WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _KNOWS_NONE: Final = frozenset({"report_to"})
 """Settings for which "none" is a separate value."""
+_TRACKER_PACKAGES: Final = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "azure_ml": ("azureml",),
+    "flyte": ("flytekit",),
+}
+"""Packages of which a tracker needs one, if they have other names than it has."""
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list"}
 
 DECISIVE: Final = (
@@ -86,13 +93,26 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
         machine["bf16"] = False
     changes = {**machine, **settings}
     try:
-        return load_preset(preset, output_dir=str(out), **changes)
+        config = load_preset(preset, output_dir=str(out), **changes)
     except (ValueError, TypeError, ImportError) as error:  # errors of transformers and TRL
         said = " ".join(str(error).split())
         raise TrainingError(
             f"these settings are not possible: {said}",
             hint="Change them with --set NAME=VALUE, or in the preset's file.",
         ) from error
+    for tracker in config.report_to or ():
+        _require_tracker(tracker)
+    return config
+
+
+def _require_tracker(name: str) -> None:
+    """Refuse a tracker that is not installed, before a model is loaded."""
+    packages = _TRACKER_PACKAGES.get(name, (name,))
+    if name != "all" and not any(map(importlib.util.find_spec, packages)):
+        raise TrainingError(
+            f"report_to is {name!r}, and {' or '.join(packages)} is not installed",
+            hint=f"Install it (pip install {packages[0]}), or leave it out (--set report_to=none).",
+        )
 
 
 def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def write_card(out: Path, base: BaseModel, facts: Mapping[str, str], history: Se
 
 
 def _license(card: Path) -> str | None:
-    """Return the license in a card's header; None if there is no card, or it does not say."""
+    """Return the license that a card's header names; None without a card, or if it names none."""
     if not card.is_file():
         return None
     parts = card.read_text("utf-8", errors="replace").split("---\n", 2)

@@ -415,6 +415,24 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         }
         for name, value in values.items():
             self._metrics["train"][name].append(float(value))
+        if self.log_completions:
+            self._log_sample(step)
+
+    def _log_sample(self, step: ScheduledStep) -> None:
+        """Keep the conversations of a step's first rollout for TRL's table of completions."""
+        sample: dict[str, Any] = self._logs
+        for column in ("prompt", "completion", "advantages"):
+            sample[column] = []
+        sample["rewards"], sample["extra"] = {"reward": []}, {"run_id": [], "role": []}
+        for row in step.batch.rows:
+            if row.run_id == step.batch.rows[0].run_id:
+                conversation = row.conversation
+                sample["prompt"].append(self._tokenizer.decode(conversation.prompt_ids_P.tolist()))
+                sample["completion"].append(self._tokenizer.decode(conversation.completion_ids_T.tolist()))
+                sample["advantages"].append(row.advantage)
+                sample["rewards"]["reward"].append(step.groups[row.group_index].rollouts_G[row.rollout_index].reward)
+                sample["extra"]["run_id"].append(row.run_id)
+                sample["extra"]["role"].append(conversation.role)
 
 
 @dataclass(frozen=True, slots=True)

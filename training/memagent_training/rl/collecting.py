@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from operator import attrgetter
+from statistics import fmean
+from typing import Any, Final, TypeVar
 
 from memagent_evaluation.samples import Sample
 from memagent_graph.run_log import RunFilter
@@ -17,18 +19,20 @@ from memagent_training.algorithm.advantages import reason_to_drop
 from memagent_training.data.replay import load_groups
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.rollouts import OUTCOME, RolloutGroup
-from memagent_training.job.collect import SOURCE, Collected, collect, gold_of
+from memagent_training.job.collect import SOURCE, Collected, CollectedGroup, collect, gold_of
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
-from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, LoopJournal
+from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import PreparedLoop
 from memagent_training.training_errors import ReplayError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", int, str)
 
 _COLLECTIONS_AT_MOST: Final = 3
 """After this many collections in a row without enough groups, at the same stage, nothing more is learned."""
@@ -65,15 +69,13 @@ class Collector:
             groups: list[RolloutGroup] = []
             refusal: ReplayError | None = None
             try:
-                groups = (
-                    await asyncio.to_thread(self._load, number, stage, found.group_of) if found.group_of else groups
-                )
+                if found.group_of:
+                    groups = await asyncio.to_thread(self._load, number, stage, found.group_of)
             except ReplayError as error:
                 refusal = error
             self._loaded = (number, groups)
-            advantage = (
-                self._prepared.config.advantage_settings
-            )  # step rewards teach something too; penalties alone do not
+            # Step rewards teach something too; penalties alone do not.
+            advantage = self._prepared.config.advantage_settings
             teaching = sum(reason_to_drop(group, advantage) is None for group in groups)
             uniform = [group for group in (*found.groups, *found.uniform) if not group.has_variance]
             record = CollectionRecord(
@@ -84,7 +86,8 @@ class Collector:
                 stage=stage,
                 asked=found.questions,
                 group_of=found.group_of,
-                by_length=_by_length(found),
+                by_length=_mean_rewards(found, attrgetter("length")),
+                by_task=_mean_rewards(found, attrgetter("task")),
                 all_right=sum(min(group.rewards) >= 1 for group in uniform),
                 other_uniform=sum(min(group.rewards) < 1 for group in uniform),
                 failed=len(found.failed),
@@ -175,8 +178,9 @@ def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
     return min((Serving.iteration_of(each) for each in logged), default=version)
 
 
-def _by_length(found: Collected) -> dict[int, LengthReward]:
-    rewards: dict[int, list[float]] = {}
-    for group in (*found.groups, *found.uniform):
-        rewards.setdefault(group.length, []).extend(group.rewards)
-    return {length: LengthReward(sum(values) / len(values), len(values)) for length, values in sorted(rewards.items())}
+def _mean_rewards(found: Collected, of: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:
+    """Return the mean reward of the reads, by what `of` says of their group."""
+    rewards: dict[T, list[float]] = {}
+    for group in sorted((*found.groups, *found.uniform), key=of):
+        rewards.setdefault(of(group), []).extend(group.rewards)
+    return {key: MeanReward(fmean(values), len(values)) for key, values in rewards.items()}

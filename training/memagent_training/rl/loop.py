@@ -269,8 +269,8 @@ def _metrics(
     )
     metrics = {f"collect/{name}": getattr(record, name) for name in names}
     metrics |= {f"{phase}/seconds": seconds for phase, seconds in times.items() if seconds}
-    for length, value in record.by_length.items():
-        metrics[f"collect/reward_{length}"] = value.reward
+    for key, value in (*record.by_length.items(), *record.by_task.items()):
+        metrics[f"collect/reward_{key}"] = value.reward
     for each in measurements:
         way = f"at_{each.temperature:g}{'_as_used' if each.as_used else ''}"
         for length, found in each.accuracy.items():

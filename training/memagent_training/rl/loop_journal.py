@@ -23,11 +23,10 @@ _BEGINNING: Final = b'{"kind": "'
 
 
 @dataclass(frozen=True, slots=True)
-class LengthReward:
-    """Reads of one length."""
+class MeanReward:
+    """The mean reward of some reads."""
 
     reward: float
-    """Their mean reward."""
     reads: int
 
 
@@ -48,9 +47,11 @@ class CollectionRecord:
     asked: int
     """Questions, each of which was read several times."""
     group_of: Mapping[str, str]
-    """The group of each run of groups with variance, which are trained on."""
-    by_length: Mapping[int, LengthReward]
+    """The group of each run that is trained on."""
+    by_length: Mapping[int, MeanReward]
     """The mean over all reads, including groups without variance."""
+    by_task: Mapping[str, MeanReward]
+    """The same by the task that the question is of."""
     all_right: int
     """Groups in which every read has a reward of 1 or more."""
     other_uniform: int

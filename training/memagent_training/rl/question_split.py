@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from memagent_evaluation.data_files import FileTask
+from memagent_evaluation.result_journal import load_results
 from memagent_evaluation.samples import Sample
+from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.training_errors import TrainingError
 
 Places: TypeAlias = Mapping[tuple[int, int], Sequence[int]]
@@ -51,7 +54,13 @@ class QuestionSplit:
 
     @staticmethod
     def of(
-        tasks: Sequence[CountedQuestions], lengths: Sequence[int], measured: Sequence[int], *, share: float, seed: int
+        tasks: Sequence[CountedQuestions],
+        lengths: Sequence[int],
+        measured: Sequence[int],
+        *,
+        share: float,
+        seed: int,
+        dropped: Container[str] = (),
     ) -> QuestionSplit:
         """Split the questions of some lengths.
 
@@ -64,13 +73,14 @@ class QuestionSplit:
             measured: those to measure; empty if nothing is measured.
             share: how much of each length's questions is held out, one question at least; 0 for none.
             seed: of the split and of every epoch's order.
+            dropped: questions that are neither asked nor held out.
 
         Raises:
             TrainingError: a length has no question, or none is left for training or for measuring.
             EvaluationError: a question cannot be read.
         """
         keys = {
-            (number, length): _keys(task, length)
+            (number, length): _keys(task, length, dropped)
             for number, task in enumerate(tasks)
             for length in dict.fromkeys((*lengths, *measured))
         }
@@ -86,11 +96,11 @@ class QuestionSplit:
                 held.update(new[:left])
                 seen.update(own)
                 if not own or held.issuperset(own):
-                    raise _too_few(task, length, len(own), share)
+                    raise _too_few(task, length, len(own), share, some_dropped=bool(dropped))
             trained[number] = seen - held
         training, held_out = (
             {
-                (number, length): [index for index, key in enumerate(of) if (key in trained[number]) == is_trained]
+                (number, length): [index for key, index in of.items() if (key in trained[number]) == is_trained]
                 for (number, length), of in keys.items()
             }
             for is_trained in (True, False)
@@ -138,8 +148,24 @@ class QuestionSplit:
         return [task.sample(length, index) for task, index in in_turn[:at_most]]
 
 
-def _keys(task: CountedQuestions, length: int) -> list[bytes]:
-    """Return a key of each question; of one document in a file they begin alike.
+def answered_without(results: Path) -> frozenset[str]:
+    """Return the questions that the system "no_document" answered right at least once in an evaluation.
+
+    Raises:
+        EvaluationError: there are no results there.
+        TrainingError: they have no answers without the document.
+    """
+    rows = [row for row in load_results(results).rows if row.system == NO_DOCUMENT]
+    if not rows:
+        raise TrainingError(
+            f"{results} has no answers without the document",
+            hint=f"Evaluate the questions so: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
+        )
+    return frozenset(row.question for row in rows if row.strict == 1)
+
+
+def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[bytes, int]:
+    """Return the index of each question by its key; of one document in a file keys begin alike.
 
     Raises:
         TrainingError: a question of a file is asked twice on one document.
@@ -147,6 +173,8 @@ def _keys(task: CountedQuestions, length: int) -> list[bytes]:
     keys: dict[bytes, int] = {}
     for index in range(task.count(length)):
         sample = task.sample(length, index)
+        if sample.question in dropped:
+            continue
         # Documents that are made from a file's paragraphs are others at each length; the question is the same.
         document = "".join(sample.text()) if isinstance(task, FileTask) else ""
         key = _digest(document) + _digest(sample.question)
@@ -157,7 +185,7 @@ def _keys(task: CountedQuestions, length: int) -> list[bytes]:
                 hint="Take one of them out: a question that is trained on must not be among those held out.",
             )
         keys[key] = index
-    return list(keys)
+    return keys
 
 
 def _rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
@@ -169,7 +197,7 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _too_few(task: CountedQuestions, length: int, number: int, share: float) -> TrainingError:
+def _too_few(task: CountedQuestions, length: int, number: int, share: float, *, some_dropped: bool) -> TrainingError:
     own = getattr(task, "lengths", ())
     choices = ", ".join(f"{each} ({task.count(each)})" for each in own)
     hint = f"It has, with how many questions of each length: {choices}. " if choices else ""
@@ -178,4 +206,5 @@ def _too_few(task: CountedQuestions, length: int, number: int, share: float) -> 
         hint += "Add questions, name other --lengths, or hold out less (--held-out)."
     else:
         what, hint = "a loop needs some", f"{hint}Name other --lengths."
-    return TrainingError(f"{task.name} has {number} questions of length {length:,}; {what}", hint=hint)
+    left = " that are not answered without the document" if some_dropped else ""
+    return TrainingError(f"{task.name} has {number} questions of length {length:,}{left}; {what}", hint=hint)

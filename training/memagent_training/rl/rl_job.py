@@ -34,7 +34,7 @@ from memagent_training.job.job_settings import decisive, make_config, rate_depen
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, named_reward, term_rewards
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
-from memagent_training.rl.question_split import CountedQuestions, QuestionSplit
+from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, answered_without
 from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -93,6 +93,9 @@ class RLJob:
     """A file of questions, or a folder that `datasets` saved; see `memagent_evaluation.data_files`."""
     held_out: float = 0.1
     """The share of a data file's questions, of each length, that is measured with and never trained on."""
+    drop_answered_without: Path | None = None
+    """The folder of an evaluation of the data file with the system "no_document": questions that it answered right are
+    left out, as in the paper."""
     model: str = "embedded"
     """The policy to start from: a folder, a hub id, or "embedded"."""
     preset: str | Path = "dapo"
@@ -290,7 +293,8 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
             hint="Train on data files, or on generated questions: one loop after the other.",
         )
     measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
-    return QuestionSplit.of(finite, job.lengths, measured, share=job.held_out, seed=job.seed)
+    dropped = frozenset() if job.drop_answered_without is None else answered_without(job.drop_answered_without)
+    return QuestionSplit.of(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -319,6 +323,11 @@ def _check(job: RLJob) -> None:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     if job.serve_merged and job.lora_rank is None:
         raise TrainingError("there are no adapters to merge", hint="Train adapters (--lora), or leave this out.")
+    if job.drop_answered_without is not None and job.data is None:
+        raise TrainingError(
+            "questions are to be left out of a data file, and none is named",
+            hint="Name the file that was evaluated (--data).",
+        )
     if job.engine is Engine.LOCAL and (job.base_url is not None or job.server_options):
         raise TrainingError(
             "a server is named, and the policy is to read in this process (--engine local)",

@@ -1,6 +1,7 @@
 """Pack trained adapters for the package: their sum, in bfloat16, with the base that it belongs to.
 
-    python -m recipes.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m recipes.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf \
+        --to work/packed
     python -m recipes.language.pack_adapter --from memagent_graph/smollm2 work/loop/adapter \
         --scales 1 0.5 --rank 19 ...
 
@@ -25,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from memagent_graph.policies.lora import load_adapter
-from recipes.language.supervised import SHIPPED, TARGETS
+from recipes.language.supervised import TARGETS
 
 LARGEST_MB: Final = 12
 _SCALE: Final = 2
@@ -122,7 +123,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="trainings, or adapters")
-    parser.add_argument("--to", type=Path, default=SHIPPED)
+    parser.add_argument("--to", type=Path, required=True, help="the policy's folder, with memagent.json")
     parser.add_argument("--base-file", type=Path, required=True, help="the base's GGUF")
     parser.add_argument(
         "--scales", type=float, nargs="+", default=[], help="what each is multiplied with; 1 if left out"
