@@ -420,7 +420,7 @@ class RunLog:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise log_error(self.path, error) from error
 
 
@@ -446,7 +446,9 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
             "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
             "with --log."
         )
-    elif isinstance(error, ValueError | TypeError) or "not a database" in words or "malformed" in words:
+    elif (
+        isinstance(error, ValueError | TypeError | RecursionError) or "not a database" in words or "malformed" in words
+    ):
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."
