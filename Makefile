@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser test-services ray test-ray soak docs clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama litellm test-litellm test-browser test-services ray test-ray soak docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -55,6 +55,12 @@ test-vllm: install vllm  ## The tests that read through a real vLLM server
 test-llama: install .venv-llama/.installed  ## The tests that read through a real llama.cpp server (fetches 34 MB, and 93 MB of weights)
 	MEMAGENT_LLAMA_PYTHON=.venv-llama/bin/python $(BIN)/pytest tests/integration/test_llama_cpp.py
 
+litellm:  ## A virtual environment with LiteLLM's proxy, for test-litellm
+	PYTHON=$(PYTHON) scripts/install_litellm.sh
+
+test-litellm: install litellm  ## The tests that read through a real LiteLLM proxy (fetches about 250 MB)
+	MEMAGENT_LITELLM=.venv-litellm/bin/litellm $(BIN)/pytest tests/integration/test_litellm.py
+
 clients:  ## The virtual environments of the clients of the OpenAI API that test-clients runs
 	PYTHON=$(PYTHON) scripts/install_clients.sh
 
@@ -91,4 +97,4 @@ docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray .venv-litellm site .mypy_cache .ruff_cache .pytest_cache .hypothesis

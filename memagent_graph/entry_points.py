@@ -13,7 +13,7 @@ COMMANDS: Final = "memagent.commands"
 POLICIES: Final = "memagent.policies"
 """Each names a `memagent_graph.policy_registry.PolicyFactory`."""
 CONVERTERS: Final = "memagent.converters"
-"""Each names a `memagent_graph.converting.Converter`; its own name is a kind of file."""
+"""Each names a `memagent_graph.converters.Converter`; its own name is a kind of file."""
 STRATEGIES: Final = "memagent.strategies"
 """Each names a subclass of `memagent_graph.Strategy`, or an instance of one."""
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypedDict
 
@@ -111,6 +111,10 @@ class Origin:
         return {field.name: getattr(self, field.name) for field in fields(Origin)}
 
 
+_NUMBERS: Final = {"prompt_token_ids": "I", "token_ids": "I", "logprobs": "f"}
+"""The fields of a completion that are arrays of numbers, with the arrays' types."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completion(Origin):
     """What a policy wrote, exactly as it wrote it.
@@ -135,7 +139,7 @@ class Completion(Origin):
     def __post_init__(self) -> None:
         # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage
         # collector would look at them.
-        for name, kind in (("prompt_token_ids", "I"), ("token_ids", "I"), ("logprobs", "f")):
+        for name, kind in _NUMBERS.items():
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
                 object.__setattr__(self, name, array(kind, values))

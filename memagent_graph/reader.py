@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -39,7 +39,6 @@ from memagent_graph.reading.outcome import Progress, raise_first, result_from_st
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, structured
-from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -49,6 +48,9 @@ from memagent_graph.storage.paths import default_run_log, default_store
 from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
+
+if TYPE_CHECKING:
+    from memagent_graph.response_format import ResponseFormatSource
 
 _SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
 """The parts of a caller's config that a read uses; the others belong to the caller's own run."""
@@ -608,9 +610,10 @@ class MemAgent:
         """Return the outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
-        form, run_id = options.get("response_format"), options.get("run_id")
-        form = None if form is None else ResponseFormat.of(form)
-        several = checked_questions(questions, structured((await self._graph()).reader_context, form))
+        run_id = options.get("run_id")
+        context = structured((await self._graph()).reader_context, options.get("response_format"))
+        form = context.structure.format if context.structure else None
+        several = checked_questions(questions, context)
         reference = await self._reference(document, options)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:

@@ -112,7 +112,7 @@ class ReadResult:
     def _repr_html_(self) -> str:
         """HTML for notebooks."""
         from memagent_graph.timeline.model import build_timeline  # noqa: PLC0415  they import rich
-        from memagent_graph.timeline.notebook import render_notebook  # noqa: PLC0415  they import rich
+        from memagent_graph.timeline.page import render_notebook  # noqa: PLC0415  rarely needed
 
         return render_notebook(build_timeline(self.view()))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from memagent_converters.html_to_markdown import markdown
+from memagent_converters.html_to_markdown import blocks
 from memagent_converters.xml_archives import XmlArchive, attribute, descendants
-from memagent_graph.converting import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.charsets import web_text
 
 _FONTS: Final = frozenset(("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"))
@@ -39,9 +39,4 @@ def convert(source: SourceFile) -> Parts:
         if not data:
             yield Omission("chapters that are missing", member, "Get the whole book.")
             continue
-        text = markdown(web_text(data, None))
-        yield Block(text + GAP, f"chapter {number}")
-        if not text.strip() and b"<img" in data:
-            yield Omission(
-                "chapters that are images", f"chapter {number}", "Read them by optical character recognition."
-            )
+        yield from blocks(web_text(data, None), f"chapter {number}", end=GAP)

@@ -7,16 +7,26 @@ Other converters make HTML of their files, and so share the tables and lists of 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Final
 
 from memagent_converters.equations import linear, scripted
-from memagent_graph.converting import Block, Parts, SourceFile
+from memagent_graph.converters import Block, Omission, Parts, SourceFile
 
 _UNREAD: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
 )
+PICTURES: Final = "pictures without a description"
+_LOST: Final = {
+    "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
+    "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
+}  # fmt: skip
+"""What elements show that is no text."""
+_UNSEEN: Final = frozenset(("0", "1", "0px", "1px"))
+"""Widths of pictures and frames that only count readers."""
 _PARAGRAPHS: Final = frozenset(
     ("p", "div", "section", "article", "aside", "main", "nav", "header", "footer", "address", "figure", "figcaption",
      "form", "fieldset", "legend", "dl", "dt", "title", "body", "details", "summary", "center", "hgroup", "search")
@@ -37,6 +47,12 @@ _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|�
 _MOST_COLUMNS: Final = 1000
 _LONGEST_REPEATED: Final = 200
 """Characters of a cell that is repeated in each row and column that it spans."""
+_BEGIN: Final = "\x02"
+"""Stands before a heading while its text is put together."""
+_HEADING: Final = re.compile(rf"{_BEGIN}(#{{1,6}}) ([^\n]*)")
+_PICTURE: Final = re.compile(r"<(?:img|image)\b", re.IGNORECASE)
+_INLINE: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
+"""Marks of Markdown in a heading's text."""
 
 Token = str | int
 """A piece of text, or after how many newlines the next one begins."""
@@ -68,16 +84,50 @@ class _Cell:
     text: str
     columns: int = 1
     rows: int = 1
-    is_header: bool = False
 
 
 def convert(source: SourceFile) -> Parts:
     """Convert an HTML file, which is UTF-8."""
-    yield Block(markdown(source.read().decode("utf-8", "surrogatepass")) + "\n")
+    yield from blocks(source.read().decode("utf-8", "surrogatepass"))
+
+
+def blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
+    """Yield HTML as Markdown, a block for each heading with the text below it, and what is not in it.
+
+    Args:
+        html: the page.
+        label: what it is called, if it is a page or chapter of a document.
+        end: what comes after it.
+    """
+    lost: Counter[str] = Counter()
+    text = _marked(html, lost) + end
+    if not text.strip() and not lost:  # its pictures say that they mean nothing, but it has nothing else
+        lost[PICTURES] += len(_PICTURE.findall(html))
+    starts = list(_HEADING.finditer(text))
+    if not starts or starts[0].start() or label is not None:
+        yield Block(text[: starts[0].start() if starts else None].replace(_BEGIN, ""), label)
+    path: list[tuple[int, str]] = []
+    for start, following in zip_longest(starts, starts[1:]):
+        level = len(start[1])
+        path = [outer for outer in path if outer[0] < level] + [(level, _INLINE.sub("", start[2]).strip())]
+        below = text[start.start() : following.start() if following else None].replace(_BEGIN, "")
+        yield Block(below, headings=tuple(title for _, title in path))
+    yield from omissions(lost, label or "")
+
+
+def omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
+    """Yield what was counted as lost in a document, or in a part of it."""
+    for what, count in (+lost).items():
+        yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
 
 
 def markdown(html: str) -> str:
-    """Return HTML as Markdown."""
+    """Return HTML as Markdown, as one text."""
+    return _marked(html, Counter()).replace(_BEGIN, "")
+
+
+def _marked(html: str, lost: Counter[str]) -> str:
+    """Return HTML as Markdown, with a mark before each heading; what is not in it is counted."""
     from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
 
     # Lone surrogates are no text of the parser's.
@@ -101,6 +151,8 @@ def markdown(html: str) -> str:
                 _close(frame, frames, node)
         elif not is_end or tag in _PARAGRAPHS:
             _add_element(frame, tag, node)
+            if not is_end and tag in _LOST and _is_lost(node.attributes):
+                lost[_LOST[tag]] += 1
     return _text(frames[0].tokens)
 
 
@@ -148,6 +200,11 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
             tokens.append(2)
 
 
+def _is_lost(attributes: Mapping[str, str | None]) -> bool:
+    """Whether an element shows something that no text of it describes; an empty description says that it does not."""
+    return "alt" not in attributes and attributes.get("width") not in _UNSEEN
+
+
 def _input(attributes: Mapping[str, str | None]) -> str:
     kind = (attributes.get("type") or "text").lower()
     if kind in {"checkbox", "radio"}:
@@ -186,7 +243,7 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
             spans = [max(1, _number(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if frame.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
-            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MOST_COLUMNS), spans[1], tag == "th"))
+            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MOST_COLUMNS), spans[1]))
         case "table":
             before = [2, frame.tokens[0], 2] if frame.tokens else []
             tokens += [*before, 2, _Verbatim(table_text(frame.rows)), 2]
@@ -212,7 +269,7 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
             tokens += [1, _Verbatim((node.text() or "").strip()), 1]
         case _ if tag in _HEADINGS:
             if inner := " ".join(_text(frame.tokens).split()):
-                tokens += [2, _HEADINGS[tag] + inner, 2]
+                tokens += [2, _BEGIN + _HEADINGS[tag] + inner.replace(_BEGIN, ""), 2]
         case _:
             _close_inline(frame, around)
 
@@ -259,13 +316,14 @@ def _item(frame: _Frame, around: _Frame) -> str:
     if around.tag == "ol":
         around.number = _number(frame.attributes.get("value"), around.number + 1)
         style = around.attributes.get("type") or "1"
-        marker = f"{numeral(around.number, _STYLES.get(style, 'decimal'))}."
+        marker = f"{numeral(around.number, STYLES.get(style, 'decimal'))}."
     lines = _text(frame.tokens).split("\n")
     rest = [f"{indent}{' ' * (len(marker) + 1)}{line}".rstrip() for line in lines[1:]]
     return "\n".join([f"{indent}{marker} {lines[0]}".rstrip(), *rest])
 
 
-_STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+"""By the web's letter for a list's numbers: what Word calls it."""
 
 
 def numeral(number: int, style: str) -> str:
@@ -297,7 +355,7 @@ def table_text(rows: list[list[_Cell]]) -> str:
     cells = [cell for row in rows for cell in row]
     if any("\n| --- " in cell.text or cell.text.startswith("| ") for cell in cells) or len(rows) < 2:
         if len(rows) == 1 and len(cells) > 1 and all("\n" not in cell.text for cell in cells):
-            return " | ".join(cell.text for cell in cells)
+            return " | ".join(cell.text.replace(_BEGIN, "") for cell in cells)
         return "\n\n".join(cell.text for cell in cells if cell.text)
     grid = list(_grid(rows))
     width = max(map(len, grid), default=0)
@@ -324,7 +382,7 @@ def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
                     break
                 line.append("")
                 continue
-            text = " ".join(cell.text.split()).replace("|", "\\|")
+            text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
             repeated = text if len(text) <= _LONGEST_REPEATED else ""
             for column in range(cell.columns):
                 spanning[len(line)] = cell.rows - 1, repeated

@@ -13,7 +13,7 @@ from email.parser import BytesParser
 from typing import Any, Final
 
 from memagent_converters.html_to_markdown import markdown
-from memagent_graph.converting import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.charsets import web_text
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
@@ -66,21 +66,17 @@ def _messages(source: SourceFile) -> Iterator[bytes]:
 def _message(source: SourceFile, message: Message[Any, Any]) -> Parts:
     """Yield a message's headers, its text, and what is attached to it."""
     headers = [f"{name}: {_header(message, name)}" for name in _HEADERS if message[name] is not None]
-    yield Block("\n".join(headers) + GAP if headers else "")
+    subject = _header(message, "Subject")
+    yield Block("\n".join(headers) + GAP if headers else "", headings=(subject,) if subject else None)
     yield from _content(source, message)
 
 
 def _header(message: Message[Any, Any], name: str) -> str:
     try:
-        return " ".join(str(message[name]).split())
+        return " ".join(str(message[name] or "").split())
     except Exception:  # noqa: BLE001  the standard parser of headers fails at some damaged ones
         return " ".join(
-            str(
-                message.get(
-                    name,
-                    "",
-                )
-            ).split()
+            next((str(text) for key, text in message.raw_items() if key.lower() == name.lower()), "").split()
         )
 
 
@@ -117,7 +113,8 @@ def _attached(source: SourceFile, part: Message[Any, Any], kind: str) -> Parts:
     if not isinstance(data, bytes) or kind.startswith(("multipart/", "application/pgp-sig", "application/pkcs7-sig")):
         return
     if kind.startswith("image/") and part.get_content_disposition() != "attachment":
-        return  # shown in the text, as images of other documents are
+        yield Omission("pictures", name, "Look at them in the message.")
+        return
     if kind in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif kind.startswith("text/"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.equations import linear
-from memagent_converters.html_to_markdown import markdown, numeral
+from memagent_converters.html_to_markdown import PICTURES, STYLES, blocks, numeral, omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     attribute,
@@ -17,14 +17,13 @@ from memagent_converters.xml_archives import (
     local,
     quoted,
 )
-from memagent_graph.converting import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import GAP, ConversionError, Parts, SourceFile
 
 _UNREAD: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "notes", "settings", "bookmark-ref-format")
 )
 _MOST_REPEATED: Final = 1000
 """How often a row or cell with a value is repeated at most; empty ones are left out."""
-_STYLES: Final = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 
 
 def convert(source: SourceFile) -> Parts:
@@ -44,16 +43,14 @@ def convert(source: SourceFile) -> Parts:
         parts = [each for each in content if local(each) in {"page", "table"}] if local(content) != "text" else []
         if not parts:
             html = around["header"] + "".join(map(document.block, content)) + around["footer"]
-            yield Block(markdown(html) + "\n")
+            yield from blocks(html)
         for number, part in enumerate(parts, 1):
             is_sheet = local(part) == "table"
             name = attribute(part, "name")
             heading = f"<h2>{quoted(name)}</h2>" if is_sheet else ""
-            yield Block(
-                markdown(heading + document.block(part)) + GAP, f"sheet {name}" if is_sheet else f"slide {number}"
-            )
-    for what, count in document.lost.items():
-        yield Omission(what, "", "Save the document as PDF, and look at these places.", count)
+            label = f"sheet {name}" if is_sheet else f"slide {number}"
+            yield from blocks(heading + document.block(part), label, end=GAP)
+    yield from omissions(document.lost)
 
 
 class _OpenDocument:
@@ -63,7 +60,7 @@ class _OpenDocument:
         self._archive = archive
         self.root = archive.required("content.xml")
         self._other = archive.xml("styles.xml")
-        self.lost: dict[str, int] = {}
+        self.lost: Counter[str] = Counter()
         self._positions: dict[str, str] = {}
         """By style of text: sup or sub."""
         self._lists: dict[str, dict[int, Element]] = {}
@@ -85,7 +82,7 @@ class _OpenDocument:
             texts[local(each)]["".join(map(self.block, each))] = None
         return {kind: "".join(several) for kind, several in texts.items()}
 
-    def block(self, element: Element) -> str:
+    def block(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
         """Return an element between paragraphs as HTML."""
         match local(element):
             case "p":
@@ -99,6 +96,10 @@ class _OpenDocument:
                 return self._table(element)
             case name if name in _UNREAD:
                 return ""
+            case "frame" if attribute(element, "class") == "title":
+                return "".join(f"<h2>{self._inline(each)}</h2>" for each in descendants(element, "p"))
+            case "frame" if child(element, "text-box", "table") is None:
+                return f"<p>{self._piece(element)}</p>"
         return "".join(map(self.block, element))
 
     def _list(self, element: Element, style: str, level: int) -> str:
@@ -123,7 +124,7 @@ class _OpenDocument:
             return "-"
         first = max(1, level - int(attribute(form, "display-levels", "1")) + 1)
         numbers = [
-            numeral(self._counts[style].get(at, 1), _STYLES.get(attribute(each, "num-format"), "decimal"))
+            numeral(self._counts[style].get(at, 1), STYLES.get(attribute(each, "num-format"), "decimal"))
             for at, each in sorted(self._lists[style].items())
             if first <= at <= level
         ]
@@ -178,15 +179,15 @@ class _OpenDocument:
                 member = attribute(element, "href").removeprefix("./")
                 root = self._archive.xml(f"{member}/content.xml")
                 if root is not None and local(root) == "math":
-                    return quoted(linear(formula(root)))
-                self.lost["embedded objects"] = self.lost.get("embedded objects", 0) + 1
+                    return formula(root)
+                self.lost["embedded objects"] += 1
                 return ""
             case "text-box" | "table" | "list":
                 return "".join(map(self.block, element if local(element) == "text-box" else [element]))
             case "desc":
                 return f"![{quoted(''.join(element.itertext()))}]"
-            case "image":
-                return ""
+            case "frame" if child(element, "image") is not None and child(element, "desc") is None:
+                self.lost[PICTURES] += child(element, "object") is None
             case name if name in _UNREAD:
                 return ""
         return self._inline(element)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from memagent_graph.converting import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
 _OCR: Final = "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
 _LINE_END_HYPHEN: Final = re.compile(r"(\w+)(?:\ufffe|\xad\r?\n?|\xad)(\w+)")

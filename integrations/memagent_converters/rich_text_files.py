@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memagent_graph.converting import Block, Omission, Parts, SourceFile
+from memagent_graph.converters import Block, Omission, Parts, SourceFile
 
 _SCRIPTS: Final = re.compile(r"\\(super|sub)(?![a-z0-9])(?:\\(?!nosupersub)[a-z]+-?\d*)* ?")
 _OBJECTS: Final = re.compile(r"\\objdata\b")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from memagent_converters.html_to_markdown import rows_text
 from memagent_converters.xml_archives import XmlArchive, descendants
-from memagent_graph.converting import GAP, Block, Omission, Parts, SourceFile
+from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
 
 _MOST_EMPTY: Final = 2_000_000
 """Empty rows in a row, after which a sheet counts as ended."""
@@ -38,7 +38,7 @@ def convert(source: SourceFile) -> Parts:
             rows.append(cells)
         used = sorted({column for row in rows for column, text in enumerate(row) if text})
         texts = [[row[column] if column < len(row) else "" for column in used] for row in rows]
-        yield Block(f"## {name}\n\n" + _table(iter(texts)) + GAP, f"sheet {name}")
+        yield Block(f"## {name}\n\n" + _table(iter(texts)) + GAP, f"sheet {name}", (name,))
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
     for member in sorted(archive.names):

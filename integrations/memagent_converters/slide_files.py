@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.equations import linear
-from memagent_converters.html_to_markdown import markdown
+from memagent_converters.html_to_markdown import PICTURES, blocks, omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     attribute,
@@ -18,10 +18,9 @@ from memagent_converters.xml_archives import (
     local,
     quoted,
 )
-from memagent_graph.converting import GAP, Block, Omission, Parts, SourceFile
+from memagent_graph.converters import GAP, Parts, SourceFile
 
 _MAIN: Final = "ppt/presentation.xml"
-_REMEDY: Final = "Save the presentation as PDF, and look at these slides."
 _TITLES: Final = frozenset(("title", "ctrTitle"))
 _BESIDE: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
 """By its relation, what else belongs to a slide."""
@@ -38,25 +37,24 @@ def convert(source: SourceFile) -> Parts:
         member = relations.get(reference, ("", ""))[1]
         label, slide = f"slide {number}", archive.xml(member)
         if slide is None:
-            yield Omission("slides that cannot be read", label, _REMEDY)
+            yield from omissions(Counter({"slides that cannot be read": 1}), label)
             continue
-        html = "".join(_shapes(slide))
+        lost: Counter[str] = Counter()
+        html = "".join(_shapes(slide, lost))
         for kind, target in archive.relations(member).values():
             root = archive.xml(target) if kind in _BESIDE else None
             if root is not None:
-                texts = _shapes(root) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
+                texts = _shapes(root, lost) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
                 html += f"<p>{_BESIDE[kind]}</p>{''.join(texts)}"
             elif kind == "chart":
-                yield Omission("charts", label, _REMEDY)
+                lost["charts"] += 1
             elif kind in {"package", "oleObject"}:
                 yield from source.embedded(target.rpartition("/")[2], archive.read(target))
-        text = markdown(html)
-        yield Block(text + GAP, label)
-        if not text.strip() and next(descendants(slide, "pic"), None) is not None:
-            yield Omission("slides that are images", label, _REMEDY)
+        yield from blocks(html, label, end=GAP)
+        yield from omissions(lost, label)
 
 
-def _shapes(parent: Element) -> Iterator[str]:
+def _shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
     for element in parent:
         match local(element):
             case "sp":
@@ -80,12 +78,14 @@ def _shapes(parent: Element) -> Iterator[str]:
                     if local(row) == "tr"
                 ]
                 yield html_table(rows)
-            case "pic" if text := attribute(child(element, "nvPicPr", "cNvPr"), "descr").strip():
-                yield f"<p>![{quoted(text)}]</p>"
+            case "pic":
+                text = attribute(child(element, "nvPicPr", "cNvPr"), "descr").strip()
+                lost[PICTURES] += not text
+                yield f"<p>![{quoted(text)}]</p>" if text else ""
             case "Fallback":
                 continue
             case _:
-                yield from _shapes(element)
+                yield from _shapes(element, lost)
 
 
 def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
@@ -106,5 +106,5 @@ def _paragraph(paragraph: Element) -> str:
             case "br":
                 pieces.append("<br>")
             case "oMath":
-                pieces.append(quoted(linear(formula(run))))
+                pieces.append(formula(run))
     return f"<p>{''.join(pieces)}</p>"

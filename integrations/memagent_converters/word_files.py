@@ -7,13 +7,13 @@ like [^1] where they belong.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.equations import linear
-from memagent_converters.html_to_markdown import markdown, numeral
+from memagent_converters.html_to_markdown import PICTURES, blocks, numeral, omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     attribute,
@@ -25,7 +25,7 @@ from memagent_converters.xml_archives import (
     number,
     quoted,
 )
-from memagent_graph.converting import Block, Omission, Parts, SourceFile
+from memagent_graph.converters import Parts, SourceFile
 
 _MAIN: Final = "word/document.xml"
 _UNREAD: Final = frozenset(("del", "moveFrom", "instrText", "delText", "rPr", "pPr", "Fallback", "sdtPr", "sectPr"))
@@ -49,9 +49,8 @@ _LEVEL: Final = re.compile(r"%([1-9])")
 def convert(source: SourceFile) -> Parts:
     """Convert a Word file."""
     document = _WordDocument(XmlArchive(source.name, source.file))
-    yield Block(markdown(document.html()) + "\n")
-    for what, count in document.lost.items():
-        yield Omission(what, "", "Save the document as PDF, and look at these places.", count)
+    yield from blocks(document.html())
+    yield from omissions(document.lost)
     archive = document.archive
     for name in sorted(archive.names):
         if name.startswith("word/embeddings/"):
@@ -63,7 +62,7 @@ class _WordDocument:
 
     def __init__(self, archive: XmlArchive) -> None:
         self.archive = archive
-        self.lost: dict[str, int] = {}
+        self.lost: Counter[str] = Counter()
         self._relations = archive.relations(_MAIN)
         self._styles = _Styles(archive.xml("word/styles.xml"))
         self._numbers = _ListNumbers(archive.xml("word/numbering.xml"), self._styles)
@@ -111,7 +110,7 @@ class _WordDocument:
                 case "tbl":
                     yield self._table(element)
                 case "altChunk":
-                    self._lose("imported parts")
+                    self.lost["imported parts"] += 1
                 case name if name not in _UNREAD:
                     yield from self._blocks(element)
 
@@ -148,7 +147,7 @@ class _WordDocument:
                     text = "".join(piece for _, piece in self._runs(element))
                     yield (), f'<a href="{quoted(target)}">{text}</a>' if target else text
                 case "oMath" | "oMathPara":
-                    yield (), quoted(" ".join(linear(formula(each)) for each in descendants(element, "oMath")))
+                    yield (), " ".join(map(formula, descendants(element, "oMath")))
                 case "sdt":
                     box = next(descendants(element, "checkbox"), None)
                     if box is not None and child(element, "sdtPr", "checkbox") is box:
@@ -198,7 +197,7 @@ class _WordDocument:
         if mark is None and code and not code.startswith("F0"):
             mark = chr(int(code, 16))
         if mark is None:
-            self._lose("symbols whose characters are not known")
+            self.lost["symbols whose characters are not known"] += 1
         return mark or ""
 
     def _form_field(self, element: Element) -> str:
@@ -215,20 +214,26 @@ class _WordDocument:
         return ""
 
     def _drawing(self, element: Element) -> str:
-        """Return a picture's description; text boxes in it come after the paragraph."""
+        """Return the descriptions of pictures; text boxes among them come after the paragraph."""
         descriptions = []
-        inside = 0
+        inside = pictures = 0
         for each in element.iter():
             match local(each):
-                case "docPr" if text := attribute(each, "descr").strip():
+                case "docPr" | "shape" if text := (attribute(each, "descr") or attribute(each, "alt")).strip():
                     descriptions.append(f"![{quoted(text)}]")
+                case "blip" | "imagedata" if local(element) != "object":
+                    pictures += 1
+                case "decorative" if attribute(each, "val") not in _OFF:
+                    pictures -= 1
                 case "txbxContent" if not inside:
                     self._boxes += self._blocks(each)
                     inside = 1
                 case "chart":
-                    self._lose("charts")
+                    self.lost["charts"] += 1
                 case "relIds":
-                    self._lose("diagrams")
+                    self.lost["diagrams"] += 1
+        if pictures > 0 and not descriptions:
+            self.lost[PICTURES] += pictures
         return " ".join(descriptions)
 
     def _table(self, table: Element) -> str:
@@ -252,9 +257,6 @@ class _WordDocument:
                 column += span
             rows.append(cells)
         return html_table(rows)
-
-    def _lose(self, what: str) -> None:
-        self.lost[what] = self.lost.get(what, 0) + 1
 
 
 def _members(parent: Element, name: str) -> Iterator[Element]:

@@ -12,7 +12,8 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from memagent_graph.converting import ConversionError
+from memagent_converters.equations import Formula, linear
+from memagent_graph.converters import ConversionError
 
 _LARGEST_MEMBER: Final = 1 << 30
 _DOCTYPE: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY)", re.IGNORECASE)
@@ -118,11 +119,15 @@ def descendants(element: Element, *names: str) -> Iterator[Element]:
     return (each for each in element.iter() if local(each) in names)
 
 
-def formula(element: Element) -> tuple[str, str, list[Any]]:
-    """Return a formula's element in the form that `equations.linear` takes."""
+def formula(element: Element) -> str:
+    """Return a formula as a line of HTML."""
+    return quoted(linear(_parts_of(element)))
+
+
+def _parts_of(element: Element) -> Formula:
     name = local(element)
     text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else attribute(element, "val")
-    return name, text.strip(), [formula(each) for each in element]
+    return name, text.strip(), [_parts_of(each) for each in element]
 
 
 def number(element: Element | None, default: int) -> int:

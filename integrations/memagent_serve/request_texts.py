@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from memagent_graph.converting import Block, Omission
+from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import omissions_of
 from memagent_graph.plain_text import in_one_line
@@ -85,20 +85,23 @@ def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentSto
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
-    """Return a stored text, with the names of its sections where they begin, and what it lacks."""
+    """Return a stored text, with the names of its sections and its headings where they begin, and what it lacks."""
     yield from omissions_of(ref)
-    marks = [(mark.start_char, mark.label) for mark in store.sections(ref)]
+    blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
+    for mark in store.headings(ref) if "headings" in ref else ():
+        blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
+    places = sorted(blocks, reverse=True)
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = store.size(ref) or 0
     position = 0
     for start in range(0, size, _READ_BYTES):
         text = decoder.decode(store.read_bytes(ref, start, start + _READ_BYTES), final=start + _READ_BYTES >= size)
-        label = None
-        while marks and marks[0][0] < position + len(text):
-            begins, following = marks.pop(0)
-            yield Block(text[: begins - position], label)
-            label, text, position = following, text[begins - position :], begins
-        yield Block(text, label)
+        block = Block("")
+        while places and places[-1] < position + len(text):
+            begin = places.pop()
+            yield replace(block, text=text[: begin - position])
+            block, text, position = blocks[begin], text[begin - position :], begin
+        yield replace(block, text=text)
         position += len(text)
 
 
@@ -111,7 +114,7 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         for place, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
                 for piece in _pieces_of(part, files.get(PartPlace(number, place)), store)():
-                    yield replace(piece, label=None) if isinstance(piece, Block) else piece
+                    yield Block(piece.text) if isinstance(piece, Block) else piece
             else:
                 yield Block(f"[{part.kind}]")
         if (calls := message.fields.get("tool_calls")) is not None:

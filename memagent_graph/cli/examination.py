@@ -130,7 +130,12 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
     counted = completion.usage.prompt_tokens if completion.usage else 0
     text = prompt[0]["content"]
     whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
-    if missing := await counts.missing_tokens(prompt, [whole], counted):
+
+    async def count_at_server(text: str) -> int:
+        usage = (await context.policy.complete(_ask(text), SamplingParams(max_tokens=16))).usage
+        return usage.prompt_tokens if usage else 0
+
+    if missing := await counts.missing_tokens(prompt, [whole], counted, count_at_server):
         detail = f"of a prompt of about {counted + missing:,} tokens, as reads will send, the server counts {counted:,}"
         remedy = f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {counted}."
         return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)

@@ -173,7 +173,6 @@ class Chunker:
         self._ref = ref
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
-        self._boundary = boundary
         self._tails = [
             (each, percent if each == "heading" else tail_percent or percent)
             for each, percent in _TAILS.get(boundary, ())
@@ -263,11 +262,11 @@ class Chunker:
         if cut <= at_char:
             return None
         for boundary, percent in self._tails:
-            low, low_char = self._whole_characters(piece, taken - self._chunk_tokens * percent // 100, first)
+            low, low_char = self._whole_code_points(piece, taken - self._chunk_tokens * percent // 100, first)
             low_char = max(at_char, low_char)
             for end in self._ends(piece.text, low_char, cut, boundary):
                 before = taken if end == cut else self._tokens_before(piece, (low, low_char), (taken, cut), end)
-                if before is not None:
+                if before is not None and is_character_end(piece.text, end):
                     return before, end
         return taken, cut
 
@@ -303,9 +302,19 @@ class Chunker:
 
         At most `_CHARACTER_TOKENS` fewer are tried.
         """
-        for number in range(taken, max(first, taken - _CHARACTER_TOKENS - 1), -1):
+        fewest = max(first, taken - _CHARACTER_TOKENS - 1)
+        while taken > fewest:
+            taken, cut = self._whole_code_points(piece, taken, fewest)
+            if cut >= 0 and is_character_end(piece.text, cut):
+                return taken, cut
+            taken -= 1
+        return first, -1
+
+    def _whole_code_points(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
+        """Return the largest number of tokens up to `taken` that ends at a code point's end, and where that is."""
+        for number in range(taken, first, -1):
             cut = self._prefix(piece, number)
-            if cut is not None and is_character_end(piece.text, cut):
+            if cut is not None:
                 return number, cut
         return first, -1
 
@@ -322,7 +331,7 @@ class Chunker:
                 return None
             share = room // 2 if turn % 3 == 2 else room * (end - low_char) // max(1, high_char - low_char)
             guess = low_tokens + min(max(share, 1), room - 1)
-            taken, cut = self._whole_characters(piece, guess, low_tokens)
+            taken, cut = self._whole_code_points(piece, guess, low_tokens)
             if taken > low_tokens and cut == end:
                 return taken
             if taken == low_tokens or cut < end:
@@ -359,7 +368,7 @@ class Chunker:
 
 
 def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-    """Return where a chunk may end between two characters, the best place first; none of them splits a character."""
+    """Return where a chunk may end between two characters, the best place first."""
     ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
     places: list[int] = []
     for place in sentence_ends(text, start, end)[: -_CANDIDATES - 1 : -1]:
@@ -368,4 +377,4 @@ def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]
     ends += [place for place in places if place > start][:_CANDIDATES]
     if not ends and is_unspaced(text[end - 1]):
         ends = word_ends(text, start, end)[: -_CANDIDATES - 1 : -1]
-    return [place for place in ends if is_character_end(text, place)]
+    return ends

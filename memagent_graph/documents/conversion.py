@@ -1,6 +1,6 @@
 """Converts files to text in a separate process, which has limits and can be stopped at any moment.
 
-Converters are found by entry point, by the kind of file; see `memagent_graph.converting`. None is part of the core.
+Converters are found by entry point, by the kind of file; see `memagent_graph.converters`. None is part of the core.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
-from memagent_graph.converting import Block, Omission, Parts
-from memagent_graph.documents import converting_program
+from memagent_graph.converters import Block, Omission, Parts
+from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, added
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
 
@@ -38,7 +38,7 @@ class ConversionBounds:
 
     Attributes:
         seconds: from its start to its end.
-        memory_mb: the address space of the converting process, in megabytes; the operating system enforces it, on
+        memory_mb: the address space of the conversion process, in megabytes; the operating system enforces it, on
             Linux.
         text_mb: the resulting text, in megabytes of UTF-8.
     """
@@ -59,19 +59,16 @@ class ConversionBounds:
         Raises:
             DocumentError: one of them is not a number above 0.
         """
-        given = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
-        values: dict[str, float] = {}
-        for name, value in given.items():
-            if value:
-                try:
-                    values[name] = float(value)
-                    cls(**{name: values[name]})
-                except ValueError:
-                    raise DocumentError(
-                        f"{_VARIABLES[name]} is {value!r}, which is not a number above 0",
-                        hint=f"Set it to a number such as {getattr(cls(), name):g}, or leave it unset.",
-                    ) from None
-        return cls(**values)
+        bounds = cls()
+        for name, variable in _VARIABLES.items():
+            try:
+                bounds = replace(bounds, **{name: float(os.environ.get(variable) or getattr(bounds, name))})
+            except ValueError:
+                raise DocumentError(
+                    f"{variable} is {os.environ[variable]!r}, which is not a number above 0",
+                    hint=f"Set it to a number such as {getattr(bounds, name):g}, or leave it unset.",
+                ) from None
+        return bounds
 
 
 _VARIABLES: Final = {
@@ -159,7 +156,7 @@ def converted(
     if kind not in converter_kinds() and converter is None:
         raise UnsupportedDocumentError(
             f"no converter for {kind} files is installed, so {name} cannot be read",
-            hint="Install one (memagent_graph.converting says how packages add them), name your own with --converter, "
+            hint="Install one (memagent_graph.converters says how packages add them), name your own with --converter, "
             "or convert the file to text.",
         )
     limits = {
@@ -220,11 +217,11 @@ def _run(
     folders = [*filter(None, sys.path), *([str(Path.cwd())] if task["converter"] else [])]
     process = subprocess.Popen(
         # -P: the program's folder is not searched for modules, as some there have the names of others.
-        [sys.executable, "-P", converting_program.__file__, json.dumps(task)],
+        [sys.executable, "-P", conversion_program.__file__, json.dumps(task)],
         stdin=source,
         stdout=result,
         stderr=subprocess.DEVNULL,
-        cwd=Path(converting_program.__file__).parent,
+        cwd=Path(conversion_program.__file__).parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
     )
     with cancellation.watching(process):
@@ -253,12 +250,17 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
             if not part:
                 return
             raise _failure(task, part, bounds)
-        label, size = part
+        match part:
+            case [str() | None as label, list() | None as headings, int() as size]:
+                pass
+            case _:
+                break
         data = result.read(min(size, left))
         left -= size
         if len(data) < size:
             break
-        yield Block(data.decode("utf-8", "surrogatepass"), label)
+        text = data.decode("utf-8", "surrogatepass")
+        yield Block(text, label, None if headings is None else tuple(map(str, headings)))
     raise DocumentError(
         f"the conversion of the {_shown(task)} failed (exit code {code})",
         hint="The file is damaged, or needs more memory than the "

@@ -131,7 +131,9 @@ def _utf16_without_mark(sample: bytes) -> str | None:
     """Return the kind of UTF-16 of a sample with many zero bytes, if it is readable text as one of them."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
-    for charset in ("utf-16-le", "utf-16-be"):
+    # In text with ASCII, the zeros are the first bytes of characters in one of them, and the second in the other.
+    first, second = sample[::2].count(b"\x00"), sample[1::2].count(b"\x00")
+    for charset in ("utf-16-be", "utf-16-le") if first > second else ("utf-16-le", "utf-16-be"):
         text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
         if sum(each.isprintable() or each.isspace() for each in text) > 0.95 * len(text):
             return charset

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from memagent_graph.converting import Block, Parts
+from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, StreamDecoder, byte_order_mark, decoded
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, Section, kind_of_type

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from typing_extensions import TypedDict
 
-from memagent_graph.converting import Omission
+from memagent_graph.converters import Omission
 from memagent_graph.errors import IncompleteDocumentError
 from memagent_graph.events import EventKind, ReadEvent
 

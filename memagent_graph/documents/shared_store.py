@@ -80,12 +80,12 @@ class SharedDocumentStore(DocumentStore):
         if not self._text_path(ref).exists():
             await asyncio.to_thread(self._path, ref)
 
-    def sections(self, ref: DocumentRef) -> list[SourceMark]:
+    def _marks(self, name: str | None) -> list[SourceMark]:
         """As in `DocumentStore`; fetched if they are not on this machine."""
-        name = ref.get("sections", "")
-        if re.fullmatch(r"[0-9a-f]{64}", name) and not (self._sections / f"{name}.json").exists():
-            self._fetch(f"sections/{name}.json", self._sections / f"{name}.json", name)
-        return super().sections(ref)
+        path = self._sections / f"{name}.json"
+        if name is not None and re.fullmatch(r"[0-9a-f]{64}", name) and not path.exists():
+            self._fetch(f"sections/{name}.json", path, name)
+        return super()._marks(name)
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text on this machine and at the URL. Texts that other machines fetched stay there."""
@@ -134,8 +134,8 @@ class SharedDocumentStore(DocumentStore):
 
 def _names(ref: DocumentRef) -> list[str]:
     """Return the files of a document, the text first."""
-    sections = [f"sections/{ref['sections']}.json"] if "sections" in ref else []
-    return [f"texts/{digest_of(ref)}.txt", *sections]
+    marks = [f"sections/{name}.json" for name in (ref.get("sections"), ref.get("headings")) if name]
+    return [f"texts/{digest_of(ref)}.txt", *marks]
 
 
 class _RemoteFiles:

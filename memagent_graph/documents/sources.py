@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NotRequired
 
 from typing_extensions import TypedDict
 
-from memagent_graph.converting import Parts
+from memagent_graph.converters import Parts
 from memagent_graph.documents.conversion import converter_kinds
 from memagent_graph.documents.decoding import Errors
 from memagent_graph.documents.omissions import StoredOmission
@@ -53,8 +53,9 @@ class DocumentRef(TypedDict):
     """A stored document, in the form that graph state contains: JSON values only.
 
     `key` is `sha256:<hex>` of the UTF-8 text; `size` is in UTF-8 bytes. `sections` names the list of pages or sources,
-    where the document has them. `pages` are those that were chosen, if not all were, and `path` is where a PDF file
-    lay, for links to its pages. `omissions` are what the document holds beside this text.
+    and `headings` that of the headings its converter gave, where the document has them. `pages` are those that were
+    chosen, if not all were, and `path` is where a PDF file lay, for links to its pages. `omissions` are what the
+    document holds beside this text.
     """
 
     key: str
@@ -62,6 +63,7 @@ class DocumentRef(TypedDict):
     size: int
     media_type: str
     sections: NotRequired[str]
+    headings: NotRequired[str]
     pages: NotRequired[str]
     path: NotRequired[str]
     omissions: NotRequired[list[StoredOmission]]

@@ -1,7 +1,7 @@
 """Stores documents' text: a folder of UTF-8 files named by their content's sha256.
 
     texts/<sha256>.txt       a document's text, unchanged, with its newlines
-    sections/<sha256>.json   where pages or sources begin; with -text or -markdown, where headings do
+    sections/<sha256>.json   where pages, sources or headings begin; with -text or -markdown, headings found in a text
 
 State and run logs contain a `DocumentRef`; the text is read from here. Several processes may share a folder: files
 appear only when they are complete, and their names depend only on their content.
@@ -23,9 +23,9 @@ from copy import copy
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
-from memagent_graph.converting import Omission, Parts
+from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
-from memagent_graph.documents.headings import headings, is_markdown
+from memagent_graph.documents.headings import MOST_HEADINGS, headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, opened
 from memagent_graph.documents.omissions import sentence_of, summary_of
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
@@ -54,7 +54,7 @@ class DocumentStore:
         bounds: limits for the conversion of a file; if left out, those in the environment
             (`ConversionBounds.from_environment`).
         converter: the user's own for every file that is not plain text, as path/to/file.py:function or
-            module:function; see `memagent_graph.converting`.
+            module:function; see `memagent_graph.converters`.
     """
 
     def __init__(
@@ -101,11 +101,13 @@ class DocumentStore:
             )
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
-                key, size, marks = _write(parts, file, document.name, omissions, replace=replace)
+                key, size, sections, titles = _write(parts, file, document.name, omissions, replace=replace)
                 publish(file, temporary, self._texts / f"{key}.txt")
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
-            if marks:
-                ref["sections"] = self._add_sections(marks)
+            if sections:
+                ref["sections"] = self._add_marks(sections)
+            if titles:
+                ref["headings"] = self._add_marks(titles)
             if omissions:
                 ref["omissions"] = summary_of(omissions)
             if document.pages is not None:
@@ -178,7 +180,32 @@ class DocumentStore:
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Where the document's pages or sources begin, in order; empty if it has none."""
-        name = ref.get("sections")
+        return self._marks(ref.get("sections"))
+
+    def headings(self, ref: DocumentRef) -> list[SourceMark]:
+        """Where the document's headings begin, in order, each with those that it stands under.
+
+        Those of its converter; if that gave none, or only a title, also headings and numbered clauses that the text
+        shows. These are looked for once, and then kept beside the sections.
+
+        Raises:
+            DocumentError: the text is no longer here.
+        """
+        given = self._marks(ref.get("headings"))
+        if len(given) > 1:
+            return given
+        stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
+        try:
+            marks = [SourceMark(*each) for each in json.loads(stored.read_text("utf-8"))]
+        except (FileNotFoundError, ValueError):
+            marks = headings(self._decoded(ref), ref["media_type"])
+            # Where the store cannot be written, they are looked for again the next time.
+            with contextlib.suppress(OSError):
+                write_whole(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
+        by_place = {mark.start_char: mark for mark in [*marks, *given]}
+        return [by_place[place] for place in sorted(by_place)]
+
+    def _marks(self, name: str | None) -> list[SourceMark]:
         if name is None:
             return []
         if not re.fullmatch(r"[0-9a-f]{64}", name):
@@ -188,23 +215,6 @@ class DocumentStore:
         except FileNotFoundError:
             return []
         return [SourceMark(start_char, label) for start_char, label in marks]
-
-    def headings(self, ref: DocumentRef) -> list[SourceMark]:
-        """Where the document's headings and numbered clauses begin, in order.
-
-        They are looked for once, and then kept beside the sections.
-
-        Raises:
-            DocumentError: the text is no longer here.
-        """
-        stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return [SourceMark(start_char, label) for start_char, label in json.loads(stored.read_text("utf-8"))]
-        marks = headings(self._decoded(ref), ref["media_type"])
-        # Where the store cannot be written, they are looked for again the next time.
-        with contextlib.suppress(OSError):
-            write_whole(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
-        return marks
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
         return self._sections / f"{digest_of(ref)}-{kind}.json"
@@ -220,8 +230,7 @@ class DocumentStore:
             self._texts / f"{digest_of(ref)}.txt",
             *(self._headings_path(ref, kind) for kind in ("markdown", "text")),
         ]
-        if "sections" in ref:
-            paths.append(self._sections / f"{ref['sections']}.json")
+        paths += [self._sections / f"{name}.json" for name in (ref.get("sections"), ref.get("headings")) if name]
         with self._disk_errors_translated():
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -256,7 +265,7 @@ class DocumentStore:
             stack.callback(Path(path).unlink, missing_ok=True)
             yield stack.enter_context(os.fdopen(descriptor, "wb")), Path(path)
 
-    def _add_sections(self, marks: list[SourceMark]) -> str:
+    def _add_marks(self, marks: list[SourceMark]) -> str:
         data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False).encode(
             "utf-8", "replace"
         )
@@ -301,8 +310,8 @@ def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
 
 def _write(
     parts: Parts, file: IO[bytes], name: str, omissions: list[Omission], *, replace: bool
-) -> tuple[str, int, list[SourceMark]]:
-    """Write a document's blocks to a file; return its sha256, its size in bytes, and the beginnings of its sections.
+) -> tuple[str, int, list[SourceMark], list[SourceMark]]:
+    """Write a document's blocks to a file; return its sha256, its size in bytes, and where sections and headings begin.
 
     Args:
         parts: the document.
@@ -312,7 +321,8 @@ def _write(
         replace: whether U+FFFD stands for what is not text.
     """
     digest = hashlib.sha256()
-    marks: list[SourceMark] = []
+    sections: list[SourceMark] = []
+    titles: list[SourceMark] = []
     size = characters = 0
     blank = True
     for part in parts:
@@ -320,7 +330,9 @@ def _write(
             omissions.append(part)
             continue
         if part.label is not None:
-            marks.append(SourceMark(characters, part.label))
+            sections.append(SourceMark(characters, part.label))
+        if part.headings and len(titles) < MOST_HEADINGS:
+            titles.append(SourceMark(characters, " > ".join(part.headings)))
         data = _utf8(part.text, name, characters, replace=replace)
         digest.update(data)
         file.write(data)
@@ -335,7 +347,7 @@ def _write(
             if told
             else "Check that it is the document you meant.",
         )
-    return digest.hexdigest(), size, marks
+    return digest.hexdigest(), size, sections, titles
 
 
 def publish(file: IO[bytes], temporary: Path, final: Path) -> None:

@@ -71,7 +71,7 @@ class ChatModelPolicy:
         self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
         self._max_retries = max_retries
         self._unsupported = set(unsupported)
-        log.info("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self._name)
+        log.warning("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self._name)
 
     @property
     def name(self) -> str:

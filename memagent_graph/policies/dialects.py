@@ -84,30 +84,31 @@ def token_usage(usage: object) -> TokenUsage | None:
     """Return the counts of tokens in a reply; None if there are none, or they are impossible."""
     if not isinstance(usage, dict):
         return None
-    details = usage.get("prompt_tokens_details") or usage.get("input_token_details")
-    cached = _count(details, "cached_tokens", "cache_read") if isinstance(details, dict) else 0
-    counts = (
+    prompt, completion = (
         _count(usage, "prompt_tokens", "input_tokens"),
         _count(usage, "completion_tokens", "output_tokens"),
-        cached or _count(usage, "prompt_cache_hit_tokens", "cache_read_input_tokens"),
     )
-    if not any(counts[:2]) or not all(0 <= count <= _LARGEST_COUNT for count in counts):
+    details = usage.get("prompt_tokens_details") or usage.get("input_token_details")
+    cached = _count(details, "cached_tokens", "cache_read") if isinstance(details, dict) else 0
+    cached = cached or _count(usage, "prompt_cache_hit_tokens", "cache_read_input_tokens")
+    counts = prompt, completion, cached
+    if not (prompt or completion) or min(counts) < 0 or max(counts) > _LARGEST_COUNT:
         return None
     return TokenUsage(*counts)
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int:
     """Return the first of these numbers that is there, also if it is written as a text; 0 if none is."""
-    value = None
     for name in names:
-        if (value := usage.get(name)) is not None:
-            break
-    if value is None or type(value) is int:
-        return value or 0
-    try:
-        return int(float(value))
-    except (TypeError, ValueError, OverflowError):
-        return 0
+        value = usage.get(name)
+        if type(value) is int:
+            return value
+        if value is not None:
+            try:
+                return int(float(value))
+            except (TypeError, ValueError, OverflowError):
+                return 0
+    return 0
 
 
 def finish_notes(reason: FinishReason, word: object, text: str | None) -> tuple[Note, ...]:

@@ -1,7 +1,7 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-How requests are sent stands in `sending`, how replies are decoded in `replies`. Here is what is asked, and what each
-failure is called; `redaction` keeps keys and passwords out of that.
+Here is what is asked. `sending` sends requests, `replies` decodes what comes back, `server_errors` words failures
+(`redaction` keeps keys and passwords out of them), and `served_models` chooses the model.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -23,38 +22,33 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from memagent_graph.chat_markers import configured_markers, folder_markers
+from memagent_graph.chat_markers import configured_markers
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import (
-    MemAgentError,
-    MissingExtraError,
-    PolicyAuthenticationError,
     PolicyError,
-    PolicyOverloadedError,
     PolicyRequestError,
-    PolicyResponseError,
     PolicyUnreachableError,
 )
 from memagent_graph.events import EventKind
 from memagent_graph.policies.client_settings import client_settings
 from memagent_graph.policies.dialects import sampling_notes
-from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.profile import load_profile
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field, speaks_of_length
+from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field
 from memagent_graph.policies.replies import decode_completion
+from memagent_graph.policies.request_headers import checked_header, request_headers
 from memagent_graph.policies.sending import (
-    BrokenOffError,
     MalformedReplyError,
-    OverlongReplyError,
     RedirectError,
     Sender,
     StatusError,
     Timeouts,
+    certificates,
     proxy_for,
 )
+from memagent_graph.policies.served_models import chosen_model, info_from_origin, is_vllm, model_entries
+from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
     basic_authorization,
@@ -64,7 +58,6 @@ from memagent_graph.policies.server_url import (
     without_query,
 )
 from memagent_graph.policy import Completion, Message, Messages, Note, SamplingParams, TokenIds
-from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +71,6 @@ _BYTES_PER_PROMPT_BYTE: Final = 10
 """Each byte of a prompt may be a token, whose id the reply repeats."""
 _MOST_REFUSED: Final = 256
 """Schemas that the server has refused and that are remembered, so that they are not sent with every request."""
-_SHOWN: Final = 500
-"""Characters of what a server said, in an error."""
-
-
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class OpenAICompatiblePolicy:
@@ -175,9 +163,9 @@ class OpenAICompatiblePolicy:
         self.model_note = ""
         """What is odd about the server's list of models; empty as long as nothing is."""
         self._model = model
-        self._headers = _headers(basic_authorization(url), key, default_headers or {})
+        self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
-        self._trust = None if ca_file is None else _trust(ca_file)
+        self._trust = None if ca_file is None else certificates(ca_file)
         self._proxy = proxy_for(self.base_url) if proxy is None else checked_url(proxy)
         secrets = (
             key,
@@ -191,10 +179,11 @@ class OpenAICompatiblePolicy:
         self._redacted = SecretRedaction(self.secrets)
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
+        self._errors = ServerErrors(self.base_url, self._redacted, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
         self._limiter = limiter or RateLimiter()
-        self._session_header = None if session_header is None else _header_name(session_header, self._headers)
+        self._session_header = None if session_header is None else checked_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
         self._unsupported = set(unsupported)
@@ -222,7 +211,7 @@ class OpenAICompatiblePolicy:
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
         connection = self._connections.get()
         async with connection.slots:
-            gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
+            gives_ids = bool(sampling.logprobs) and is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
             schema = sampling.json_schema if as_messages and self._takes_schema(sampling.json_schema) else None
@@ -309,12 +298,12 @@ class OpenAICompatiblePolicy:
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
-        info = await asyncio.to_thread(_info_from_origin, name, root, window if isinstance(window, int) else None)
-        if not info.knows_control_tokens and _is_vllm(served):
+        info = await asyncio.to_thread(info_from_origin, name, root, window if isinstance(window, int) else None)
+        if not info.knows_control_tokens and is_vllm(served):
             with suppress(PolicyError):  # most servers do not report it; then all known families' tokens are escaped
-                told = configured_markers(await self._reply_beside_api("tokenizer_info"))
-                info = replace(info, control_tokens=info.control_tokens | told)
-        return replace(info, gives_token_ids=_is_vllm(served))
+                markers = configured_markers(await self._reply_beside_api("tokenizer_info"))
+                info = replace(info, control_tokens=info.control_tokens | markers)
+        return replace(info, gives_token_ids=is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
         """Return the server's own entry for the model (asked once).
@@ -326,9 +315,9 @@ class OpenAICompatiblePolicy:
         if self._served is None:
             try:
                 models, _ = await self._send(
-                    self._url("models"), None, _models, largest=_LARGEST_LIST, seconds=self._timeouts.connect
+                    self._url("models"), None, model_entries, largest=_LARGEST_LIST, seconds=self._timeouts.connect
                 )
-                served = self._choose_model(models)
+                served = chosen_model(models, self._model, self.base_url, self._redacted)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
@@ -361,10 +350,10 @@ class OpenAICompatiblePolicy:
         try:
             sent = None if body is None else msgspec.json.encode(body)
             content, _ = await self._send(url, sent, bytes, largest=_LARGEST_LIST)
-            told = msgspec.json.decode(content)
+            value = msgspec.json.decode(content)
         except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def relay(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -389,10 +378,8 @@ class OpenAICompatiblePolicy:
         try:
             async with self._connections.get().sender.relay(method, url, body, headers) as reply:
                 yield reply
-        except TimeoutError as error:
-            raise self._silence(error, f" ({self._timeouts.read:g} s without a byte)") from None
-        except aiohttp.ClientError as error:
-            raise self._no_connection(error) from None
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise self._failure(error, url, f" ({self._timeouts.read:g} s without a byte)") from None
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return the same policy, on the same connections, with further fields in every completion request."""
@@ -436,124 +423,17 @@ class OpenAICompatiblePolicy:
         tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """Return the decoded reply, and how many times the request was sent again.
-
-        An error has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
-        """
+        """Return the decoded reply, and how many times the request was sent again."""
         try:
             return await self._connections.get().sender.send(
                 url, body, decode, largest=largest, seconds=seconds, tokens=tokens, headers=headers
             )
-        except StatusError as error:
-            raise self._refusal(error, self._redacted(error.words)) from None
-        except MalformedReplyError as error:
-            raise self._malformed(error) from None
-        except RedirectError as error:
-            raise self._redirected(error.target, url) from None
-        except TimeoutError as error:
+        except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
-            raise self._silence(error, allowed) from None
-        except aiohttp.ClientError as error:
-            raise self._no_connection(error) from None
+            raise self._failure(error, url, allowed) from None
 
-    def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        names = [model["id"] for model in models]
-        bases = [model for model in models if not model.get("parent")]
-        if self._model is None and len(bases) == 1:
-            return bases[0]
-        for model in models:
-            if model["id"] in {
-                self._model,
-                f"{self._model}:latest",
-            }:  # an adapter has its base's window and tokenizer, but reports neither
-                base = next((each for each in bases if each["id"] == model.get("parent")), {})
-                return {**model, **{name: base[name] for name in ("root", "max_model_len") if name in base}}
-        shown = self._redacted(", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else ""))
-        if self._model is None:
-            raise PolicyRequestError(f"{self.base_url} serves {shown or 'no model'}", hint="Name one with --model.")
-        raise PolicyRequestError(
-            f"{self.base_url} does not serve {self._model!r}; it serves {shown or 'nothing'}",
-            hint="Name one of these with --model.",
-        )
-
-    def _no_connection(self, error: aiohttp.ClientError) -> PolicyUnreachableError:
-        cause = _root_cause(error)
-        refused = isinstance(cause, ConnectionRefusedError)  # its message differs between systems
-        return self._unreachable("All connection attempts failed" if refused else str(cause))
-
-    def _unreachable(self, reason: str) -> PolicyUnreachableError:
-        return PolicyUnreachableError(
-            f"no connection to {self.base_url}: {self._redacted(reason)}",
-            hint="Is the server running? Check --base-url with `memagent doctor`.",
-        )
-
-    def _silence(self, error: Exception, allowed: str) -> PolicyUnreachableError:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return self._unreachable(f"none within {self._timeouts.connect:g} s")
-        return PolicyUnreachableError(
-            f"{self.base_url} did not answer in time{allowed}",
-            hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
-        )
-
-    def _redirected(self, target: str, url: str) -> PolicyResponseError:
-        """Where the redirect leads, without secrets, and the base URL that it would be."""
-        shown = self._redacted(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
-        base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
-        return PolicyResponseError(
-            f"{self.base_url} redirects to another server, {shown}; the request was not sent there",
-            hint=f"If that is the server you mean, name it: --base-url {base}",
-        )
-
-    def _refusal(self, error: StatusError, all_words: str) -> PolicyError:
-        where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_SHOWN]
-        if status in {401, 403}:
-            return PolicyAuthenticationError(
-                f"{where} refused the key ({status}): {words}",
-                hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
-                "address: http://USER:PASSWORD@HOST:PORT/v1.",
-            )
-        if error.worth_repeating:
-            tried = f"answered {status}"
-            if self._max_retries:
-                tried = f"still answered {status} after {_retries(self._max_retries)}"
-            if wait is not None and wait > self._timeouts.read:
-                tried = f"answered {status} and asks to wait for {wait:.0f} s"
-            return PolicyOverloadedError(
-                f"{where} {tried}: {words}",
-                hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
-            )
-        if speaks_of_length(words) or status == 413:
-            hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
-        elif self.model_note and self._model and self._model in words:
-            hint = f"{self.model_note}."
-        elif status == 404 and self._model and self._model in words:
-            hint = "`memagent doctor` lists what is served."
-        elif field := refused_field(words, OPTIONAL_FIELDS):
-            hint = f"If it does not take {field}: --unsupported {field}."
-        else:
-            hint = "`memagent doctor` sends a small request, and shows what comes back."
-        refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
-        refusal.words = all_words
-        return refusal
-
-    def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
-        retried = f" after {_retries(self._max_retries)}" if self._max_retries else ""
-        if isinstance(error, OverlongReplyError):
-            return PolicyResponseError(
-                f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
-                hint="Does it respect max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
-            )
-        if isinstance(error, BrokenOffError):
-            return PolicyResponseError(
-                f"{self.base_url} still broke its reply off{retried}: {self._redacted(error.reason)[:_SHOWN]}",
-                hint="Look into the server's log, then resume.",
-            )
-        shown = self._redacted(error.content.decode(errors="replace"))[:200]
-        return PolicyResponseError(
-            f"{self.base_url} answered with something that is not a completion{retried}: {shown!r} "
-            f"({self._redacted(error.reason)})",
-            hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
-        )
+    def _failure(self, error: Exception, url: str, seconds: str) -> PolicyError:
+        return self._errors.of(error, url, seconds, model=self._model, note=self.model_note)
 
     def _connect(self) -> _Connection:
         sender = Sender(
@@ -577,110 +457,3 @@ class _Connection:
 
     async def close(self) -> None:
         await self.sender.close()
-
-
-def _headers(authorization: str | None, key: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of every request; the environment can name OpenAI's organisation and project.
-
-    These go only where a key goes: a server that only a log names gets neither.
-    """
-    headers = {
-        "Authorization": authorization or f"Bearer {key or NO_KEY}",
-        "Accept": "application/json",
-        "Content-Type": "application/json",
-        "User-Agent": "memagent-graph",
-    }
-    if key not in {"", NO_KEY}:
-        named = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-        headers |= {name: os.environ[variable] for name, variable in named.items() if os.environ.get(variable)}
-    for name, value in own.items():
-        _require_header(name, value)
-        headers = {known: text for known, text in headers.items() if known.lower() != name.lower()} | {name: value}
-    if key in {"", NO_KEY} and "api-key" in map(str.lower, own):  # Azure's; two keys would contradict each other
-        headers.pop("Authorization", None)
-    return headers
-
-
-def _require_header(name: str, value: str) -> None:
-    if not _HEADER_NAME.fullmatch(name):
-        raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
-    if not (value.isascii() and value.isprintable()):
-        raise PolicyRequestError(
-            f"the header {name} has characters that cannot be in a request",
-            hint="Does it contain a line break, or a typing error?",
-        )
-
-
-def _trust(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
-    if isinstance(ca_file, ssl.SSLContext):
-        return ca_file
-    try:
-        return ssl.create_default_context(cafile=str(Path(ca_file).expanduser()))
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise PolicyRequestError(
-            f"the certificates in {ca_file} cannot be used: {error}", hint="It has to be a file in PEM format."
-        ) from error
-
-
-def _header_name(name: str, taken: Mapping[str, str]) -> str:
-    """Return a header's name, if it can be one and is not sent already."""
-    _require_header(name, "")
-    if name.lower() in {each.lower() for each in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
-        raise PolicyRequestError(f"the header {name} has another meaning", hint='Use one such as "X-Session-Id".')
-    return name
-
-
-def _models(content: bytes) -> list[dict[str, Any]]:
-    """Return the entries of a model list, also of one that is a bare array, or has only names."""
-    try:
-        body = msgspec.json.decode(content)
-        entries = body if isinstance(body, list) else body.get("data") or body.get("models")
-        entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
-        return [{**entry, "id": entry.get("id") or entry.get("name") or entry["model"]} for entry in entries]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedReplyError(f"not a list of models: {error}", content) from error
-
-
-def _is_vllm(served: Mapping[str, Any]) -> bool:
-    return served.get("owned_by") == "vllm"
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
-    """Return what can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
-    folder = Path(root or name)
-    local = folder.is_dir()
-    tokenizer, missing = _tokenizer_named(name, root)
-    all_known = local and tokenizer is not None
-    return ModelInfo(
-        context_window=window,
-        tokenizer=tokenizer,
-        missing=missing,
-        shape=ModelShape.from_config(folder) if local else None,
-        profile=load_profile(folder) if local else None,
-        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset())
-        | (folder_markers(folder) if local else frozenset()),
-        knows_control_tokens=all_known,
-    )
-
-
-def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
-    """Return the tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
-    missing = None
-    for spec in dict.fromkeys(filter(None, (root, model))):
-        try:
-            return load_tokenizer(spec), None
-        except MissingExtraError as error:
-            missing = missing or error
-        except MemAgentError:
-            continue
-    return None, missing
-
-
-def _retries(count: int) -> str:
-    return f"{count} {'retry' if count == 1 else 'retries'}"

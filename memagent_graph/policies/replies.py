@@ -8,7 +8,6 @@ in a step, and drop what vLLM adds (token ids). A reply in another dialect of th
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +31,7 @@ class _Logprobs(msgspec.Struct):
 
     def values(self) -> list[float] | None:
         if self.content is not None:
-            return [each.logprob for each in self.content]
+            return [token.logprob for token in self.content]
         return self.token_logprobs
 
 
@@ -124,7 +123,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     }
     notes = finish_notes(reason, word, text)
     if not is_damaged:
-        with suppress(OverflowError):  # an id that is none
+        try:
             return Completion(
                 **facts,
                 prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
@@ -132,6 +131,8 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
                 logprobs=choice.logprobs.values() if choice.logprobs else None,
                 notes=notes,
             )
+        except OverflowError:  # an id that is none
+            pass
     return Completion(**facts, notes=(*notes, _DAMAGED) if sampling.logprobs else notes)
 
 
@@ -143,7 +144,7 @@ def _decoded(content: bytes) -> tuple[_Reply, bool]:
     """
     try:
         reply = _decoder.decode(content)
-        if not any(choice.delta for choice in reply.choices):
+        if not reply.choices or not reply.choices[0].delta:
             return reply, False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # another dialect, perhaps

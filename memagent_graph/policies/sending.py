@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -290,6 +291,22 @@ def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
     with suppress(ValueError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
+
+
+def certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
+    """Return a context that trusts the certificates in a file; a context as it is.
+
+    Raises:
+        PolicyRequestError: the file cannot be read.
+    """
+    if isinstance(ca_file, ssl.SSLContext):
+        return ca_file
+    try:
+        return ssl.create_default_context(cafile=str(Path(ca_file).expanduser()))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise PolicyRequestError(
+            f"the certificates in {ca_file} cannot be used: {error}", hint="It has to be a file in PEM format."
+        ) from error
 
 
 def proxy_for(base_url: str) -> str | None:

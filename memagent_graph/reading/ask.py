@@ -15,12 +15,11 @@ from typing import Any
 from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import PromptCutError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage
+from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
 from memagent_graph.tokenizers.fitting import beginning, shown_tokens
@@ -184,6 +183,8 @@ class Ask:
 
     def _in_form(self, text: str) -> str:
         """Return the JSON in an answer; the whole text, with a note, if it does not have the form."""
+        from memagent_graph.response_format import Fits  # noqa: PLC0415  only structured reads need it
+
         assert self._context.structure is not None  # noqa: S101
         match = self._context.structure.format.checked(text)
         if isinstance(match, Fits):
@@ -205,7 +206,20 @@ class Ask:
             # Which of them belongs to which token is then unknown, and training would take a guess for the truth.
             self._note(EventKind.LOGPROBS_DROPPED, f"{len(logprobs)} log-probs came with {len(ids)} tokens")
             completion = replace(completion, logprobs=None)
-        usage = self._usage(completion)
+        self._spend(self._usage(completion))
+        self._attempts += 1
+        for kind, detail in completion.notes:
+            self._note(kind, detail)
+        if completion.usage and context.prompt_counts:
+            await self._require_whole_prompt(context.prompt_counts, completion.usage.prompt_tokens)
+        if completion.retries:
+            self._note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
+        self._call = replace(self._call, completion=completion)
+        return completion
+
+    def _spend(self, usage: TokenUsage) -> None:
+        """Count what a request took."""
+        context = self._context
         flops = 0.0
         if context.shape is not None:
             flops = context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
@@ -218,21 +232,19 @@ class Ask:
             flops=flops,
             document_tokens=0,
         )
-        self.cost = add_cost(self.cost, cost) if self._attempts else cost
+        self.cost = add_cost(self.cost, cost) if self.cost["turns"] else cost
         self._execution.consumption.tokens += usage.prompt_tokens + usage.completion_tokens
-        self._attempts += 1
-        for kind, detail in completion.notes:
-            self._note(kind, detail)
-        if completion.usage and context.prompt_counts:
-            await self._require_whole_prompt(context.prompt_counts, completion.usage.prompt_tokens)
-        if completion.retries:
-            self._note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
-        self._call = replace(self._call, completion=completion)
-        return completion
+
+    async def _count_at_server(self, text: str) -> int:
+        """Return the server's count of a text's tokens, by a request of its own; 0 if it gives none."""
+        prompt = [Message(role="user", content=text)]
+        completion = await self._context.policy.complete(prompt, SamplingParams(max_tokens=16))
+        self._spend(completion.usage or TokenUsage(0, 0))
+        return completion.usage.prompt_tokens if completion.usage else 0
 
     async def _require_whole_prompt(self, counts: PromptCounts, counted: int) -> None:
         """Report a prompt that the server cut, or stop."""
-        missing = await counts.missing_tokens(self._messages, self._call.reads, counted)
+        missing = await counts.missing_tokens(self._messages, self._call.reads, counted, self._count_at_server)
         if not missing:
             return
         detail = f"the server cut the prompt: it counts {counted:,} tokens, and about {missing:,} more were sent"

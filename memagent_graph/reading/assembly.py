@@ -94,7 +94,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         boundary=settings.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
         on_incomplete=settings.on_incomplete,
-        prompt_counts=None if info.number_format else PromptCounts(parts.policy, tokenizer),
+        prompt_counts=None if info.number_format else PromptCounts(tokenizer),
         replace_undecodable=settings.replace_undecodable,
         run_log=parts.run_log,
         log_settings=settings.for_log(),

@@ -6,46 +6,45 @@ count alone shows nothing: a part of the prompt is then sent by itself, which te
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from memagent_graph.calls import Span
-from memagent_graph.policy import Message, Messages, Policy, SamplingParams
+from memagent_graph.policy import Messages
 from memagent_graph.tokenizers import Tokenizer
 
-_FLOOR: Final = 1000
+_FLOOR: Final = 200
 """Prompts of fewer tokens are not cut by any server that could be used."""
 _SHARE: Final = 0.9
 """A server that counts less than this share of what it should count cut the prompt."""
 _CHARS_PER_TOKEN: Final = 6
 """More than any tokenizer reaches in prose, for a lower bound without counting."""
-_SAMPLES: Final = (200, 1500)
-"""The lengths in characters of two parts of a prompt; the difference of their counts has no chat template in it."""
+_SAMPLES: Final = ((0.1, 200), (0.5, 1500))
+"""Two parts of a prompt, as a share and in characters at most; the difference of their counts has no chat template."""
 
 
 class PromptCounts:
     """What is known of how a server counts.
 
     Args:
-        policy: the policy on the server.
         tokenizer: counts on our side.
     """
 
-    def __init__(self, policy: Policy, tokenizer: Tokenizer) -> None:
-        self._policy, self._tokenizer = policy, tokenizer
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._ratio = 1.0
         self._window = 0
 
-    async def missing_tokens(self, messages: Messages, reads: Iterable[Span], counted: int) -> int:
+    async def missing_tokens(
+        self, messages: Messages, reads: Iterable[Span], counted: int, ask: Callable[[str], Awaitable[int]]
+    ) -> int:
         """Return how many tokens of a prompt did not reach the model; 0 if it was whole, as far as counts show.
 
         Args:
             messages: the prompt.
             reads: the chunks in it, whose tokens are known.
             counted: the server's count of its tokens.
-
-        Raises:
-            PolicyError: the parts of the prompt could not be sent.
+            ask: sends a text by itself, and returns the server's count; 0 if it gives none.
         """
         chars = sum(len(message["content"]) for message in messages)
         known = [(span.tokens, span.end_char - span.start_char) for span in reads]
@@ -58,21 +57,21 @@ class PromptCounts:
         if counted >= _SHARE * self._ratio * own:
             return 0
         if counted > self._window:
-            ratio = await self._measured_ratio(max(messages, key=lambda message: len(message["content"]))["content"])
+            longest = max((message["content"] for message in messages), key=len)
+            ratio = await self._measured_ratio(longest, ask)
             if counted >= _SHARE * ratio * own:
                 self._ratio = min(self._ratio, ratio)
                 return 0
             self._window = counted
         return round(self._ratio * own) - counted
 
-    async def _measured_ratio(self, text: str) -> float:
+    async def _measured_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
         """Return the server's count of the middle of a text over our own; 0 if it does not count what it is sent."""
         counts = []
-        for length in _SAMPLES:
-            start = max(0, (len(text) - length) // 2)
+        for share, most in _SAMPLES:
+            length = min(most, int(share * len(text)))
+            start = (len(text) - length) // 2
             sample = text[start : start + length]
-            prompt = [Message(role="user", content=sample)]
-            usage = (await self._policy.complete(prompt, SamplingParams(max_tokens=16))).usage
-            counts.append((usage.prompt_tokens if usage else 0, self._tokenizer.count(sample)))
+            counts.append((await ask(sample), self._tokenizer.count(sample)))
         (theirs, ours), (theirs_of_more, ours_of_more) = counts
         return (theirs_of_more - theirs) / max(1, ours_of_more - ours)

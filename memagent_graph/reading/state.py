@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
 from langgraph.channels import Topic
 from typing_extensions import TypedDict
@@ -26,10 +26,12 @@ from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.prompt_counts import PromptCounts
-from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.trace import Trace
+
+if TYPE_CHECKING:
+    from memagent_graph.response_format import ResponseFormat
 
 SCHEMA_MARK: Final = "schema="
 """Before the schema's fingerprint in `ReaderContext.settings`."""

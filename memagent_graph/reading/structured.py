@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate
 from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
-from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.roles import REPAIR, answer_form, prompts_for, shipped
+
+if TYPE_CHECKING:
+    from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 ERROR_TOKENS: Final = 256
 """The most tokens of what is wrong with a reply, in the prompt of a repair."""
@@ -39,7 +41,7 @@ def structured(context: ReaderContext, source: ResponseFormatSource | None) -> R
     """
     if source is None:
         return context
-    form = ResponseFormat.of(source)
+    form = _form_of(source)
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
     if not context.own_words_only:
@@ -68,7 +70,7 @@ def format_for_resume(
     settings: str | None = state.get("settings")
     mark = settings.rpartition(":")[2] if settings else ""
     began_with = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
-    form = None if given is None else ResponseFormat.of(given)
+    form = None if given is None else _form_of(given)
     if settings and form is not None and form.fingerprint != began_with:
         then = f"the schema {began_with}" if began_with else "none"
         raise RunMismatchError(
@@ -79,7 +81,7 @@ def format_for_resume(
     if form is not None or began_with is None:
         return form
     known = logged.get(_LOGGED)
-    found = ResponseFormat.of({"type": "json_schema", "json_schema": known}) if isinstance(known, dict) else None
+    found = _form_of({"type": "json_schema", "json_schema": known}) if isinstance(known, dict) else None
     if found is None or found.fingerprint != began_with:
         raise RunMismatchError(
             "the run's answer is structured, and its schema is not in the run log",
@@ -87,6 +89,12 @@ def format_for_resume(
             run_id=run_id,
         )
     return found
+
+
+def _form_of(source: ResponseFormatSource) -> ResponseFormat:
+    from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415  only structured reads need it
+
+    return ResponseFormat.of(source)
 
 
 def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind
+from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.ask import Reply
@@ -58,8 +59,7 @@ class Converged(Strategy):
     """A strategy that runs `probe` before it chooses the next chunk (after ACS; it needs no training).
 
     A probe asks for the answer from the present memory, at temperature 0. Reading stops when the newest draft is
-    confident, is not an abstention, and the newest drafts hardly differ. Probes count in the cost. An
-    abstention is recognised in English only; in other languages, confidence and stability decide.
+    confident, is not an abstention, and the newest drafts hardly differ. Probes count in the cost.
 
     Parallel strategies are probed after each wave (`width`), from as much of the findings as fits into a memory.
     """
@@ -151,7 +151,7 @@ class Converged(Strategy):
 
     def _is_enough(self, drafts: Sequence[str], confidence: float) -> bool:
         newest = drafts[-1]
-        if len(drafts) < self.drafts or confidence < self.confidence or not newest or _ABSTAINS.search(newest):
+        if len(drafts) < self.drafts or confidence < self.confidence or _abstains(newest):
             return False
         changes = [1 - _overlap(before, after) for before, after in pairwise(drafts)]
         return sum(changes) / len(changes) <= self.change
@@ -164,6 +164,11 @@ def _should_have_logprobs(reply: Reply) -> bool:
     """
     were_dropped = any(event.kind is EventKind.LOGPROBS_DROPPED for event in reply.call.events)
     return bool(reply.raw) and not were_dropped and reply.call.completion.finish_reason is not FinishReason.REFUSED
+
+
+def _abstains(draft: str) -> bool:
+    """Return whether a draft says that the answer is not known: as a whole, or in English in one of its phrases."""
+    return gives_no_answer(draft) or _ABSTAINS.search(draft) is not None
 
 
 def _overlap(one: str, other: str) -> float:

@@ -58,6 +58,12 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
     )
 
 
+def render_notebook(timeline: Timeline) -> str:
+    """Return the page in a frame, for `_repr_html_`; it can do nothing in the notebook around it."""
+    style = "width:100%;height:36em;border:1px solid rgba(128,128,128,.3)"
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escaped(render_page(timeline))}"></iframe>'
+
+
 def write_page(page: str, path: Path, *, force: bool = False) -> None:
     """Write what `render_page` gave, whole or not at all, for its owner alone. A link is never followed.
 

@@ -177,7 +177,7 @@ class HFTokenizer:
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         base = 0
-        for piece in pieces(text):
+        for piece in pieces(without_surrogates(text)):
             encoding = self._backend.encode(piece, add_special_tokens=False)
             ids += encoding.ids
             offsets += [(base + start, base + end) for start, end in encoding.offsets] if base else encoding.offsets
@@ -186,7 +186,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        return list(self._encoded(without_surrogates(text))[0])
+        return list(self._encoded(text)[0])
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -200,7 +200,7 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """How many tokens `text` has."""
-        return len(self._encoded(without_surrogates(text))[0])
+        return len(self._encoded(text)[0])
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
         """How many characters of `text` the first `n` of its `ids` cover, None inside a character."""
@@ -208,7 +208,7 @@ class HFTokenizer:
             return len(text)
         if n <= 0:
             return 0
-        offsets = self._encoded(without_surrogates(text))[1]
+        offsets = self._encoded(text)[1]
         (start, end), (following, last) = offsets[n - 1], offsets[n]
         if following < end:
             return None

@@ -176,7 +176,8 @@ class FakeServer:
             "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
         }
         if body.get("logprobs"):
-            choice["logprobs"] = {"content": [{"token": word, "logprob": -0.5} for word in words]}
+            one = {"logprob": -0.5, "bytes": None, "top_logprobs": []}
+            choice["logprobs"] = {"content": [{"token": word, **one} for word in words]}
         if body.get("return_token_ids"):
             choice["token_ids"] = list(range(len(words)))
             reply["prompt_token_ids"] = list(range(prompt))

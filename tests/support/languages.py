@@ -1,37 +1,29 @@
-"""Sentences of many scripts, cut by hand, and a fact in each of some languages."""
+"""Texts of many scripts with sentences marked by hand, and a fact in each of some languages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from support.scripts import part
 
-# fmt: off
-SENTENCES: dict[str, tuple[str, ...]] = {
-    "Latin": ("The tower is old. ", "Dr. Ito built it! ", "Who paid? ", "It cost 3.5 million. ", "“Never again.” ",
-        "So it is… "),
-    "Greek": ("Ο πύργος είναι παλιός. ", "Τον έχτισε ο Νίκος! ", "Κανείς δεν ξέρει. ", "Κόστισε 3,5 εκατομμύρια. "),
-    "Cyrillic": ("Башня стоит у моря. ", "Кто её построил? ", "Это был Иван! ", "Она стоила 3,5 миллиона… "),
-    "Hebrew": ("המגדל ישן מאוד. ", "מי בנה אותו? ", "דוד בנה אותו! ", "הוא עמד ליד הים. "),
-    "Arabic": ("البرج قديم جدا. ", "من بناه؟ ", "بناه أحمد! ", "كان قرب البحر. "),
-    "Urdu": ("یہ مینار پرانا ہے۔ ", "اسے کس نے بنایا؟ ", "احمد نے بنایا۔ ", "یہ سمندر کے پاس ہے۔ "),
-    "Devanagari": ("यह मीनार पुरानी है। ", "इसे किसने बनाया? ", "राम ने बनाया था। ", "यह समुद्र के पास है॥ "),
-    "Bengali": ("মিনারটি পুরনো। ", "কে বানিয়েছিল? ", "রহিম বানিয়েছিল। ", "এটি নদীর কাছে। "),
-    "Gurmukhi": ("ਇਹ ਮੀਨਾਰ ਪੁਰਾਣੀ ਹੈ। ", "ਕਿਸ ਨੇ ਬਣਾਈ? ", "ਸਿੰਘ ਨੇ ਬਣਾਈ। ", "ਇਹ ਨਦੀ ਕੋਲ ਹੈ। "),
-    "Tamil": ("கோபுரம் பழையது. ", "யார் கட்டினார்? ", "ராமன் கட்டினார்! ", "அது கடலருகே உள்ளது. "),
-    "Telugu": ("గోపురం పాతది. ", "ఎవరు కట్టారు? ", "రాముడు కట్టాడు! ", "అది సముద్రం దగ్గర ఉంది. "),
-    "Myanmar": ("မျှော်စင်သည် ဟောင်းသည်။ ", "ဦးလှ ဆောက်ခဲ့သည်။ ", "ပင်လယ်နားတွင် ရှိသည်။ ", "၁၈၈၉ တွင် ပြီးသည်။ "),
-    "Khmer": ("ប៉មនេះចាស់ណាស់។ ", "សុខបានសាងសង់វា។ ", "វានៅជិតសមុទ្រ។ ", "វាត្រូវបានបញ្ចប់។ "),
-    "Armenian": ("Աշտարակը հին է։ ", "Արամը կառուցեց։ ", "Այն ծովի մոտ է։ ", "Այն բարձր է։ "),
-    "Ethiopic": ("ማማው አሮጌ ነው። ", "ማን ሠራው፧ ", "ዳዊት ሠራው። ", "ባሕር አጠገብ ነው። "),
-    "Georgian": ("კოშკი ძველია. ", "ვინ ააშენა? ", "გიორგიმ ააშენა! ", "ის ზღვასთან დგას. "),
-    "Han": ("这座塔很旧。", "谁建的？", "是李明建的！", "它在海边。", "他说：“不知道。”"),
-    "Kana": ("塔は古いです。", "誰が建てましたか？", "田中さんです！", "「海のそばだ。」", "ｶﾅﾓｼﾞﾃﾞｽ｡"),
-    "Hangul": ("탑은 오래되었다. ", "누가 지었나? ", "김 씨가 지었다! ", "바다 옆에 있다. "),
-    "Tibetan": ("མཁར་འདི་རྙིང་པ་ཡིན།", "སུས་བཞེངས་སམ།", "མཚོ་འགྲམ་ན་ཡོད།", "མཐོན་པོ་འདུག།"),
-}
-"""Each with the space after it. Any two may follow each other."""
 
+def _marked_texts() -> dict[str, list[list[str]]]:
+    """Return by script its texts as lists of sentences; each sentence has the space after it."""
+    texts: dict[str, list[list[str]]] = {}
+    for line in Path(__file__).with_name("sentences.txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            marked = texts.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            marked.append(line.split("|")[:-1])
+    return texts
+
+
+TEXTS = _marked_texts()
+SENTENCES = {script: [sentence for text in texts for sentence in text] for script, texts in TEXTS.items()}
+"""By script; any two may follow each other."""
+
+# fmt: off
 WORDS: dict[str, tuple[str, ...]] = {
     "Thai": ("หอคอย", "นี้", "เก่า", "มาก", "อยู่", "ใกล้", "ทะเล"),
     "Khmer": ("ផ្ទះ", "ថ្មី", "សមុទ្រ", "ភាសា", "សាលារៀន"),
@@ -85,7 +77,7 @@ FACTS: dict[str, Fact] = {
 
 def document(fact: Fact) -> str:
     """A text of many sentences with the fact in its middle, once."""
-    around = SENTENCES[fact.script] * 40
+    around = SENTENCES[fact.script][:5] * 40
     return "".join((*around, fact.sentence, *around))
 
 

@@ -42,6 +42,8 @@ class Made:
     """What must not be in its text."""
     omissions: tuple[str, ...] = ()
     """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
+    headings: tuple[str, ...] = ()
+    """The names of its headings, with those that they stand under; nothing is expected if there are none."""
     error: str = ""
     """What its refusal says, if it must be refused."""
 
@@ -160,7 +162,7 @@ def _word_files() -> Iterator[Made]:
     )
     yield Made(
         "headings.docx", word(headings, styles__xml=_STYLES, numbering__xml=_numbering(*two)),
-        ("# 1. Scope", "# 2. Terms", "## 2.1 Law"),
+        ("# 1. Scope", "# 2. Terms", "## 2.1 Law"), headings=("1. Scope", "2. Terms", "2. Terms > 2.1 Law"),
     )  # fmt: skip
     items = (
         p("one", _numbered(0))
@@ -236,6 +238,19 @@ def _word_files() -> Iterator[Made]:
     yield Made("symbol.docx", word(f"<w:p>{symbol}{r(' = 2')}</w:p>"), ("β = 2",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     yield Made("chart.docx", word(f"<w:p>{r('Sales:')}{chart}</w:p>"), ("Sales:",), omissions=("1 charts",))
+    diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
+    yield Made("diagram.docx", word(f"<w:p>{r('Plan:')}{diagram * 2}</w:p>"), ("Plan:",), omissions=("2 diagrams",))
+    picture = "<w:r><w:drawing><wp:docPr {}/><a:blip xmlns:a='a'/>{}</w:drawing></w:r>".format
+    decoration = "<adec:decorative xmlns:adec='d' val='1'/>"
+    shown = (
+        picture("", "")
+        + picture("descr='A map'", "")
+        + picture("", decoration)
+        + "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
+    )
+    yield Made(
+        "pictures.docx", word(f"<w:p>{shown}</w:p>"), ("![A map]",), omissions=("2 pictures without a description",)
+    )
     yield Made(
         "inside.docx", word(p("Outer."), embeddings___inner__docx=docx("The inner fact")), ("Outer.", "The inner fact")
     )
@@ -250,8 +265,8 @@ SUB = '<w:vertAlign w:val="subscript"/>'
 
 
 def _html_files() -> Iterator[Made]:
-    def page(name: str, body: str, *facts: str, lost: tuple[str, ...] = ()) -> Made:
-        return Made(f"{name}.html", body.encode(), facts, lost)
+    def page(name: str, body: str, *facts: str, **more: tuple[str, ...]) -> Made:
+        return Made(f"{name}.html", body.encode(), facts, **more)
 
     yield page("power", "<p>3 × 10<sup>6</sup>", "10^6", lost=("106",))
     yield page("negative", "<p>x<sup>−3</sup> and y<sup>n+1</sup>", "x^−3", "y^(n+1)")
@@ -278,6 +293,22 @@ def _html_files() -> Iterator[Made]:
     yield page("ruby", "<ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp></ruby>", "東(とう)")
     yield page("struck", "<p>It is <del>41</del> 42", "~~41~~ 42")
     yield page("deep", "<div>" * 3000 + "inmost", "inmost")
+    yield page(
+        "headings",
+        "Before.<h1>A <i>fine</i> report</h1>a<h2>Costs</h2>b<h4>Of <a href='#'>it</a></h4><table><tr><td><h2>No</h2><td>c<tr>"
+        "<td>d<td>e</table><ul><li><h3>Last</h3>f</ul>",
+        "### Last",
+        headings=(
+            "A fine report", "A fine report > Costs", "A fine report > Costs > Of it", "A fine report > Costs > Last",
+        ),
+    )  # fmt: skip
+    shown = "<img src=a><img src=b alt=''><img src=c width=1><img src=d alt='A map'><iframe src=e></iframe><iframe width=0></iframe>"
+    yield page(
+        "shown", f"{shown}<object data=f>no</object><embed src=g><video src=h></video><svg><title>Logo</title></svg>",
+        "![A map]", "Logo",
+        omissions=("1 pictures without a description", "1 frames", "2 embedded objects", "1 sounds and films"),
+    )  # fmt: skip
+    yield page("wordless", "<p>One.</p><img src=a>", "One.", omissions=("1 pictures without a description",))
     yield page("layout", "<table><tr><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>", "| 1 | 2 |")
 
 
@@ -447,7 +478,13 @@ def _mail_files() -> Iterator[Made]:
     )
     yield Made("japanese.eml", old, ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
-    yield Made("two.mbox", box, ("first", "Subject: two", "\nFrom here"))
+    yield Made("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
+    pictured = _mail()
+    pictured.set_content("<p>See <img src='cid:1'>", subtype="html")
+    pictured.add_related(
+        b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
+    )
+    yield Made("pictured.eml", pictured.as_bytes(), ("See",), omissions=("1 pictures (map.gif)",))
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
     yield Made("saved.mhtml", related, ("saved **page**",))
 
@@ -507,8 +544,13 @@ def _office_files() -> Iterator[Made]:
     shape = "<p:sp><p:nvSpPr><p:nvPr>{}</p:nvPr></p:nvSpPr><p:txBody>{}</p:txBody></p:sp>".format
     yield Made(
         "slides.pptx",
-        slides(shape('<p:ph type="title"/>', _a("Plan")), shape("", _a("The fact."))),
+        slides(
+            shape('<p:ph type="title"/>', _a("Plan")),
+            shape("", _a("The fact.")),
+            shape('<p:ph type="ctrTitle"/>', _a("End")),
+        ),
         ("## Plan", "The fact."),
+        headings=("Plan", "End"),
     )
     yield Made("notes.pptx", slides(shape("", _a("Slide.")), notes="Spoken fact"), ("Slide.", "Spoken fact"))
     power = '<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="30000"/><a:t>6</a:t></a:r></a:p>'
@@ -522,13 +564,14 @@ def _office_files() -> Iterator[Made]:
         "image.pptx",
         slides(shape("", _a("One.")), picture.format("")),
         ("One.",),
-        omissions=("1 slides that are images (slide 2)",),
+        omissions=("1 pictures without a description (slide 2)",),
     )
     row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
     yield Made(
         "rows.xlsx",
         sheets(row + f'<row r="2">{_cell("A2", "EU")}<c r="B2"><v>12</v></c></row>'),
         ("## Sales", "| EU | 12 |"),
+        headings=("Sales",),
     )
     yield Made(
         "sparse.xlsx",
@@ -556,7 +599,7 @@ def _office_files() -> Iterator[Made]:
 
 _ODF = " ".join(
     f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
-    for name in ("office", "text", "table", "style", "draw", "presentation")
+    for name in ("office", "text", "table", "style", "draw", "presentation", "svg")
 )
 
 
@@ -579,8 +622,13 @@ def _open_files() -> Iterator[Made]:
     )
     yield Made(
         "heading.odt",
-        opened("text", '<text:h text:outline-level="2">Terms</text:h><text:p>The fact.</text:p>'),
-        ("## Terms", "The fact."),
+        opened(
+            "text",
+            "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
+            + "<text:p>The fact.</text:p>",
+        ),
+        ("## Terms 2", "The fact."),
+        headings=("Terms 1", "Terms 1 > Terms 2"),
     )
     levels = '<text:list-style style:name="L"><text:list-level-style-number text:level="1" style:num-suffix="." style:num-format="1"/><text:list-level-style-number text:level="2" style:num-format="1" text:display-levels="2"/></text:list-style>'
     item = "<text:list-item><text:p>{}</text:p></text:list-item>".format
@@ -601,9 +649,13 @@ def _open_files() -> Iterator[Made]:
         "slide.odp",
         opened(
             "presentation",
-            "<draw:page><draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame></draw:page>",
+            "<draw:page><draw:frame presentation:class='title'><draw:text-box><text:p>Plan</text:p></draw:text-box></draw:frame>"
+            "<draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame>"
+            "<draw:frame><draw:image/></draw:frame><draw:frame><draw:image/><svg:desc>A map</svg:desc></draw:frame></draw:page>",
         ),
-        ("The fact.",),
+        ("The fact.", "![A map]"),
+        omissions=("1 pictures without a description",),
+        headings=("Plan",),
     )
     rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
     yield Made("rows.ods", opened("spreadsheet", rows), ("## Sales", "| US | 3 |"))
@@ -617,6 +669,10 @@ def _open_files() -> Iterator[Made]:
         "o/c.xhtml": "<p>First.</p>",
     }
     yield Made("order.epub", zipped(book), ("Umbra", "First.\n\nSecond, 10^6."))
+    chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
+    yield Made("chapters.epub", zipped(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
+    scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
+    yield Made("scan.epub", zipped(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
     yield Made(
         "gap.epub",
         zipped({name: text for name, text in book.items() if name != "o/c.xhtml"}),

@@ -378,3 +378,26 @@ TOO_LONG_IN_WORDS = {
     "max_tokens that is too large": (400, "max_tokens is too large: 1024. The maximum context length is 512 tokens"),
 }
 """Refusals that are about length, with their status."""
+
+
+def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
+    """Return a server that counts tokens in its own way.
+
+    Of a prompt that is longer than its window it keeps the newest tokens, and its models have tags and say nothing of a
+    window: all as Ollama does.
+    """
+
+    def respond(body: Body, number: int) -> Reply:
+        prompt = body["messages"][-1]["content"]
+        kept = prompt
+        while count(kept) > window:
+            kept = kept[len(kept) // 50 + 1 :]
+        text = perfect_reader(kept) if len(kept) == len(prompt) else "nothing yet"
+        return {
+            "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": count(kept) + 20, "completion_tokens": 5},
+        }
+
+    server = FakeServer(respond)
+    server.models = {"object": "list", "data": [{"id": "fake:latest", "object": "model", "owned_by": "library"}]}
+    return server

@@ -145,10 +145,16 @@ def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_pat
 
 def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path, monkeypatch):
     program = tmp_path / "program.py"
-    monkeypatch.setattr(conversion.converting_program, "__file__", str(program))
+    monkeypatch.setattr(conversion.conversion_program, "__file__", str(program))
     store = DocumentStore(tmp_path / "store")
     page = Document.from_bytes(b"<p>x", name="a.html")
-    for source in ("import os; os.abort()", "print('[1, 2')", "print('[null, 99]'); print('short')", ""):
+    for source in (
+        "import os; os.abort()",
+        "print('[1, 2')",
+        "print('[null, null, 99]'); print('short')",
+        "print('[1]')",
+        "",
+    ):
         program.write_text(source)
         with pytest.raises(DocumentError, match=r"HTML file a\.html failed \(exit code"):
             store.add(page)

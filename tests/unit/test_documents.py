@@ -170,6 +170,8 @@ def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
 def test_utf16_without_a_mark_is_named(store):
     with pytest.raises(EncodingError, match="Pass the encoding utf-16-be"):
         store.add(Document.from_bytes(GERMAN.encode("utf-16-be")))
+    with pytest.raises(EncodingError, match="Pass the encoding utf-16-be"):
+        store.add(Document.from_bytes("plain words alone".encode("utf-16-be")))
     with pytest.raises(EncodingError, match="Pass the encoding utf-16-le"):
         store.add(Document.from_bytes(b"The code is 4711.".decode().encode("utf-16-le")))  # it is valid UTF-8, too
     with pytest.raises(EncodingError, match=r"no byte order mark.*Pass the encoding utf-16-le or utf-16-be"):

@@ -7,10 +7,10 @@ import io
 import pytest
 from support.made_documents import Made, made_documents
 
-from memagent_graph.converting import SourceFile
+from memagent_graph.converters import SourceFile
 from memagent_graph.documents import Document, DocumentStore, loaders
 from memagent_graph.documents.conversion import converter_kinds
-from memagent_graph.documents.converting_program import converted_parts
+from memagent_graph.documents.conversion_program import converted_parts
 from memagent_graph.errors import DocumentError
 
 
@@ -44,3 +44,5 @@ def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, sto
     ]
     assert len(told) == len(made.omissions), told
     assert [begin for begin, whole in zip(made.omissions, told, strict=True) if not whole.startswith(begin)] == [], told
+    if made.headings:
+        assert tuple(mark.label for mark in store.headings(ref)) == made.headings

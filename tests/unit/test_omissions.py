@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.made_documents import made_documents
 
-from memagent_graph.converting import Block, Omission
+from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.omissions import document_events, omissions_of, summary_of
 from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError
@@ -65,7 +65,7 @@ def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
 
 
 OWN = """
-from memagent_graph.converting import Block, Omission
+from memagent_graph.converters import Block, Omission
 
 def ocr(source):
     for part in source.standard():

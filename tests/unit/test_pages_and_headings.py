@@ -191,16 +191,28 @@ class TestHeadings:
         store.remove(ref)
         assert not list((tmp_path / "sections").iterdir())
 
-    def test_of_html_and_docx_are_those_of_their_markdown(self, tmp_path) -> None:
+    @pytest.mark.parametrize(
+        ("name", "data", "expected"),
+        [
+            ("a.html", b"<h1>Report</h1><p>4.1 It</p><h2>Costs</h2>", ["Report", "Report > Costs"]),
+            ("a.html", b"<h1>Title alone</h1><p>4.1 Term</p><p>4.2 End</p>", ["Title alone", "4.1 Term", "4.2 End"]),
+            ("a.docx", docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends."), ["4.1 Term", "4.2 Termination"]),
+        ],
+    )
+    def test_are_guessed_from_the_text_only_where_a_converter_gives_no_more_than_a_title(
+        self, name: str, data: bytes, expected: list[str], tmp_path: Path
+    ) -> None:
         store = DocumentStore(tmp_path)
-        html = "<h1>Report</h1><p>All is well.</p><h2>4.2 Termination</h2><p>It ends.</p>"
-        assert [each.label for each in store.headings(store.add(Document.from_bytes(html.encode(), "a.html")))] == [
-            "Report", "4.2 Termination",
-        ]  # fmt: skip
-        clauses = docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends.")
-        assert [each.label for each in store.headings(store.add(Document.from_bytes(clauses, "a.docx")))] == [
-            "4.1 Term", "4.2 Termination",
-        ]  # fmt: skip
+        ref = store.add(Document.from_bytes(data, name))
+        assert [mark.label for mark in store.headings(ref)] == expected
+        store.remove(ref)
+        assert not list((tmp_path / "sections").iterdir())
+
+    def test_name_the_section_of_evidence_with_those_that_they_stand_under(self, tmp_path: Path) -> None:
+        page = b"<h1>Ports</h1><p>Old.<h2>Keys</h2><p>The key of harbor is 4711.<h2>Ships</h2><p>Many."
+        with MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", store=tmp_path, run_log=False) as reader:
+            (quote, *_) = reader.read(Document.from_bytes(page, "a.html"), QUESTION).evidence
+        assert quote.section == "Ports > Keys"
 
 
 class TestChunksThatEndBeforeHeadings:

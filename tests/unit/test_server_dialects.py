@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import perfect_reader
-from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS
+from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
 from memagent_graph.cli.examination import Health, examine
@@ -111,23 +110,6 @@ LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000
 LONG_BUDGET = Budget(context_window=8192, question_tokens=64, memory_tokens=100, chunk_tokens=2500, answer_tokens=40)
 
 
-def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
-    """A server that counts tokens in its own way, and keeps the newest tokens that fit its window, as Ollama does."""
-
-    def respond(body: dict[str, Any], number: int) -> dict[str, Any]:
-        prompt = body["messages"][-1]["content"]
-        kept = prompt
-        while count(kept) > window:
-            kept = kept[len(kept) // 50 + 1 :]
-        text = perfect_reader(kept) if len(kept) == len(prompt) else "nothing yet"
-        return {
-            "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": count(kept) + 20, "completion_tokens": 5},
-        }
-
-    return FakeServer(respond)
-
-
 OWN_COUNT = load_tokenizer("embedded").count
 OTHER_COUNTS = {
     "its own tokens": OWN_COUNT,
@@ -145,6 +127,19 @@ async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts() -> No
     assert [event.chunk_index for event in cuts] == list(range(len(cuts)))
     assert len(cuts) >= 3
     assert re.search(r"it counts 1,[45]\d\d tokens, and about 1,\d\d\d more were sent", cuts[0].detail)
+
+
+SHORT_BUDGET = Budget(context_window=1024, question_tokens=32, memory_tokens=60, chunk_tokens=500, answer_tokens=40)
+
+
+async def test_a_short_prompt_that_a_small_window_cut_is_an_event_and_what_found_it_out_is_counted() -> None:
+    with counting_server(OWN_COUNT, window=400) as server:
+        result = await read(server, "and then some words " * 300, SHORT_BUDGET)
+    assert {event.kind for event in result.events} == {EventKind.PROMPT_CUT}
+    probes = [body for body in server.requests if "<section>" not in body["messages"][0]["content"]]
+    assert len(probes) == 2 + 1  # and the answer
+    assert result.usage.turns == len(server.requests)
+    assert result.usage.completion_tokens == 5 * len(server.requests)
 
 
 async def test_a_read_can_stop_at_a_prompt_that_the_server_cut() -> None:

@@ -23,8 +23,7 @@ from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.notebook import render_notebook
-from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.page import render_notebook, render_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
@@ -105,11 +104,16 @@ class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.attributes: set[str] = set()
+        self.values: dict[str, str | None] = {}
+        """Each attribute's last value."""
+
+    @property
+    def attributes(self) -> set[str]:
+        return set(self.values)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.attributes |= {name for name, _ in attrs}
+        self.values |= dict(attrs)
 
 
 def test_steps_say_what_changed_and_totals_add_up() -> None:
@@ -229,12 +233,13 @@ def test_hostile_text_adds_no_element_to_the_page_or_the_fragment() -> None:
     assert page_data(page)["question"] == HOSTILE
 
 
-def test_the_fragment_names_answer_source_and_cost_and_has_no_script() -> None:
-    fragment = render_notebook(build_timeline(run()))
-    assert "<b>Ilse Thornbury</b> built the lighthouse." in fragment
-    assert "“Ilse Thornbury built the lighthouse” (page 2)" in fragment
-    assert "550 tokens in, 105 out" in fragment
-    assert "<script" not in fragment
+def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -> None:
+    timeline = build_timeline(run())
+    frame = Tags()
+    frame.feed(render_notebook(timeline))
+    assert frame.tags == ["iframe"]
+    assert frame.values["sandbox"] == "allow-scripts"
+    assert frame.values["srcdoc"] == render_page(timeline)
 
 
 def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
@@ -406,21 +411,10 @@ def test_hostile_names_of_branches_and_roles_stay_text() -> None:
     page.feed(render_page(timeline))
     plain_page.feed(render_page(build_timeline(run())))
     assert page.tags == plain_page.tags
-    fragment = Tags()
-    fragment.feed(render_notebook(timeline))
-    assert not {"script", "img", "svg/onload"} & set(fragment.tags)
-    assert not {"onerror", "onload"} & (page.attributes | fragment.attributes)
+    assert not {"onerror", "onload"} & page.attributes
     anchors = [step["anchor"] for step in page_data(render_page(timeline))["steps"]]
     assert all(re.fullmatch(r"[\w%.~-]+", anchor) for anchor in anchors)
     assert not set(printed(render_timeline(timeline))) & set("\x00\u2066")
-
-
-def test_a_notebook_has_a_strip_for_each_branch() -> None:
-    fragment = render_notebook(build_timeline(branched()))
-    assert fragment.count("<svg") == 4
-    assert 'aria-label="where memory changed on branch 2, over 2 steps"' in fragment
-    assert "segments" in fragment
-    assert render_notebook(build_timeline(run())).count("<svg") == 1
 
 
 def test_branches_are_compared_with_their_like() -> None:

@@ -19,6 +19,9 @@ from support.document_files import pdf
 from support.fake_server import FakeServer
 from support.programs import Program, answers, records, run_program
 from support.scripts import document_with, part, perfect_reader
+from support.server_dialects import counting_server
+
+from memagent_graph.tokenizers import load_tokenizer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -434,6 +437,28 @@ def test_doctor_finds_what_is_wrong() -> None:
     assert "no connection" in gone.stdout
 
 
+def test_a_server_that_cuts_prompts_as_ollama_does_is_found_out(tmp_path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=6000))
+    with counting_server(load_tokenizer("embedded").count, window=1500) as server:
+        options = [
+            "--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", "--question-tokens", "50",
+            "--memory-tokens", "60", "--answer-tokens", "60", "--chunk-tokens",
+        ]  # fmt: skip
+        health = memagent("doctor", *options, 2500)
+        cut = memagent("read", book, "-q", QUESTION, *options, 2500)
+        stopped = memagent("read", book, "-q", QUESTION, *options, 2500, "--on-incomplete", "stop")
+        whole = memagent("read", book, "-q", QUESTION, *options, 600, "--context-window", 1500)
+    assert health.returncode == 4
+    assert "it cut the prompt" in health.stdout and "OLLAMA_CONTEXT_LENGTH" in health.stdout
+    assert cut.returncode == 0
+    assert "prompt_cut" in cut.stderr
+    assert stopped.returncode == 4
+    assert "the server cut the prompt" in stopped.stderr
+    assert whole.returncode == 0
+    assert "answer: 4711" in whole.stdout and "prompt_cut" not in whole.stderr
+
+
 def test_without_the_local_extra_the_remedy_is_named(book, tmp_path) -> None:
     (tmp_path / "blocked").mkdir()
     for name in ("torch", "transformers"):
@@ -555,7 +580,7 @@ def test_two_questions_in_a_pipe_and_on_a_narrow_terminal_are_labelled_lines(boo
     with FakeServer() as server:
         done = memagent("read", book, "-q", questions[0], "-q", questions[1], "--base-url", server.base_url, *SMALL)
     assert [record["question"] for record in records(done.stdout)] == [[question] for question in questions]
-    run_ids = re.findall(r"run (\S+)", done.stderr)
+    run_ids = re.findall(r"run (\d\S+)", done.stderr)
     assert len(run_ids) == 2
     shown = memagent("show", run_ids[0]).stdout
     assert max(map(len, shown.splitlines())) <= 24

@@ -1,10 +1,10 @@
-"""The converting program: a file on standard input, its text on standard output, within limits.
+"""The conversion program: a file on standard input, its text on standard output, within limits.
 
 `conversion.py` starts it as a new interpreter, so that any damage by a hostile file ends with this process.
 
-Standard output has parts: a line of JSON, `["page 3", 120]`, and that many bytes of UTF-8; or a line with an omission,
-`{"what": ...}`. The last line is `{}`, or an object with the error's `kind`, `message` and `hint`. If it is missing,
-the process was stopped.
+Standard output has parts: a line of JSON with label, headings and size, `["page 3", ["Title"], 120]`, and that many
+bytes of UTF-8; or a line with an omission, `{"what": ...}`. The last line is `{}`, or an object with the error's
+`kind`, `message` and `hint`. If it is missing, the process was stopped.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ import sys
 from dataclasses import asdict
 from typing import IO, Any, Final
 
-from memagent_graph.converting import Block, ConversionError, Parts, SourceFile, parts_of
+from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, parts_of
 
 PART_CHARACTERS: Final = 1 << 20
+MOST_HEADINGS: Final = 10
+"""Of those that a block stands under."""
+LONGEST_HEADING: Final = 120
+"""In characters."""
 _SLACK_BYTES: Final = 1 << 20
 
 
@@ -98,7 +102,9 @@ def _write(parts: Parts, out: IO[bytes], text_bytes: int) -> None:
             written += len(data)
             if written > text_bytes:
                 raise ConversionError(kind="text")
-            out.write(json.dumps([None if at else part.label, len(data)]).encode() + b"\n")
+            headings = part.headings and [each[:LONGEST_HEADING] for each in part.headings[:MOST_HEADINGS]]
+            begins = [None, None] if at else [part.label, headings]
+            out.write(json.dumps([*begins, len(data)]).encode() + b"\n")
             out.write(data)
 
 

@@ -12,7 +12,7 @@ for a file that it leaves to the standard converter, or change what that one yie
         for part in source.standard():
             yield Block(text_of_scan(source, part.place)) if isinstance(part, Omission) else part
 
-This module imports nothing else, as the converting process has to start quickly.
+This module imports nothing else, as the conversion process has to start quickly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias
 
@@ -35,12 +35,15 @@ class Block:
     """A piece of a document's text. A document is the text of its blocks, in order, one directly after the other.
 
     Attributes:
-        text: Markdown, or plain text. Its headings become the document's.
+        text: Markdown, or plain text.
         label: the name of the page, sheet, message or source that begins here; None if it is still the same one.
+        headings: the headings that it stands under, outermost first, from here on; None if they are still the same. In
+            a document without any, they are looked for in the text.
     """
 
     text: str
     label: str | None = None
+    headings: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class SourceFile:
         """Convert it with the converter of its kind.
 
         Raises:
-            ConversionError: it cannot be converted; or there is no converter, or a package is missing.
+            ConversionError: the file is damaged, there is no converter for it, or a package is missing.
         """
         if self.kind not in self.converters:
             raise ConversionError(f"there is no converter for {self.name}", "Convert it first.", kind="unsupported")
@@ -150,10 +153,11 @@ class SourceFile:
                 raise ConversionError(f"there is no converter for {kind or 'its kind'}")
             for part in inner.standard():
                 if isinstance(part, Block):
-                    yield Block(part.text, part.label and f"{heading}, {part.label}" if labelled else heading)
+                    label = part.label and f"{heading}, {part.label}" if labelled else heading
+                    yield replace(part, label=label)
                     labelled = True
                 else:
-                    yield Omission(part.what, ", ".join(filter(None, (heading, part.place))), part.remedy, part.count)
+                    yield replace(part, place=", ".join(filter(None, (heading, part.place))))
             yield Block(GAP)
         except ConversionError as error:
             reason = f"the package {error} is missing" if error.values["kind"] == "missing" else str(error)

@@ -1,0 +1,89 @@
+"""The models that a server serves: its list, which of them is meant, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memagent_graph.chat_markers import folder_markers
+from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyRequestError
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.profile import load_profile
+from memagent_graph.policies.sending import MalformedReplyError
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+
+
+def model_entries(content: bytes) -> list[dict[str, Any]]:
+    """Return the entries of a model list, also of one that is a bare array, or has only names."""
+    try:
+        body = msgspec.json.decode(content)
+        entries = body if isinstance(body, list) else body.get("data") or body.get("models")
+        entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
+        return [{**entry, "id": entry.get("id") or entry.get("name") or entry["model"]} for entry in entries]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedReplyError(f"not a list of models: {error}", content) from error
+
+
+def chosen_model(
+    models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redacted: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return the entry of the model that is named, or of the only one.
+
+    Raises:
+        PolicyRequestError: there is none of this name; or none is named, and there are none or several.
+    """
+    bases = [model for model in models if not model.get("parent")]
+    if name is None and len(bases) == 1:
+        return dict(bases[0])
+    for model in models:
+        if model["id"] in {name, f"{name}:latest"}:
+            # An adapter has its base's window and tokenizer, but reports neither.
+            base = next((other for other in bases if other["id"] == model.get("parent")), {})
+            return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
+    names = [str(model["id"]) for model in models]
+    shown = redacted(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
+    if name is None:
+        raise PolicyRequestError(f"{base_url} serves {shown or 'no model'}", hint="Name one with --model.")
+    raise PolicyRequestError(
+        f"{base_url} does not serve {name!r}; it serves {shown or 'nothing'}", hint="Name one of these with --model."
+    )
+
+
+def is_vllm(served: Mapping[str, Any]) -> bool:
+    """Return whether a model's entry is vLLM's."""
+    return served.get("owned_by") == "vllm"
+
+
+def info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
+    """Return what can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
+    folder = Path(root or name)
+    local = folder.is_dir()
+    tokenizer, missing = _tokenizer_named(name, root)
+    all_known = local and tokenizer is not None
+    return ModelInfo(
+        context_window=window,
+        tokenizer=tokenizer,
+        missing=missing,
+        shape=ModelShape.from_config(folder) if local else None,
+        profile=load_profile(folder) if local else None,
+        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset())
+        | (folder_markers(folder) if local else frozenset()),
+        knows_control_tokens=all_known,
+    )
+
+
+def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
+    """Return the tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
+    missing = None
+    for spec in dict.fromkeys(filter(None, (root, model))):
+        try:
+            return load_tokenizer(spec), None
+        except MissingExtraError as error:
+            missing = missing or error
+        except MemAgentError:
+            continue
+    return None, missing

@@ -1,0 +1,150 @@
+"""What a user is told when a server fails: the kinds of errors, and their words and remedies, without secrets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+
+from memagent_graph.errors import (
+    PolicyAuthenticationError,
+    PolicyError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyResponseError,
+    PolicyUnreachableError,
+)
+from memagent_graph.policies.redaction import SecretRedaction
+from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field, speaks_of_length
+from memagent_graph.policies.sending import (
+    BrokenOffError,
+    MalformedReplyError,
+    OverlongReplyError,
+    RedirectError,
+    StatusError,
+    Timeouts,
+)
+
+_SHOWN: Final = 500
+"""Characters of what a server said, in an error."""
+
+
+@dataclass
+class ServerErrors:
+    """Words the failures of one server."""
+
+    base_url: str
+    redacted: SecretRedaction = field(repr=False)
+    timeouts: Timeouts
+    max_retries: int
+
+    def of(self, error: Exception, url: str, seconds: str = "", *, model: str | None, note: str) -> PolicyError:
+        """Return the error that a failed request comes to.
+
+        It has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
+
+        Args:
+            error: what `Sender` raised.
+            url: where the request went.
+            seconds: how long the reply was waited for, in words.
+            model: the model's name on the server, if it is known.
+            note: what is odd about the server's list of models.
+        """
+        match error:
+            case StatusError():
+                return self._refusal(error, self.redacted(error.words), model, note)
+            case MalformedReplyError():
+                return self._malformed(error)
+            case RedirectError():
+                return self._redirected(error.target, url)
+            case TimeoutError():
+                return self._silence(error, seconds)
+        cause = _root_cause(error)
+        refused = isinstance(cause, ConnectionRefusedError)  # its message differs between systems
+        return self._unreachable("All connection attempts failed" if refused else str(cause))
+
+    def _unreachable(self, reason: str) -> PolicyUnreachableError:
+        return PolicyUnreachableError(
+            f"no connection to {self.base_url}: {self.redacted(reason)}",
+            hint="Is the server running? Check --base-url with `memagent doctor`.",
+        )
+
+    def _silence(self, error: Exception, allowed: str) -> PolicyUnreachableError:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return self._unreachable(f"none within {self.timeouts.connect:g} s")
+        return PolicyUnreachableError(
+            f"{self.base_url} did not answer in time{allowed}",
+            hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+        )
+
+    def _redirected(self, target: str, url: str) -> PolicyResponseError:
+        """Where the redirect leads, without secrets, and the base URL that it would be."""
+        shown = self.redacted(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
+        base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
+        return PolicyResponseError(
+            f"{self.base_url} redirects to another server, {shown}; the request was not sent there",
+            hint=f"If that is the server you mean, name it: --base-url {base}",
+        )
+
+    def _refusal(self, error: StatusError, all_words: str, model: str | None, note: str) -> PolicyError:
+        where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_SHOWN]
+        if status in {401, 403}:
+            return PolicyAuthenticationError(
+                f"{where} refused the key ({status}): {words}",
+                hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
+                "address: http://USER:PASSWORD@HOST:PORT/v1.",
+            )
+        if error.worth_repeating:
+            tried = f"answered {status}"
+            if self.max_retries:
+                tried = f"still answered {status} after {_retries(self.max_retries)}"
+            if wait is not None and wait > self.timeouts.read:
+                tried = f"answered {status} and asks to wait for {wait:.0f} s"
+            return PolicyOverloadedError(
+                f"{where} {tried}: {words}",
+                hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
+            )
+        if speaks_of_length(words) or status == 413:
+            hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
+        elif note and model and model in words:
+            hint = f"{note}."
+        elif status == 404 and model and model in words:
+            hint = "`memagent doctor` lists what is served."
+        elif field := refused_field(words, OPTIONAL_FIELDS):
+            hint = f"If it does not take {field}: --unsupported {field}."
+        else:
+            hint = "`memagent doctor` sends a small request, and shows what comes back."
+        refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
+        refusal.words = all_words
+        return refusal
+
+    def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
+        retried = f" after {_retries(self.max_retries)}" if self.max_retries else ""
+        if isinstance(error, OverlongReplyError):
+            return PolicyResponseError(
+                f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
+                hint="Does it respect max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
+            )
+        if isinstance(error, BrokenOffError):
+            return PolicyResponseError(
+                f"{self.base_url} still broke its reply off{retried}: {self.redacted(error.reason)[:_SHOWN]}",
+                hint="Look into the server's log, then resume.",
+            )
+        shown = self.redacted(error.content.decode(errors="replace"))[:200]
+        return PolicyResponseError(
+            f"{self.base_url} answered with something that is not a completion{retried}: {shown!r} "
+            f"({self.redacted(error.reason)})",
+            hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
+        )
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _retries(count: int) -> str:
+    return f"{count} {'retry' if count == 1 else 'retries'}"

@@ -1,0 +1,93 @@
+"""A prompt that the server cut is shown at every door: in results, logs, pages, replies and tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+from support.fake_server import FakeServer
+from support.scripts import document_with
+from typer.testing import CliRunner
+
+from memagent_graph import MemAgent, ReadResult, RunLog, load_tokenizer
+from memagent_graph.cli import app
+from memagent_graph.documents import DocumentStore
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.run_views import view_of_run
+from memagent_mcp.tool_results import run_text
+from memagent_serve.chat_replies import read_details
+from memagent_serve.live.page_values import update_value
+
+QUESTION = "What is the key of harbor?"
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1200)
+COUNT = load_tokenizer("embedded").count
+WINDOW = 250
+BUDGET = {"chunk_tokens": 400, "memory_tokens": 60, "question_tokens": 40, "answer_tokens": 40}
+OPTIONS = [
+    *("--tokenizer", "embedded"),
+    *(part for name, value in BUDGET.items() for part in (f"--{name.replace('_', '-')}", str(value))),
+]
+
+
+def cutting(body: dict[str, Any], number: int) -> dict[str, Any]:
+    """Count and answer what the newest tokens of a prompt say, as Ollama does."""
+    prompt = body["messages"][-1]["content"]
+    while COUNT(prompt) > WINDOW:
+        prompt = prompt[len(prompt) // 50 + 1 :]
+    return {
+        "choices": [{"message": {"content": "nothing yet"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": COUNT(prompt) + 20, "completion_tokens": 5},
+    }
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with FakeServer(cutting, window=2048) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        (tmp_path / "books").mkdir()
+        (tmp_path / "books" / "book.txt").write_text(TEXT)
+        yield tmp_path
+
+
+def memagent(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def result_of(place: Path) -> ReadResult:
+    with MemAgent(tokenizer="embedded", store=place / "texts", run_log=place / "log.sqlite", **BUDGET) as reader:
+        return reader.read(TEXT, QUESTION)
+
+
+def timeline_of(place: Path) -> Any:
+    result = result_of(place)
+    return build_timeline(view_of_run(RunLog(place / "log.sqlite"), result.run_id, DocumentStore(place / "texts")))
+
+
+def rows_of(place: Path) -> str:
+    memagent("corpus", place / "books", "-q", QUESTION, "--out", place / "table", *OPTIONS)
+    parts = [str(part) for part in (place / "table").glob("*.parquet")]
+    return str(pyarrow.dataset.dataset(parts).to_table().to_pylist())
+
+
+DOORS: dict[str, Callable[[Path], str]] = {
+    "result": lambda place: str([event.kind.value for event in result_of(place).events]),
+    "command line": lambda place: memagent("read", place / "books" / "book.txt", "-q", QUESTION, "--json", *OPTIONS),
+    "log": lambda place: (result_of(place), memagent("show", "latest", "--log", place / "log.sqlite"))[1],
+    "page": lambda place: render_page(timeline_of(place)),
+    "live page": lambda place: json.dumps([update_value(update, "") for update in result_of(place).updates]),
+    "serve": lambda place: json.dumps(read_details(result_of(place), ["upload"])),
+    "mcp": lambda place: run_text(timeline_of(place)),
+    "corpus": rows_of,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_cut_prompt_is_shown(door: str, place: Path) -> None:
+    assert "prompt_cut" in DOORS[door](place)
