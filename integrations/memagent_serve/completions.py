@@ -336,9 +336,7 @@ class ChatCompletions:
                     if isinstance(part, ReadResult):
                         async for event in self._final_events(long_request, head, part):
                             yield event
-                    elif (
-                        part.update or not part.state.has_ended
-                    ) and time.monotonic() - newest >= _NOTE_SECONDS:
+                    elif (part.update or not part.state.has_ended) and time.monotonic() - newest >= _NOTE_SECONDS:
                         yield head.chunk({"reasoning_content": note_of(part, memory)})
                         memory = part.update.memory if part.update else memory
                         newest = time.monotonic()

@@ -27,8 +27,11 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.storage.state_serializer import CompressedSerializer
-from memagent_graph.timeline import build_timeline, compare_runs, render_comparison, render_page, render_timeline
+from memagent_graph.timeline.compare import compare_runs, render_comparison
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.tokenizers.loading import load_tokenizer
 
 SECONDS = 3600

@@ -25,7 +25,9 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.profile import require_profile, save_profile
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, import_runs
-from memagent_graph.timeline import build_timeline, compare_runs, render_comparison, render_page
+from memagent_graph.timeline.compare import compare_runs, render_comparison
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_serve.serve_settings import file_settings
 
