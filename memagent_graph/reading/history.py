@@ -16,6 +16,7 @@ from memagent_graph.calls import Call, Writes, calls_of, stored_call
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.reading.graph import ReaderGraph
+from memagent_graph.reading.state import ReaderState
 from memagent_graph.run_log.records import edited_by
 from memagent_graph.trace import Trace
 
@@ -42,7 +43,10 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     try:
         snapshot = await graph.aget_state(thread(run_id))
         if snapshot.values.get("document"):
-            msgspec.convert(snapshot.values, graph.builder.state_schema)
+            schema = graph.builder.state_schema
+            is_own = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
+            values = {name: value for name, value in snapshot.values.items() if value is not None}
+            msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
     except MemAgentError:
         raise
     except Exception as error:  # whatever LangGraph raises for states that no graph of this package saved
