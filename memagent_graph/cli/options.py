@@ -18,7 +18,8 @@ from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
         "policy", "profile", "tokenizer", "dtype", "api_key", "concurrency", "timeout", "retries",
-        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported", "header", "ca_file", "proxy",
+        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported",
+        "chat_template_kwargs", "header", "ca_file", "proxy",
     ),
     "Several machines": ("ray", "ray_actors"),
     "Prompts and budgets": (
