@@ -62,7 +62,7 @@ def test_files_are_written_to_a_folder(books: list[Path], tmp_path: Path) -> Non
         json.dumps({"a.txt": {"title": "Of keys", "author": "A. Weiss", "year": 1999}})
     )
     (tmp_path / "questions.txt").write_text(QUESTION + "\n")
-    formats = ["md", "html", "csv", "parquet", "bib"]
+    formats = ["md", "html", "csv"]
     with FakeServer(reply) as server:
         done = memagent(
             "report", "Keys?", *books, "--base-url", server.base_url, *SMALL, "-q", f"@{tmp_path / 'questions.txt'}",
@@ -75,11 +75,11 @@ def test_files_are_written_to_a_folder(books: list[Path], tmp_path: Path) -> Non
     assert values["mode"] == "extractive"
     assert values["contradictions"] == [{"question": 0, "groups": [[0], [1]]}]
     assert {Path(path).name for path in values["files"]} == {
-        "report.json", "report.md", "report.html", "matrix.csv", "matrix.parquet", "references.bib"
+        "report.json", "report.md", "report.html", "matrix.csv"
     }  # fmt: skip
     rows = list(csv.DictReader((tmp_path / "out/matrix.csv").read_text("utf-8-sig").splitlines()))
     assert [(row["document"], row["answer"]) for row in rows] == [("a.txt", "4711"), ("b.txt", "12")]
-    assert "title = {Of keys}" in (tmp_path / "out/references.bib").read_text()
+    assert "A. Weiss, Of keys, 1999" in (tmp_path / "out/report.md").read_text()
     assert str(tmp_path) not in (tmp_path / "out/report.html").read_text()
 
 
