@@ -282,7 +282,7 @@ class Tools:
         progress, shown = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
             while read.is_running:
-                await read.next_change()
+                await read.changed.wait()
                 if read.update is not None and read.update is not shown:
                     shown = read.update
                     await progress.advance(0, shown)
