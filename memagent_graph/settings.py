@@ -125,6 +125,11 @@ class PolicySettings:
         shown="none",
         kind=_TEXT,
     )
+    chat_template_kwargs: str | None = setting(
+        None,
+        'Arguments of the policy\'s chat template, as a JSON object, such as {"enable_thinking": false}.',
+        shown="none",
+    )
     header: Any = setting(
         None,
         'A header of every request, as "Name: value"; may be repeated.',

@@ -246,20 +246,6 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
     return values
 
 
-def row_from(values: Mapping[str, Any]) -> CorpusRow:
-    """Convert values by column to a row. Typed columns are ignored, because `value` contains the same data."""
-    fields = {name: values[name] for name in CorpusRow.__struct_fields__ if name in values}
-    fields["value"] = None if fields.get("value") is None else json.loads(fields["value"])
-    fields["metadata"] = json.loads(fields["metadata"]) if fields.get("metadata") else {}
-    return msgspec.convert(fields, CorpusRow)
-
-
-def arrow_table(rows: Iterable[CorpusRow], columns: Sequence[TypedColumn] = ()) -> Any:
-    """Convert rows to a `pyarrow.Table` with the columns of the table's parts."""
-    values = [column_values(row, columns) for row in rows]
-    return arrow_module().Table.from_pylist(values, schema=arrow_schema(columns))
-
-
 def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
     arrow = arrow_module()

@@ -96,7 +96,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
         strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
         temperature, top_p = float(values.get("temperature", 0.0)), float(values.get("top_p", 1.0))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "

@@ -37,8 +37,8 @@ SCHEMA_MARK: Final = "schema="
 """Before the schema's fingerprint in `ReaderContext.settings`."""
 
 
-class Counters(TypedDict):
-    """The cost of a read or of a part of it."""
+class Counters(TypedDict, total=False):
+    """The cost of a read or of a part of it; a count that is missing is 0."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -45,14 +45,10 @@ def connected(address: str, **options: Any) -> Iterator[Any]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise its log mixes with this process's output
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # otherwise late calls after the end start a new cluster
     ray = ray_module()
-    ray_module("ray.data")
     if ray.is_initialized():
         yield ray
         return
     require_reachable(address)
-    for handler in logging.getLogger("ray.data").handlers:
-        if type(handler).__name__ != "SessionFileHandler":  # failures are raised, and are in Ray's log files
-            handler.setLevel(logging.CRITICAL)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         quiet["include_dashboard"] = False

@@ -13,32 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
+from memagent_corpus.corpus_rows import CorpusRow, decode_row
 from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
-from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, PlannedActor
+from memagent_corpus.on_ray.actor_plan import CPUS, ActorPlan, DocumentActor
 from memagent_corpus.on_ray.ray_cluster import connected, ray_module
 from memagent_graph.errors import CorpusError, MemAgentError
 
 _MAX_RETRIES: Final = 10
 """How often a document is given to an actor again that died while it read the document."""
-
-
-class DocumentActor(PlannedActor):
-    """Reads documents for `RayEngine`."""
-
-    async def start(self) -> None:
-        """Return when the actor runs."""
-
-    async def read(self, task: DocumentTask) -> list[bytes] | MemAgentError:
-        """Read a document.
-
-        Returns:
-            Its rows, encoded as in the ledger, or an error that every other document would cause too.
-        """
-        try:
-            return [encode_row(row) for row in await task.read(self.reader)]
-        except MemAgentError as error:
-            return error
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     pa = pyarrow("Parquet import")
     try:
         yield from _read(pa, source, file)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunLogError(
             f"{source} cannot be imported: {error}", hint="It is not a Parquet file, or it is damaged; export it again."
         ) from error

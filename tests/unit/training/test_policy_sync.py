@@ -539,7 +539,7 @@ async def test_an_endpoint_that_is_not_there_names_how_to_start_the_server(base,
 async def test_a_rank_that_is_too_large_names_the_option(fake, base, tmp_path) -> None:
     policy = write_adapter(tmp_path / "1", base, 0.5, rank=16)
     for sync in (remote(fake, model=base), own(fake, base, max_lora_rank=8)):
-        with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
+        with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger `--max-lora-rank"):
             await sync.sync(policy, "1")
 
 
@@ -672,6 +672,13 @@ def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
 
 
 # The server's own side
+
+
+def test_a_server_of_our_own_in_another_number_format_may_differ_by_more(base, tmp_path) -> None:
+    exact, narrow = (VLLMServer(base, log_file=tmp_path / "log", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert PolicySync(exact)._tolerance == PolicySync(RemoteServer("http://x/v1", "policy"))._tolerance == 1e-3
+    assert PolicySync(narrow)._tolerance == 1
+    assert PolicySync(narrow, settings=SyncSettings(tolerance=0.1))._tolerance == 0.1
 
 
 def test_the_server_is_started_for_what_is_asked_of_it(base, tmp_path) -> None:

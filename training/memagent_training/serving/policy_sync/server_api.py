@@ -159,7 +159,7 @@ class ServerAPI:
         words = words or "no words"
         kind = NotServedError if status == 404 and "does not exist" in words else SyncError
         if "max_lora_rank" in words:
-            remedy = "Start the server with a larger --max-lora-rank (VLLMServer: max_lora_rank=...)."
+            remedy = "Start the server with a larger `--max-lora-rank` (VLLMServer: max_lora_rank=...)."
         return kind(f"{self.root_url}{path} failed ({status}): {words}", hint=remedy)
 
 
