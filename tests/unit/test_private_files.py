@@ -109,7 +109,7 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
 @pytest.mark.parametrize(
     ("use", "error"),
     [
-        (lambda: open_existing(None), r"RunLogError.*runs\.sqlite cannot be used.*--log"),
+        (lambda: open_existing(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log"),
         (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
         (lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
          "CheckpointError.*keep checkpoints elsewhere"),
