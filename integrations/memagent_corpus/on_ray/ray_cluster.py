@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import socket
@@ -10,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from memagent_graph.errors import CorpusError, MissingExtraError
+from memagent_graph.errors import CorpusError
+from memagent_graph.extra_modules import extra_module
 
 _CONNECT_SECONDS: Final = 5.0
 
@@ -21,10 +21,7 @@ def ray_module(name: str = "ray") -> Any:
     Raises:
         MissingExtraError: Ray is not installed.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MissingExtraError("ray", "reading on a Ray cluster") from None
+    return extra_module(name, "ray", "reading on a Ray cluster")
 
 
 @contextmanager
