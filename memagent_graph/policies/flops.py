@@ -7,9 +7,10 @@ Sparse attention, mixture-of-experts routing and cached prefixes are not modelle
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from memagent_graph.storage.bounded_files import json_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ModelShape:
     def from_config(cls, folder: Path) -> ModelShape | None:
         """Return the shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
         try:
-            config = json.loads((folder / "config.json").read_text("utf-8"))
+            config = json_file(folder / "config.json")
             width, layers, heads = (
                 int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
             )
