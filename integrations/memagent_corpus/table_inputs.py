@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.documents.allowed_paths import file_below, path_below
-from memagent_graph.errors import DocumentError, MissingExtraError
+from memagent_graph.errors import DocumentError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_file
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
@@ -151,10 +152,7 @@ class FileTable:
         return SUFFIXES[PurePosixPath(shown(self.location)).suffix.lower()]
 
     def _parquet(self, file: Any) -> Any:
-        try:
-            return importlib.import_module("pyarrow.parquet").ParquetFile(file)
-        except ImportError:
-            raise MissingExtraError("corpus", f"reading {shown(self.location)}") from None
+        return extra_module("pyarrow.parquet", "corpus", f"reading {shown(self.location)}").ParquetFile(file)
 
     @contextmanager
     def _csv(self, file: Any) -> Iterator[csv.DictReader[str]]:

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_evaluation.extra_modules import extra_module
 from memagent_graph.documents.allowed_paths import file_below
 from memagent_graph.errors import DocumentError, EvaluationError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_file, json_value
 
 TableRow: TypeAlias = dict[str, Any]
@@ -183,7 +183,7 @@ class ParquetRows:
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         """Yield the file, opened each time, because an open one is not for several threads."""
-        parquet = extra_module("pyarrow.parquet", f"reading {self.path.name}")
+        parquet = extra_module("pyarrow.parquet", "eval", f"reading {self.path.name}")
         try:
             with parquet.ParquetFile(self.path) as file:
                 yield file
@@ -208,7 +208,7 @@ class DatasetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pa = extra_module("pyarrow", f"reading the dataset folder {path.name}")
+        pa = extra_module("pyarrow", "eval", f"reading the dataset folder {path.name}")
         try:
             names = [part["filename"] for part in json_file(path / "state.json")["_data_files"]]
             files = [file_below(path, name, hint="Name another dataset folder.") for name in names]

@@ -39,7 +39,7 @@ class OldLogProbs(StrEnum):
     are clipped like the rest."""
 
 
-_FIXED: dict[str, tuple[object, str]] = {
+FIXED: dict[str, tuple[object, str]] = {
     "eval_strategy": ("no", "measure checkpoints with memagent eval"),
     "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
     "loss_type": ("dapo", "loss_weights chooses the mean"),
@@ -169,7 +169,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     @classmethod
     def names(cls) -> list[str]:
         """Return the settings that have an effect, and those that must stay as they are."""
-        return sorted({*cls.__annotations__, *_WITH_EFFECT, *_FIXED} & cls.__dataclass_fields__.keys())
+        return sorted({*cls.__annotations__, *_WITH_EFFECT, *FIXED} & cls.__dataclass_fields__.keys())
 
     def __post_init__(self) -> None:
         # TRL's batches of prompts; the smallest that it accepts. What is forwarded is planned from token_budget.
@@ -181,7 +181,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def _check(self) -> None:
-        for name, (value, instead) in _FIXED.items():
+        for name, (value, instead) in FIXED.items():
             given = getattr(self, name, value)
             if given != value:
                 raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
