@@ -22,6 +22,7 @@ from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
+from memagent_graph.storage.bounded_files import json_file, text_file
 from memagent_graph.storage.paths import data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -79,14 +80,12 @@ def load_profile(folder: Path | str) -> Profile | None:
         PromptError: a template that is missing or lacks a field.
     """
     published = PUBLISHED.get(folder) if isinstance(folder, str) else None
-    if published is not None:
-        published = {**published, "empty_memory": _authors_wording(str(folder))}
     folder = policy_folder(folder)
     path = folder / "memagent.json"
     if published is None and not path.is_file():
         return None
     try:
-        values: Mapping[str, Any] = published or json.loads(path.read_text("utf-8"))
+        values = {**published, "empty_memory": _authors_wording(folder)} if published else json_file(path)
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
         boundary: Boundary = values.get("boundary", "token")
         if boundary not in get_args(Boundary):
@@ -96,7 +95,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
         strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
         temperature, top_p = float(values.get("temperature", 0.0)), float(values.get("top_p", 1.0))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
@@ -115,24 +114,22 @@ def load_profile(folder: Path | str) -> Profile | None:
     return Profile(budget, prompts, boundary, on_invented, strategy, dtype, temperature, top_p)
 
 
-def _authors_wording(name: str) -> str:
+def _authors_wording(folder: Path) -> str:
     """Return the text of the empty memory, which is beside both prompts.
 
     Raises:
         PromptError: the user has not saved them yet.
     """
-    folder = policy_folder(name)
-    try:
-        *_, empty_memory = [
-            (folder / f"{text}.txt").read_text("utf-8") for text in ("update", "answer", "empty_memory")
-        ]
-        return empty_memory.strip()
-    except OSError as error:
+    files = [folder / f"{text}.txt" for text in ("update", "answer", "empty_memory")]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
         raise PromptError(
-            f"the wording of {name} is its authors' and is not a part of this package; {error.filename} is not there",
-            hint=f"Save it in {folder}, as in the authors' repository: update.txt with {{prompt}}, {{memory}} and "
+            f"the wording of {folder.name} is its authors' and not a part of this package; {' and '.join(missing)} "
+            "must be saved once",
+            hint=f"Save them in {folder}, as in the authors' repository: update.txt with {{prompt}}, {{memory}} and "
             "{chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
-        ) from error
+        )
+    return text_file(files[-1]).strip()
 
 
 def require_profile(folder: Path | str) -> Profile:
