@@ -52,7 +52,7 @@ def test_a_read_killed_at_random_moments_ends_with_the_same_answer(
 ) -> None:
     kills, chunks = size(4, 40), size(100, 300)
     tokenizer = load_tokenizer("embedded")
-    text = document_with({0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=15_000)
+    text = document_with({0.1: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=15_000)
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * CHUNK_TOKENS)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
