@@ -18,6 +18,7 @@ from memagent_graph.errors import ProfileError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
+from memagent_graph.storage.bounded_files import json_file
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
@@ -66,7 +67,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json_file(path)
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
         boundary: Boundary = values.get("boundary", "token")
         if boundary not in get_args(Boundary):
@@ -75,7 +76,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
         strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
