@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
@@ -27,6 +27,7 @@ from memagent_graph.errors import (
     RunMismatchError,
 )
 from memagent_graph.events import StopReason
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
 from memagent_graph.policy import Policy, TokenUsage
@@ -84,6 +85,24 @@ class ReadOptions(TypedDict, total=False):
     """Bounds for each question's run in this call, instead of the reader's own."""
     config: RunnableConfig | None
     """LangChain's, of which callbacks, tags, metadata and the run's name are used."""
+
+
+def _check_options(options: ReadOptions) -> None:
+    """Raise MemAgentError for an option that a call does not have, and for limits that are none."""
+    known = sorted(ReadOptions.__annotations__)
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None and unknown in {each.name for each in fields(ReadSettings)}:
+        raise MemAgentError(
+            f"{unknown} is a setting of the reader, not of a call",
+            hint=f"Choose it when you make the reader, MemAgent(..., {unknown}=...), or in agent.copy({unknown}=...).",
+        )
+    if unknown is not None:
+        raise MemAgentError(
+            f"a read has no option {unknown!r}",
+            hint=did_you_mean(unknown, [*known, "questions"], f"Options are: {', '.join(known)}."),
+        )
+    if not isinstance(options.get("limits"), Limits | None):
+        raise MemAgentError("limits must be Limits", hint="Write limits=Limits(max_chunks=3), for example.")
 
 
 class MemAgent:
@@ -243,6 +262,7 @@ class MemAgent:
                 "there is no question" if question is None else "both question and questions were given",
                 hint='Give one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
             )
+        _check_options(options)
         if question is not None:
             if return_exceptions or on_update is not None:
                 raise MemAgentError(
@@ -262,6 +282,7 @@ class MemAgent:
 
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
+        _check_options(options)
         async with aclosing(self._start(document, question, options, pace=pace)) as parts:
             async for part in parts:
                 yield part

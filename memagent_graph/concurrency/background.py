@@ -92,11 +92,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         LastingError: `cancellation` ended it; a caller that retries other errors does not retry this one.
     """
     loop = background_loop()
-    try:
-        running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-    except RuntimeError:
-        running = None
-    if running is loop:
+    if _is_running(loop):
         coroutine.close()
         raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -104,11 +100,24 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         with cancellation.reaches(future) if cancellation else nullcontext():
             return future.result()
     except BaseException:
-        future.cancel()
-        if future.cancelled():  # at once, while what it ran still has a run to let go
-            with suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_ended(coroutine), loop).result(_CLEANUP_SECONDS)
+        _cancel(future, coroutine, loop)
         raise
+
+
+def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether this is called on the loop, where nothing may wait for it."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _cancel(future: Future[Any], coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a coroutine unless it has ended, and wait for its end: until then it holds its run."""
+    future.cancel()
+    if future.cancelled() and not _is_running(loop):  # at once
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_ended(coroutine), loop).result(_CLEANUP_SECONDS)
 
 
 async def _ended(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -146,14 +155,15 @@ def synchronous_stream(
                 arrived.put(error)
                 raise
 
-        future = asyncio.run_coroutine_threadsafe(drain(), background_loop())
+        draining, loop = drain(), background_loop()
+        future = asyncio.run_coroutine_threadsafe(draining, loop)
         try:
             while (part := arrived.get()) is not end:
                 if isinstance(part, BaseException):
                     raise part
                 yield part
         finally:
-            future.cancel()
+            _cancel(future, draining, loop)
 
     _name_twin(twin, method)
     return twin

@@ -15,7 +15,14 @@ from typing import IO, Any, cast
 
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
-from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, StreamDecoder, byte_order_mark, decoded
+from memagent_graph.documents.decoding import (
+    SAMPLE_BYTES,
+    Errors,
+    StreamDecoder,
+    binary_kind,
+    byte_order_mark,
+    decoded,
+)
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, Section, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
@@ -168,8 +175,7 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
     """Return the kind of a file, by its first bytes or else by its type; None for plain text."""
     named = kind_of_type(document.media_type)
     start = file.tell()
-    sample = file.read(1024)
-    file.seek(start)
+    sample = _sample(file)
     marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
     if sample.startswith(b"PK\x03\x04"):
         marked = _archive_kind(file)
@@ -185,6 +191,14 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
     return marked or named
 
 
+def _sample(file: IO[bytes]) -> bytes:
+    """Return what a file begins with; its position stays."""
+    start = file.tell()
+    sample = file.read(1024)
+    file.seek(start)
+    return sample
+
+
 def _archive_kind(file: IO[bytes]) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
@@ -198,17 +212,17 @@ def _archive_kind(file: IO[bytes]) -> str | None:
     return None
 
 
-def _from_binary(
-    document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]
-) -> tuple[str, Parts]:
+def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: partial[Parts]) -> tuple[str, Parts]:
     kind = _kind(document, file)
+    if kind is None and convert.keywords["converter"] is not None and binary_kind(_sample(file)):
+        kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages is not None and kind != "pdf":
         raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
         return document.media_type, _converted_html(document, file, errors, convert)
     if kind is not None:
         pages = "" if document.pages is None else str(document.pages)
-        return MEDIA_TYPES.get(kind, document.media_type), convert(document.name, kind, file, pages=pages)
+        return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=pages)
     reopen = partial(_pieces, document.name, file, file.tell())
     texts = decoded(document.name, reopen, encoding=document.encoding, errors=errors)
     return document.media_type, map(Block, texts)

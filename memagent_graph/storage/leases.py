@@ -66,10 +66,12 @@ def _held(file: IO[bytes], run_id: str) -> RunHeldError:
         pid = file.read(32).decode("ascii", "replace").strip()
     except OSError:
         pid = ""
-    who = "this process" if pid == str(os.getpid()) else f"process {pid}" if pid else "another process"
+    is_own = pid == str(os.getpid())
+    who = "this process" if is_own else f"process {pid}" if pid else "another process"
+    stream = " (an asynchronous stream that is left early ends with `async with aclosing(agent.astream(...))`)"
     return RunHeldError(
         f"the run is being read by {who} already",
-        hint="Wait for it, or end it; then resume again, and nothing that it has read is read twice.",
+        hint=f"Wait for it, or end it{stream if is_own else ''}; then resume again, and nothing that it has read is read twice.",
         run_id=run_id,
     )
 

@@ -8,7 +8,7 @@ from support.made_documents import made_documents
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.omissions import document_events, omissions_of, summary_of
-from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError
+from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError, UnsupportedDocumentError
 from memagent_graph.events import EventKind
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.reader import MemAgent
@@ -121,6 +121,18 @@ def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
 def test_a_converter_that_fails_is_named(name, error, own):
     with pytest.raises(DocumentError, match=error):
         own.with_converter(name).add(document())
+
+
+def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
+    drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
+    ref = own.with_converter("own_converter.py:whole").add(drawing)
+    assert (own.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")
+    with pytest.raises(DocumentError, match="has no 'missing'"):
+        own.with_converter("own_converter.py:missing").add(drawing)
+    with pytest.raises(UnsupportedDocumentError, match="xyz"):
+        own.with_converter("own_converter.py:declining").add(drawing)
+    text = own.with_converter("own_converter.py:whole").add(Document.from_bytes(b"As it is.", "notes.xyz"))
+    assert own.read(text, 0, text["size"]) == "As it is."
 
 
 def test_a_setting_names_the_converter_and_no_log_does(own):

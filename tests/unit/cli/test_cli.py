@@ -194,6 +194,18 @@ def test_a_read_that_stops_at_a_limit_is_resumed_from_its_id_alone(book) -> None
     assert answers(again.stdout) == ["4711"]
 
 
+def test_the_latest_read_is_resumed_with_all_its_questions(book) -> None:
+    questions = [QUESTION, "What is the key of nowhere?", "Where is the key of harbor?"]
+    with FakeServer() as server:
+        options = ["--base-url", server.base_url, *SMALL, "--max-chunks", 2]
+        invoke("read", book, *(word for question in questions for word in ("-q", question)), *options)
+        finished = invoke("resume", "latest")
+        again = invoke("resume", "latest")
+    assert [record["question"] for record in records(finished.stdout)] == [[question] for question in questions]
+    assert finished.exit_code == 0
+    assert [record["question"] for record in records(again.stdout)] == [questions[2:]]
+
+
 def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
     with FakeServer() as server:
         options = ["--base-url", server.base_url, *SMALL, "--max-chunks", 2]
