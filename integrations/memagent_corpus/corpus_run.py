@@ -66,6 +66,8 @@ class CorpusSummary:
     """Documents that this run read, including failed ones."""
     skipped: int = 0
     """Documents that already had all of their rows."""
+    without_question: int = 0
+    """Documents that nothing is asked about."""
     changed: int = 0
     """Documents whose source may have changed since they were read."""
     failed: int = 0
@@ -389,7 +391,7 @@ class _CorpusRun:
 
     def _list_some(self) -> None:
         """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
-        size = skipped = skipped_bytes = 0
+        size = skipped = skipped_bytes = without_question = 0
         retry_failed = self._retry_failed and not self._is_last_pass
         while len(self._listed) < _LISTED_AHEAD and size < _LISTED_AHEAD_BYTES and skipped < _SKIPPED_AT_ONCE:
             document = next(self._source, None)
@@ -406,9 +408,11 @@ class _CorpusRun:
                 size += len(document.text or "")
             else:
                 skipped += 1
+                without_question += not questions
                 skipped_bytes += document.size or 0
         if not self._is_last_pass:
-            self._summary.skipped += skipped
+            self._summary.skipped += skipped - without_question
+            self._summary.without_question += without_question
             if self._watcher and skipped:
                 self._watcher.on_skip(skipped, skipped_bytes)
 

@@ -241,6 +241,8 @@ class CorpusSession:
         parts = [f"{counted(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
         if summary.skipped:
             parts.append(f"{summary.skipped:,} skipped, because they have all their rows")
+        if summary.without_question:
+            parts.append(f"{summary.without_question:,} without a question")
         if summary.changed:
             parts.append(f"{summary.changed:,} checked again, because they may have changed")
         if summary.failed:

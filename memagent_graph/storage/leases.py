@@ -68,10 +68,10 @@ def _held(file: IO[bytes], run_id: str) -> RunHeldError:
         pid = ""
     is_own = pid == str(os.getpid())
     who = "this process" if is_own else f"process {pid}" if pid else "another process"
-    stream = " (an asynchronous stream that is left early ends with `async with aclosing(agent.astream(...))`)"
+    stream = " (a stream that is left early: `async with aclosing(agent.astream(...))`)" if is_own else ""
     return RunHeldError(
         f"the run is being read by {who} already",
-        hint=f"Wait for it, or end it{stream if is_own else ''}; then resume again, and nothing that it has read is read twice.",
+        hint=f"Wait for it, or end it{stream}; then resume again, and nothing that it has read is read twice.",
         run_id=run_id,
     )
 

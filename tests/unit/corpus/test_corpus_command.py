@@ -57,6 +57,20 @@ def test_questions_from_a_file_and_progress_in_words(tmp_path: Path) -> None:
     assert len(rows_in(tmp_path / "out")) == 9
 
 
+def test_a_row_of_a_table_without_a_question_is_counted_as_that(tmp_path: Path) -> None:
+    table = tmp_path / "questions.jsonl"
+    rows = [
+        {"id": "a", "text": "One.", "ask": "What?"},
+        {"id": "b", "text": "Two.", "ask": ""},
+        {"id": "c", "text": "Three."},
+    ]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    with CountingServer() as server:
+        command = [each for each in typed(table, tmp_path / "out", server) if each not in {"-q", *QUESTIONS}]
+        said = memagent(*command, "--question-column", "ask").stderr
+    assert "1 document read" in said and "2 without a question" in said and "skipped" not in said
+
+
 def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", 6)
     with CountingServer() as server:

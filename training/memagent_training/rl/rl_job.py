@@ -109,7 +109,7 @@ class RLJob:
     collect: CollectSettings = field(default_factory=CollectSettings)
     temperature: float = 1.0
     """The sampling temperature of rollouts."""
-    reward: str | RewardFunction = "strict"
+    reward: str | RewardFunction = "exact_match"
     """A built-in's name or a function; see `collect`."""
     evidence_share: float = 0.0
     """The share of the advantage that is each memory's own, for having what the answer needs."""
