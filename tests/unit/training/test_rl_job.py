@@ -174,8 +174,8 @@ def begun(out: Path, **changes: Any) -> RLJob:
     [
         ({"tasks": ("niah_multikey_1",)}, r"tasks was \['niah_multikey_2'\] and is \['niah_multikey_1'\]"),
         ({"lengths": (600,)}, r"lengths was \[500\] and is \[600\]"),
-        ({"reward": "lenient"}, "reward was 'strict' and is 'lenient'"),
-        ({"reward": lambda *_: 1.0}, "reward was 'strict' and is 'a function'"),
+        ({"reward": "lenient"}, "reward was 'exact_match' and is 'lenient'"),
+        ({"reward": lambda *_: 1.0}, "reward was 'exact_match' and is 'a function'"),
         ({"seed": 1}, "loop_seed was 0 and is 1"),
         ({"evidence_share": 0.5}, "evidence_share was 0.0 and is 0.5"),
         ({"steps_behind": 1}, "steps_behind was 0 and is 1"),
