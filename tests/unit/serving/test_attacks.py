@@ -21,6 +21,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 from aiohttp import web
+from starlette.routing import Route
 from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProcess, served
@@ -213,6 +214,7 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
         routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
         tries = 0
         for route in routes:
+            assert isinstance(route, Route) and route.methods
             ids = (run_id, kept["id"]) if "{" in route.path else (run_id,)
             for key, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
                 if route.path == SIGN_IN:
