@@ -49,7 +49,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
             msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
             if values.get("run_id") != run_id:
                 raise ValueError("they are of another run")
-            if not snapshot.next:
+            if values.get("stop_reason"):
                 StopReason(values["stop_reason"])
     except MemAgentError:
         raise

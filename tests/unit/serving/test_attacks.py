@@ -396,6 +396,13 @@ def test_countless_small_values_are_refused_before_they_take_memory(body: bytes)
     assert caught.value.status == 413
 
 
+def test_bytes_that_are_no_text_are_refused_wherever_they_are() -> None:
+    for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+        with pytest.raises(ApiError, match="not a JSON object") as caught:
+            parse_fields(body)
+        assert caught.value.status == 400
+
+
 def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
     parsed = parse(parse_fields(json.dumps(chat(text)).encode()))
