@@ -1,6 +1,7 @@
 """E-mail: one message (.eml, also .mhtml), or a box of them (.mbox), with the standard library.
 
-Of a message's alternatives plain text is read, or else HTML. What is attached is converted as a file of its own.
+Of a message's alternatives plain text is read, or HTML if that says far more. What is attached is converted as a file
+of its own.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [each for each in part.get_payload() if isinstance(each, Message)]
         if kind == "multipart/alternative":
-            best = [each for each in parts if each.get_content_type() == "text/plain" and _text(each).strip()]
-            parts = best[:1] or parts[-1:]
+            plain = next((each for each in parts if each.get_content_type() == "text/plain"), None)
+            parts = parts[-1:] if plain is None or _says_little(plain, parts[-1]) else [plain]
         for each in parts:
             yield from _content(source, each)
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
@@ -99,6 +100,13 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
     else:
         text = _text(part)
         yield Block((markdown(text) if kind == "text/html" else text.strip()) + GAP)
+
+
+def _says_little(plain: Message[Any, Any], other: Message[Any, Any]) -> bool:
+    """Whether the plain text is hardly more than a request to look at the other form."""
+    html = next((part for part in other.walk() if part.get_content_type() == "text/html"), None)
+    length = len(_text(plain).split())
+    return not length or (html is not None and len(markdown(_text(html)).split()) > 3 * length + 20)
 
 
 def _text(part: Message[Any, Any]) -> str:
