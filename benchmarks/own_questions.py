@@ -1,9 +1,11 @@
-"""Questions in a wording that the embedded policy was not trained on, as files for `memagent rl --data` and `eval`.
+"""A newcomer's path, timed: own questions in a file, reads, rewards, training without a server, a policy.
 
     python -m benchmarks.own_questions work/own
 
-writes `questions.jsonl`, to train on, and `held_out.jsonl`, whose entities and numbers are in no question of the first.
-Each asks "Name the ATTRIBUTE of ENTITY.", on a text of its own: four paragraphs, the fact, and a foreign fact.
+The questions are in a wording that the embedded policy was not trained on: "Name the ATTRIBUTE of ENTITY.", each on a
+text of its own of four paragraphs, the fact, and a foreign fact. `questions.jsonl` is to train on; the entities and
+numbers of `held_out.jsonl` are in none of its questions. `memagent rl` then trains on the first, and `memagent eval`
+reads the second before and after, greedily. `seconds.json` has each command's time, and its processor time.
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,6 +28,10 @@ from memagent_evaluation.tasks.haystacks import python_prose
 PARAGRAPHS = 4
 SHORTEST, LONGEST = 80, 600
 """Characters of a paragraph."""
+SETTINGS = (
+    "learning_rate=3e-4", "muon_learning_rate=1e-3", "lr_scheduler_type=linear", "warmup_steps=2", "groups_per_step=8",
+    "old_logprobs=logged", "skip_certain=0.02", "loss_weights=conversation_mean", "gradient_checkpointing=false",
+)  # fmt: skip
 
 
 def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -40,17 +50,45 @@ def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[st
         number -= 1
 
 
+def commands(folder: Path, iterations: int) -> dict[str, list[str]]:
+    """Return the path's commands, the training first."""
+    train = ["rl", "--data", str(folder / "questions.jsonl"), "--model", "embedded", "--engine", "local"]
+    train += ["--out", str(folder / "policy"), "--iterations", str(iterations), "--rollouts", "8", "--groups", "16"]
+    train += ["--max-questions", "32", "--advance-at", "0", "--measure-every", "0"]
+    train += [word for setting in SETTINGS for word in ("--set", setting)]
+    reads = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", "200", "--systems", "memagent"]
+    return {
+        "rl": train,
+        "before": [*reads, "--model", "embedded", "--out", str(folder / "before")],
+        "after": [*reads, "--model", str(folder / "policy"), "--out", str(folder / "after")],
+        "compared": ["eval-report", str(folder / "after"), str(folder / "before")],
+    }
+
+
+def timed(command: list[str]) -> tuple[float, float]:
+    """Run a command of memagent; return its seconds and its processor seconds."""
+    began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "memagent_graph", *command], check=True)
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic() - began, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
     parser.add_argument("--train", type=int, default=600)
     parser.add_argument("--held-out", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=6)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, number in (("questions", arguments.train), ("held_out", arguments.held_out)):
         rows = questions(number, held_out=name == "held_out")
         (arguments.out / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    seconds = {}
+    for name, command in commands(arguments.out, arguments.iterations).items():
+        seconds[name] = timed(command)
+        (arguments.out / "seconds.json").write_text(json.dumps(seconds, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -271,10 +271,11 @@ def job_of(out: Path, given: argparse.Namespace) -> RLJob:
 def run_loop(folder: Path, given: argparse.Namespace) -> None:
     """The main function of a loop's process."""
     from memagent_training.rl import run
-    from memagent_training.rl.loop_status import Phase, Watcher
+    from memagent_training.rl.loop_status import LoopStatus, Phase
 
-    class Teller(Watcher):
+    class Teller(LoopStatus):
         def begins(self, iteration: int, phase: Phase) -> None:
+            super().begins(iteration, phase)
             tell(iteration, phase.value)
 
         def ends(self, reason: str) -> None:
@@ -283,7 +284,7 @@ def run_loop(folder: Path, given: argparse.Namespace) -> None:
     def tell(iteration: int, phase: str) -> None:
         _append(folder / "events.jsonl", asdict(Event(os.getpid(), time.time(), iteration, phase)))
 
-    run(job_of(folder / "rl", given), Teller())
+    run(job_of(folder / "rl", given), Teller(given.iterations, quiet=True))
     times = [Event(**each).time for each in _lines(folder / "events.jsonl")]
     (folder / "seconds.json").write_text(json.dumps(time.time() - times[0]))
 

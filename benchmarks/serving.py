@@ -202,7 +202,7 @@ async def large_requests(count: int, size: int) -> list[Figure]:
 
 async def idle_streams(count: int, seconds: float) -> list[Figure]:
     """Streams of reads that wait: whether all stay open, and the memory of one."""
-    options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--heartbeat", "1", "--cancel-on-close")
+    options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--cancel-on-close")
     timeout = aiohttp.ClientTimeout(total=None)
     with slow_server(600_000) as upstream, serving(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:

@@ -25,14 +25,14 @@ QUESTIONS = (
 
 
 def main(question: str, out: Path, papers: list[Path]) -> None:
-    """Write the review, its evidence matrix and its bibliography to the folder `out`."""
+    """Write the review, and its evidence matrix to the folder `out`."""
     beside = papers[0].with_name("papers.json")
     known = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
     sources = [ReportSource(paper, metadata=known.get(paper.name, {})) for paper in papers]
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ), checkpoints=out.with_suffix(".sqlite"))
     with agent:
         review = report(agent, question, sources, questions=QUESTIONS)
-    for path in write_report(review, out, ("md", "html", "csv", "parquet", "bib")):
+    for path in write_report(review, out, ("md", "html", "csv")):
         print("wrote", path.name)
     for sentence in review.sentences:
         if not sentence.is_quoted:

@@ -48,7 +48,7 @@ _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
 PYTHON_ARGUMENTS: Final = frozenset({
     "answer_format", "answer_template", "answer_tokens", "api_key", "base_url",
-    "boundary", "branches", "ca_file", "checkpoints", "chosen_by",
+    "boundary", "branches", "ca_file", "chat_template_kwargs", "checkpoints", "chosen_by",
     "chunk_tokens", "concurrency", "context_window", "converter", "dtype",
     "empty_memory", "encoding", "header", "layout", "limits",
     "logprobs", "max_chunks", "max_seconds", "max_tokens_total", "memory_tokens",

@@ -11,15 +11,17 @@ where `make_policy` takes the `PolicySettings`, of which it uses what it needs, 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import MemAgentError, PolicyError
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
 from memagent_graph.policies.client_settings import is_openai_client
 from memagent_graph.policies.rate_limiter import RateLimiter
@@ -40,7 +42,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     if name in _BUILT_IN:
         return _BUILT_IN[name](settings)
     if name in KNOWN:
-        return policies.LocalPolicy(name, dtype=settings.dtype)
+        return _in_process(name, settings)
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
@@ -113,7 +115,12 @@ def policy_names() -> tuple[str, ...]:
 def _local(settings: PolicySettings) -> Policy:
     if settings.model is None:
         raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
-    return policies.LocalPolicy(settings.model, dtype=settings.dtype)
+    return _in_process(settings.model, settings)
+
+
+def _in_process(model: str, settings: PolicySettings) -> Policy:
+    arguments = template_arguments(settings.chat_template_kwargs)
+    return policies.LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
 
 
 def _server(settings: PolicySettings) -> Policy:
@@ -136,6 +143,7 @@ def _server(settings: PolicySettings) -> Policy:
 
 def _server_options(settings: PolicySettings) -> dict[str, Any]:
     """Return how a server is reached, apart from its address and key."""
+    template = template_arguments(settings.chat_template_kwargs)
     options = {
         "max_concurrency": settings.concurrency,
         "read_timeout": settings.timeout,
@@ -143,11 +151,29 @@ def _server_options(settings: PolicySettings) -> dict[str, Any]:
         "limiter": RateLimiter(settings.requests_per_minute, settings.tokens_per_minute),
         "session_header": settings.session_header,
         "unsupported": _names(settings.unsupported),
+        "extra_body": {"chat_template_kwargs": template} if template else None,
         "default_headers": dict(map(_header, settings.header)) if settings.header else None,
         "ca_file": settings.ca_file,
         "proxy": settings.proxy,
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def template_arguments(text: str | None) -> dict[str, Any]:
+    """Return a chat template's arguments by name.
+
+    Raises:
+        PolicyError: they are not a JSON object.
+    """
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise PolicyError(
+            f"{text!r} is not a JSON object", hint="Write --chat-template-kwargs as in '{\"enable_thinking\": false}'."
+        )
+    return arguments
 
 
 def _names(names: str | Collection[str] | None) -> tuple[str, ...]:
@@ -176,7 +202,7 @@ _OTHER_LIBRARIES: Final = {
 
 
 _BUILT_IN: Final[Mapping[str, PolicyFactory]] = {
-    "embedded": lambda settings: policies.LocalPolicy.embedded(dtype=settings.dtype),
+    "embedded": partial(_in_process, "embedded"),
     "local": _local,
     "server": _server,
 }

@@ -1,4 +1,5 @@
-"""Writes docs/reference/tables.md: the fields of templates and the columns of exports, from the code that uses them.
+"""Writes the tables of docs/reference from the code that uses them: tables.md has the fields of templates and the
+columns of exports, training_tables.md the settings, metrics, rewards and rows of a training.
 
 python scripts/write_tables.py
 """
@@ -16,7 +17,7 @@ from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.records import Conversation, RunRecord
 from memagent_graph.strategies import load_strategy, strategy_names
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "docs/reference/tables.md"
+REFERENCE: Final = Path(__file__).resolve().parent.parent / "docs/reference"
 _DOCS: Final = {
     "conversation": "Its row in the log: what `memagent reward --conversation` takes.",
     "escaped": "The columns whose text is written as in a JSON string, because it has half surrogate pairs.",
@@ -25,6 +26,80 @@ _DOCS: Final = {
     "rewards": "The conversation's own rewards, as `run_rewards`.",
 }
 """Of columns that are no field of a record."""
+_SETTINGS: Final = {
+    "learning_rate": "AdamW's rate.",
+    "lr_scheduler_type": "How the rate changes, as in transformers.",
+    "warmup_steps": "Optimizer steps in which the rate grows.",
+    "weight_decay": "AdamW's and Muon's; none for biases and norms.",
+    "max_grad_norm": "Longer gradients are scaled down to this.",
+    "logging_steps": "Optimizer steps between lines of the log.",
+    "epsilon": "How far a ratio may fall below 1, and, without `epsilon_high`, rise above it.",
+    "epsilon_high": "How far a ratio may rise above 1.",
+    "delta": "Dual clip: the largest ratio that counts where the advantage is negative.",
+    "beta": "Weight of the KL divergence from the initial policy (k3).",
+    "importance_sampling_level": "token, or sequence for one ratio a conversation (GSPO).",
+    "temperature": "That at which the runs were sampled; left out, theirs is taken.",
+    "entropy_coef": "Weight of an entropy bonus.",
+    "mask_truncated_completions": "Whether completions that were cut off are left out of the loss.",
+    "disable_dropout": "Whether dropout is off.",
+    "ddp_find_unused_parameters": "As in PyTorch's DistributedDataParallel.",
+    "remove_unused_columns": "Has no effect on runs.",
+    "save_steps": "Optimizer steps between checkpoints.",
+    "save_total_limit": "How many checkpoints stay.",
+    "baseline": "What a reward is compared with: group_mean or leave_one_out.",
+    "divide_by_std": "Whether advantages are divided by their group's sample standard deviation.",
+    "advantage_epsilon": "Added to that standard deviation.",
+    "step_reward_share": "Share of the step rewards in an advantage; the rest is the outcome's.",
+    "drop_zero_variance": "Whether groups whose rewards are all equal are left out, of means, too.",
+    "loss_weights": "What the loss is a mean over: token_mean, rollout_mean or conversation_mean.",
+    "num_train_epochs": "Passes over the runs.",
+    "old_logprobs": "Denominator of the ratio: recomputed before the first step, or logged, the sampler's.",
+}
+"""Meanings of settings under TRL's names, and of those whose text is elsewhere in the code."""
+METRICS: Final = {
+    "loss, grad_norm, learning_rate, epoch, step, num_tokens": "As in TRL.",
+    "reward, reward_std": "Mean over rollouts; mean over groups of their standard deviations.",
+    "reward/NAME": "Mean of a credit term's reward.",
+    "reward/with_dropped": "Mean reward of all groups, those without variance, too.",
+    "frac_reward_zero_std": "Share of groups whose rewards are all equal.",
+    "advantage/abs_mean": "Mean size of the learned rows' advantages.",
+    "rollouts, conversations": "How many in this step.",
+    "conversations/learned, conversations/forwarded": "Conversations with a gradient; those that were computed.",
+    "conversations/per_rollout": "Mean number K of a rollout's conversations.",
+    "completions/mean_length, completions/max_length": "Tokens of completions.",
+    "completions/ROLE/mean_length, completions/ROLE/max_length": "The same for update, answer, and each other role.",
+    "completions/clipped_ratio": "Share of completions that were cut off.",
+    "prompts/mean_length": "Tokens of prompts.",
+    "tokens/learned, tokens/forwarded, tokens/padding_fraction": "In the loss; computed; share of padding among these.",
+    "penalised_fraction": "Share of rollouts with an overlong penalty.",
+    "groups/dropped_fraction": "Share of groups that were left out.",
+    "entropy": "Mean entropy at learned tokens, nats.",
+    "kl": "KL divergence from the initial policy (k3, after the clamp); with beta.",
+    "ratio/mean, ratio/max": "p / p_old at learned tokens.",
+    "clip_ratio/low_mean, clip_ratio/high_mean, clip_ratio/dual_mean": "Share of learned tokens that the clip holds "
+    "below, above, and by the dual clip.",
+    "importance/mean, importance/capped": "p_old / p_logged after the cap; share at the cap.",
+    "sampling/sampling_logp_difference/mean, sampling/sampling_logp_difference/max": "Difference of log p_old "
+    "and log p_logged, before the first step: the sampler against the trainer.",
+    "sampling/importance_sampling_ratio/min, sampling/importance_sampling_ratio/mean, "
+    "sampling/importance_sampling_ratio/max": "p_old / p_logged, before the cap.",
+    "sampling/kl_k1, sampling/kl_k3": "KL divergence of the sampler from the trainer, two estimates.",
+    "sampling/effective_sample_size": "Of those ratios, as a share of the tokens.",
+    "staleness/mean, staleness/max": "How many policy versions are newer than the one that wrote a conversation.",
+    "skipped": "1 if the step was skipped because loss or gradient was not finite.",
+    "step_time, train/tokens_per_second": "Seconds of the step; tokens forwarded a second.",
+    "memory/peak_gib": "Peak memory of this process, of its GPU if it has one.",
+    "mfu": "Share of the GPU's bfloat16 operations, if it is a known one.",
+    "collect/reward, collect/reward_LENGTH, collect/reward_TASK": "`rl`: mean reward of the reads of an iteration.",
+    "collect/groups, collect/all_right, collect/other_uniform, collect/failed": "`rl`: groups with variance; always "
+    "right; other groups without; failed reads.",
+    "collect/stage, collect/epoch": "`rl`: the longest length asked, from 0; passes over your own questions.",
+    "collect/cached_fraction, collect/tokens_per_second": "`rl`: share of prompt tokens in the prefix cache; speed.",
+    "measure/accuracy_LENGTH_WAY": "`rl`: accuracy on held-out questions at a temperature, as_used with the rule for "
+    "invented words.",
+    "sync/seconds, collect/seconds, measure/seconds": "`rl`: time of an iteration's phases.",
+}
+"""What a training logs; a test compares the names with a real one's."""
 _TYPES: Final = {
     "ids": "list<uint32>", "logprobs": "list<float>", "names": "list<string>", "spans": "list<struct>",
     "rewards": "list<struct>",
@@ -77,8 +152,8 @@ def column_rows() -> Iterator[tuple[str, str, str]]:
         yield f"`{name}`", f"`{_TYPES.get(column.arrow, column.arrow)}`", docs.get(name, "")
 
 
-def page() -> str:
-    """Return the page."""
+def tables_page() -> str:
+    """Return the page of templates and exports."""
     lines = ["# Tables", "", "Written by `python scripts/write_tables.py` from the code.", ""]
     lines += ["## Templates", ""]
     lines += [
@@ -97,5 +172,76 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def training_page() -> str:
+    """Return the page of a training's settings, metrics, rewards and rows."""
+    from memagent_training.job import config, presets, row_export  # noqa: PLC0415  it imports PyTorch
+    from memagent_training.rewards import reward_names  # noqa: PLC0415
+
+    kind, names = config.MultiConvDAPOConfig, presets.preset_names()
+    docs, values = field_docs(kind), {name: presets.read_preset(name) for name in names}
+    own = [name for name in kind.__annotations__ if name not in config.FIXED]
+    own += sorted({name for preset in values.values() for name in preset} - set(own) - set(config.FIXED))
+    fields = kind.__dataclass_fields__
+
+    def cell(value: object) -> str:
+        return "-" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+    def setting(name: str) -> Iterator[str]:
+        yield f"`{name}`"
+        yield cell(fields[name].default)
+        for preset in names:
+            value = values[preset].get(name, fields[name].default)
+            yield "" if value == fields[name].default else cell(value)
+        yield docs.get(name) or _SETTINGS[name]
+
+    lines = ["# Tables of training", "", "Written by `python scripts/write_tables.py` from the code.", ""]
+    lines += ["## Settings", ""]
+    lines += [
+        "`--set NAME=VALUE` of `memagent train` and `memagent rl`, and lines of a preset's file. `-` is "
+        "none. A preset's column has what differs from the default.",
+        "",
+    ]
+    lines += table(("setting", "default", *names, "meaning"), map(setting, own))
+    others = ", ".join(f"`{name}`" for name in kind.names() if name not in {*own, *config.FIXED})
+    lines += ["", f"With the meaning that transformers and TRL give them: {others}.", ""]
+    lines += ["Any other value of these is refused:", ""]
+    lines += table(
+        ("setting", "value", "instead"),
+        ((f"`{name}`", cell(value), instead) for name, (value, instead) in sorted(config.FIXED.items())),
+    )
+    lines += ["", "## Metrics", "", "The trackers of `--set report_to=...` and `trainer_state.json` have them.", ""]
+    lines += table(
+        ("metric", "what it is"), ((f"`{name.replace(', ', '`, `')}`", text) for name, text in METRICS.items())
+    )
+    lines += ["", "## Rewards", ""]
+    lines += [
+        f"{reward_names.SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, `--step-reward`, "
+        "returns a number for each of `run.conversations_K`. None means that it cannot judge the run.",
+        "[An example](../../examples/own_reward.py). Those that come with the package:",
+        "",
+    ]
+    kinds = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
+    rewards = [(name, of, make(None)) for of, makers in kinds.items() for name, make in makers.items()]
+    rewards += [(name, "each conversation", made) for name, made in reward_names.FORMAT_REWARDS.items()]
+    lines += table(("name", "of", "what it is"), ((f"`{n}`", of, summary(type(made))) for n, of, made in rewards))
+    lines += [
+        "",
+        "## Rows",
+        "",
+        "`memagent train RUNS --model MODEL --rows rows.parquet`: a row for each conversation.",
+        "",
+    ]
+    lines += table(("column", "type", "what it is"), ((f"`{n}`", f"`{t}`", text) for n, t, text in row_export.COLUMNS))
+    return "\n".join(lines) + "\n"
+
+
+def summary(kind: type) -> str:
+    """Return the first paragraph of a class's text as one line."""
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
+
+
+PAGES: Final = {"tables.md": tables_page, "training_tables.md": training_page}
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), "utf-8")

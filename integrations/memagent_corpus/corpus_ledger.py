@@ -18,24 +18,18 @@ from typing import Final
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.table_folder import TablePart
 from memagent_graph.errors import CorpusError
-from memagent_graph.storage.database import open_database
+from memagent_graph.storage.database import OtherTablesError, open_database
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS documents (
-    name TEXT PRIMARY KEY, version TEXT NOT NULL, begun INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rows (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, document TEXT NOT NULL, question TEXT NOT NULL,
-    failed INTEGER NOT NULL, part INTEGER, payload BLOB
-);
-CREATE INDEX IF NOT EXISTS rows_of_documents ON rows (document);
-CREATE INDEX IF NOT EXISTS rows_of_parts ON rows (part) WHERE part IS NOT NULL;
-CREATE INDEX IF NOT EXISTS waiting_rows ON rows (number) WHERE payload IS NOT NULL;
-CREATE TABLE IF NOT EXISTS parts (
-    number INTEGER PRIMARY KEY, rows INTEGER NOT NULL, failed INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    sha256 TEXT NOT NULL, stale INTEGER NOT NULL DEFAULT 0
-);
-"""
+_SCHEMA: Final = (
+    "CREATE TABLE documents (name TEXT PRIMARY KEY, version TEXT NOT NULL, begun INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE rows (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, document TEXT NOT "
+    "NULL, question TEXT NOT NULL, failed INTEGER NOT NULL, part INTEGER, payload BLOB)",
+    "CREATE INDEX rows_of_documents ON rows (document)",
+    "CREATE INDEX rows_of_parts ON rows (part) WHERE part IS NOT NULL",
+    "CREATE INDEX waiting_rows ON rows (number) WHERE payload IS NOT NULL",
+    "CREATE TABLE parts (number INTEGER PRIMARY KEY, rows INTEGER NOT NULL, failed INTEGER NOT NULL, bytes "
+    "INTEGER NOT NULL, sha256 TEXT NOT NULL, stale INTEGER NOT NULL DEFAULT 0)",
+)
 _ROWS_AT_ONCE: Final = 256
 
 
@@ -255,11 +249,11 @@ class CorpusLedger:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            is_damaged = type(error) is sqlite3.DatabaseError
+            is_foreign = type(error) in {sqlite3.DatabaseError, OtherTablesError}
             raise CorpusError(
-                f"the ledger {self.path} {'is damaged' if is_damaged else 'cannot be used'}: {error}",
+                f"the ledger {self.path} {'is damaged or foreign' if is_foreign else 'cannot be used'}: {error}",
                 hint="Remove it and run the same command again: it is built again from the table."
-                if is_damaged
+                if is_foreign
                 else "Free some disk space and run the same command again. Finished documents are not lost.",
             ) from error
 

@@ -6,7 +6,6 @@ A row is JSON in the ledger and Arrow in the table's parts.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -14,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from memagent_corpus.typed_columns import TypedColumn, typed_values
-from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.plain_text import without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
@@ -246,20 +246,6 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
     return values
 
 
-def row_from(values: Mapping[str, Any]) -> CorpusRow:
-    """Convert values by column to a row. Typed columns are ignored, because `value` contains the same data."""
-    fields = {name: values[name] for name in CorpusRow.__struct_fields__ if name in values}
-    fields["value"] = None if fields.get("value") is None else json.loads(fields["value"])
-    fields["metadata"] = json.loads(fields["metadata"]) if fields.get("metadata") else {}
-    return msgspec.convert(fields, CorpusRow)
-
-
-def arrow_table(rows: Iterable[CorpusRow], columns: Sequence[TypedColumn] = ()) -> Any:
-    """Convert rows to a `pyarrow.Table` with the columns of the table's parts."""
-    values = [column_values(row, columns) for row in rows]
-    return arrow_module().Table.from_pylist(values, schema=arrow_schema(columns))
-
-
 def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
     arrow = arrow_module()
@@ -287,7 +273,4 @@ def arrow_module(name: str = "pyarrow") -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MissingExtraError("corpus", "reading and writing tables") from None
+    return extra_module(name, "corpus", "reading and writing tables")

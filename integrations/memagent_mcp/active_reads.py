@@ -39,22 +39,19 @@ class ActiveRead:
     is_cancelled: bool = False
     """Whether its cancellation was requested."""
     task: asyncio.Task[ReadResult] | None = None
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Is set at the next update or the end; then another takes its place."""
 
     def advance(self, update: MemoryUpdate | None) -> None:
         """Record an update or, with None, the end; wake all waiting calls."""
         self.update = update or self.update
-        changed, self._changed = self._changed, asyncio.Event()
+        changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
     @property
     def is_running(self) -> bool:
         """Whether it has not ended; it may not have begun yet."""
         return self.task is None or not self.task.done()
-
-    async def next_change(self) -> None:
-        """Wait for the next update or the end."""
-        await self._changed.wait()
 
     @property
     def outcome(self) -> ReadResult | BaseException | None:

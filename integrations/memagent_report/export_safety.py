@@ -1,7 +1,7 @@
 """Escapes the text of documents and policies for each format of a report.
 
-Documents are not trusted. Their text may contain a spreadsheet formula, a link, a remote image, or TeX; a report shows
-all of it as plain text.
+Documents are not trusted. Their text may contain a spreadsheet formula, a link, or a remote image; a report
+shows all of it as plain text.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ _UNWRITABLE: Final = re.compile(
 _FORMULA: Final = re.compile(r"^\s*[=+\-@\uff1d\uff0b\uff0d\uff20\u2212|%]|^[\t\r\n]")
 _MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]|<>~$&#]|!(?=\[))|(^[+\-=:!])|(?<=^)(\d+)([.)])")
 _ACTIVE: Final = re.compile(r"(?i)\b(https?|ftp|file|mailto|javascript|data)(:)|(?<![\w.])(www)(\.)|(@)")
-_TEX: Final = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}  # fmt: skip
 _BREAK: Final = "\u2060"
 """The word joiner: it is invisible, and programs do not turn an address that contains it into a link."""
 
@@ -47,8 +43,3 @@ def markdown_text(text: str) -> str:
 
 def _escaped_in_markdown(match: re.Match[str]) -> str:
     return f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}"
-
-
-def tex_text(text: str) -> str:
-    """Escape a text, in one line, so that TeX and BibTeX find no command in it."""
-    return "".join(_TEX.get(character, character) for character in one_line(text))

@@ -38,8 +38,6 @@ class Format(StrEnum):
     HTML = "html"
     DOCX = "docx"
     CSV = "csv"
-    PARQUET = "parquet"
-    BIB = "bib"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class ReportDocuments(ReaderOptions):
     examples: ClassVar = (
         'memagent report "What do the contracts say about notice?" contracts/*.pdf --base-url http://localhost:8000/v1',
         'memagent report "Who was where?" a.txt b.txt -q "Who signed it?" -q "When was it signed?" --out report',
-        'memagent report "What do the studies find?" *.md -q @questions.txt --format docx --format bib --out review',
+        'memagent report "What do the studies find?" *.md -q @questions.txt --format docx --format csv --out review',
     )
     question: Annotated[str, typer.Argument(help="The question of the report.")]
     documents: Annotated[list[Path], typer.Argument(help="The documents' paths.")]

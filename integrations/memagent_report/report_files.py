@@ -1,4 +1,4 @@
-"""Writes a report as files in a folder: its documents, its data, and the evidence matrix as CSV and Parquet."""
+"""Writes a report as files in a folder: its documents, its data, and the evidence matrix as CSV."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunError
 from memagent_graph.plain_text import without_folders
-from memagent_graph.run_log.exchange.parquet import pyarrow
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import write_whole
 from memagent_report.export_safety import spreadsheet_cell
-from memagent_report.references import bibtex
 from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import Report
 
@@ -46,32 +43,6 @@ def _csv_value(value: Any) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
-
-
-def matrix_parquet(report: Report) -> bytes:
-    """Return Parquet, with quotes and their positions as lists; text is not escaped.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
-    pa, pq = pyarrow("the matrix as Parquet"), import_module("pyarrow.parquet")
-    text, number = pa.string(), pa.int64()
-    kinds = dict.fromkeys(_COLUMNS, text) | {
-        "quotes": pa.list_(text), "pages": pa.list_(text), "start_chars": pa.list_(number),
-        "end_chars": pa.list_(number), "chunks_read": number, "prompt_tokens": number, "completion_tokens": number,
-        "seconds": pa.float64(),
-    }  # fmt: skip
-    rows = [{name: _storable(value) for name, value in row.items()} for row in _rows(report)]
-    table = pa.Table.from_pylist(rows, schema=pa.schema([(name, kinds[name]) for name in _COLUMNS]))
-    file = pa.BufferOutputStream()
-    pq.write_table(table, file)
-    return bytes(file.getvalue().to_pybytes())
-
-
-def _storable(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_storable(item) for item in value]
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _rows(report: Report) -> Iterator[dict[str, Any]]:
@@ -105,8 +76,6 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
     "docx": ("report.docx", lambda report: docx_bytes(report.manuscript())),
     "csv": ("matrix.csv", matrix_csv),
-    "parquet": ("matrix.parquet", matrix_parquet),
-    "bib": ("references.bib", lambda report: bibtex(report.matrix.documents).encode("utf-8", "replace")),
 }
 """By format: the file name, and the function that returns the file's content."""
 
@@ -114,7 +83,7 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
 def write_report(report: Report, folder: Path, formats: Iterable[str], *, force: bool = False) -> list[Path]:
     """Write the files of a report, readable only by their owner.
 
-    `report.json` is always written, and the bibliography only if it has an entry.
+    `report.json` is always written.
 
     Args:
         report: the report.
@@ -131,8 +100,6 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     """
     chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
     contents = {file_name: content(report) for file_name, content in chosen}
-    if not contents.get("references.bib", b"x"):
-        del contents["references.bib"]
     try:
         private_folder(folder)
         if not force:

@@ -33,7 +33,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ReportSource:
-    """A document of a report, with a name and metadata for its reference and BibTeX entry.
+    """A document of a report, with a name and metadata for its reference.
 
     Args:
         document: anything that `Document.of` accepts.

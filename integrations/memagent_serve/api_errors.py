@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from memagent_graph.errors import (
@@ -33,32 +34,23 @@ _PRIVATE: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(?:[^\
 """Addresses inside the network, and absolute paths."""
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """A request that was refused or failed.
+    """A request that was refused or failed."""
 
-    Args:
-        status: the HTTP status.
-        message: what happened, and what to do.
-        code: the API's short name for it.
-        param: the field of the request that caused it.
-        headers: further headers of the reply, such as Retry-After.
-    """
+    status: int
+    """The HTTP status."""
+    message: str
+    """What happened, and what to do."""
+    code: str | None = field(default=None, kw_only=True)
+    """The API's short name for it."""
+    param: str | None = field(default=None, kw_only=True)
+    """The field of the request that caused it."""
+    headers: Mapping[str, str] | None = field(default=None, kw_only=True)
+    """Further headers of the reply, such as Retry-After."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the error as sent by the API."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from memagent_serve.page_sessions import PageSessions
 from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import Relaying, pass_on
-from memagent_serve.uploads import UploadedFile, Uploads, listing
+from memagent_serve.uploads import UploadedFile, Uploads
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ _NEWEST: Final = 100
 _LEAST_FREE: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
 """The maximum size of an upload's form around the file."""
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass
@@ -171,9 +169,7 @@ def _routes(serving: ServerResources) -> list[Route]:
         return await serving.completions.respond(request, owner_of(request))
 
     async def models(request: Request) -> Response:
-        if isinstance(reader.policy, Relaying):
-            return await pass_on(reader.policy, "GET", "models")
-        return JSONResponse({"object": "list", "data": [await _own_model(reader)]})
+        return JSONResponse({"object": "list", "data": await _served_models(reader)})
 
     async def model(request: Request) -> Response:
         wanted = request.path_params["name"]
@@ -192,7 +188,8 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse((await uploaded(serving, request)).body())
 
     async def files(request: Request) -> Response:
-        return JSONResponse(listing(await asyncio.to_thread(uploads.all, owner_of(request))))
+        stored = await asyncio.to_thread(uploads.all, owner_of(request))
+        return JSONResponse({"object": "list", "data": [file.body() for file in stored], "has_more": False})
 
     async def file(request: Request) -> Response:
         return JSONResponse(uploads.get(owner_of(request), request.path_params["id"]).body())

@@ -17,6 +17,8 @@ from memagent_serve.reads import ServedRead
 
 RUN_ID_HEADER: Final = "X-Memagent-Run-Id"
 DONE: Final = "[DONE]"
+HEARTBEAT_SECONDS: Final = 15
+"""The time between two keep-alive comments in a stream."""
 _MOST_QUOTES: Final = 50
 _LONGEST_QUOTE: Final = 600
 _LONGEST_NOTE: Final = 2000

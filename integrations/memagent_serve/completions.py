@@ -8,7 +8,7 @@ import io
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -21,12 +21,12 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.fitting import shown_tokens
-from memagent_graph.tokenizers.shortening import shortened
+from memagent_graph.tokenizers.fitting import shortened, shown_tokens
 from memagent_serve.api_errors import ApiError, bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodySpace, bounded, whole_body
 from memagent_serve.chat_replies import (
     DONE,
+    HEARTBEAT_SECONDS,
     RUN_ID_HEADER,
     ReplyHead,
     annotations_of,
@@ -53,7 +53,6 @@ from memagent_serve.request_texts import (
     Source,
     body_after,
     document_of,
-    messages_after,
     needs_model_server,
     shortened_task,
     sources_of,
@@ -61,7 +60,6 @@ from memagent_serve.request_texts import (
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
     Relaying,
-    error_event,
     events_of,
     is_stream,
     local_reply,
@@ -73,7 +71,7 @@ from memagent_serve.uploads import Uploads, shown_name
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Try"
 READ_HEADER: Final = "X-Memagent-Read"
-_SECONDS_BETWEEN_NOTES: Final = 0.2
+_NOTE_SECONDS: Final = 0.2
 _SEND_SECONDS: Final = 60.0
 _AROUND_FINDINGS: Final = 128
 """Tokens reserved for the text around the findings."""
@@ -88,8 +86,14 @@ class Continuation:
 
     request: ChatRequest
     plan: ReadingPlan
+    names: tuple[str, ...]
+    """The names of the texts that are read."""
     shortened_request: str
     """The replacement of the user's latest request if that was read itself."""
+
+    def body_after(self, result: ReadResult) -> bytes:
+        """Return the body that is passed on, with the findings."""
+        return body_after(self.request, self.plan, self.names, result, self.shortened_request)
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class ChatCompletions:
                 return EventSourceResponse(
                     self._events(long_request, read),
                     headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
-                    ping=max(1, round(self._settings.heartbeat)),
+                    ping=HEARTBEAT_SECONDS,
                     send_timeout=_SEND_SECONDS,
                     sep="\n",
                 )
@@ -179,12 +183,15 @@ class ChatCompletions:
                 request.receive, largest, settings.idle_seconds, total_seconds=settings.body_seconds, reserve=reserve
             )
             body = await whole_body(request, receive, largest, reserve)
-            if len(body) > LARGE_BYTES:
-                async with self._parsing:
-                    fields = await asyncio.to_thread(parse_fields, body)
+            is_large = len(body) > LARGE_BYTES
+            async with self._parsing if is_large else nullcontext():
+                fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
+                try:
                     long_request = await self._long_request(body, fields, owner, context)
-            else:
-                long_request = await self._long_request(body, parse_fields(body), owner, context)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise bad_request(
+                        f"a text in the request is not valid JSON: {error}", code="invalid_json"
+                    ) from error
             if isinstance(long_request, bytes):
                 self._metrics.ways.labels("passed").inc()
                 return await unless_gone(request, self._passed(long_request, accept, context))
@@ -221,11 +228,8 @@ class ChatCompletions:
         if fits and not chat.has_files:
             return body
         room = self._settings.read_above or window - min(_reply_tokens(chat, budget.answer_tokens), window // 4)
-        try:
-            sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
-            total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+        sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
+        total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
         findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
         plan = planned(chat, sizes, total=total, room=room, findings=findings)
         if plan.is_empty:
@@ -244,9 +248,10 @@ class ChatCompletions:
         sampling = context.sampling
         options = chat.options
         bound = options.answer_tokens
+        names = tuple(source.name for source in sources)
         return LongRequest(
             options=options,
-            names=tuple(source.name for source in sources),
+            names=names,
             ask=ServedRequest(
                 owner=owner,
                 document=await self._stored(sources, owner),
@@ -259,16 +264,13 @@ class ChatCompletions:
                 ),
                 answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
             ),
-            continuation=Continuation(chat, plan, words) if continues else None,
+            continuation=Continuation(chat, plan, names, words) if continues else None,
         )
 
     async def _stored(self, sources: Sequence[Source], owner: Owner) -> DocumentRef:
         if len(sources) == 1 and sources[0].stored is not None:
             return sources[0].stored
-        try:
-            return await self._uploads.add_text(owner, document_of(sources))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+        return await self._uploads.add_text(owner, document_of(sources))
 
     async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPlace, DocumentRef]:
         files = {}
@@ -310,9 +312,7 @@ class ChatCompletions:
 
     async def _continued(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
-        response = await pass_on(
-            self._server, "POST", "chat/completions", _body_after(long_request, continuation, result)
-        )
+        response = await pass_on(self._server, "POST", "chat/completions", continuation.body_after(result))
         if response.status_code != 200:
             return response
         reply = msgspec.json.decode(bytes(response.body))
@@ -327,21 +327,18 @@ class ChatCompletions:
         """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead.of(read.run_id, self._reader.policy.name)
         names = ", ".join(long_request.names)
-        try:
-            async with long_request.reservation:
-                yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
-                async with aclosing(self._manager.follow(read)) as parts:
-                    memory, newest = "", 0.0
-                    async for part in parts:
-                        if isinstance(part, ReadResult):
-                            async for event in self._final_events(long_request, head, part):
-                                yield event
-                        elif _has_news(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
-                            yield head.chunk({"reasoning_content": note_of(part, memory)})
-                            memory = part.update.memory if part.update else memory
-                            newest = time.monotonic()
-        except Exception as error:  # noqa: BLE001  the status was sent, so the error goes into the stream
-            yield error_event(error)
+        async with long_request.reservation:
+            yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
+            async with aclosing(self._manager.follow(read)) as parts:
+                memory, newest = "", 0.0
+                async for part in parts:
+                    if isinstance(part, ReadResult):
+                        async for event in self._final_events(long_request, head, part):
+                            yield event
+                    elif (part.update or not part.state.has_ended) and time.monotonic() - newest >= _NOTE_SECONDS:
+                        yield head.chunk({"reasoning_content": note_of(part, memory)})
+                        memory = part.update.memory if part.update else memory
+                        newest = time.monotonic()
 
     async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:
@@ -362,7 +359,7 @@ class ChatCompletions:
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(annotations_of, result, "")
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
-        body = _body_after(long_request, continuation, result)
+        body = continuation.body_after(result)
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
@@ -412,24 +409,12 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _body_after(long_request: LongRequest, continuation: Continuation, result: ReadResult) -> bytes:
-    """Return the body that is passed on, with the findings."""
-    request, plan = continuation.request, continuation.plan
-    return body_after(
-        request, messages_after(request, plan, long_request.names, result, continuation.shortened_request)
-    )
-
-
 def _reply_tokens(chat: ChatRequest, usual: int) -> int:
     """Return how many tokens to leave for the reply; an odd limit is the model server's business."""
     try:
         return chat.options.answer_tokens or usual
     except ApiError:
         return usual
-
-
-def _has_news(progress: ServedRead) -> bool:
-    return progress.update is not None or not progress.state.has_ended
 
 
 def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:

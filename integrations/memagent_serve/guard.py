@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -37,6 +39,8 @@ _KNOWN: Final = (
 )
 
 
+_FAREWELL_SECONDS: Final = 1.0
+_EVENTS: Final = "text/event-stream"
 _SHORT_SECRET: Final = 8
 """A shorter password may be a word of an answer, so it is removed only from errors."""
 
@@ -72,46 +76,20 @@ class Guard:
         self._in_errors = SecretRedaction(secrets)
         self._in_texts = SecretRedaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
 
-    def _without_secrets(self, body: bytes, *, is_error: bool) -> bytes:
-        redact = self._in_errors if is_error else self._in_texts
-        return redact(bytes(body).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
         path = next((known for known in _KNOWN if scope["path"].startswith(known)), "other")
-
-        held: Message | None = None
-        is_text = True
-
-        async def sent(message: Message) -> None:
-            nonlocal held, is_text, status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - began)
-                headers = MutableHeaders(scope=message)
-                headers["X-Content-Type-Options"] = "nosniff"
-                is_text = headers.get("content-type") != "application/octet-stream"
-                if is_text and "content-length" in headers:
-                    held = message  # until its body is known, whose length may change
-                    return
-            elif is_text and message.get("body"):
-                message["body"] = self._without_secrets(message["body"], is_error=status >= 400)
-            if held is not None:
-                if not message.get("more_body"):
-                    MutableHeaders(scope=held)["Content-Length"] = str(len(message.get("body", b"")))
-                start, held = held, None
-                await send(start)
-            await send(message)
-
+        response = _Response(send, self._redact, self._metrics.seconds.labels(path).observe)
         try:
             self._admit(scope)
-            await self._app(scope, receive, sent)
+            await self._app(scope, receive, response.send)
+            if response.is_open_stream:  # a stream ends by itself, or because the server stops
+                await response.fail(stopping(), scope, receive)
         except ClientDisconnect:
-            status = status or 499
+            response.status = response.status or 499
         except (Exception, asyncio.CancelledError) as error:
             failure = stopping() if isinstance(error, asyncio.CancelledError) else api_error(error)
             if failure.status >= 500:
@@ -121,11 +99,15 @@ class Guard:
                     in_one_line(str(error)),
                     exc_info=failure.code == "internal",
                 )
-            if status:
+            if response.status and not response.is_open_stream:
                 raise
-            await JSONResponse(failure.body(), failure.status, headers=failure.headers)(scope, receive, sent)
+            await response.fail(failure, scope, receive)
         finally:
-            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.requests.labels(path, str(response.status)).inc()
+
+    def _redact(self, body: bytes, *, is_error: bool) -> bytes:
+        redact = self._in_errors if is_error else self._in_texts
+        return redact(bytes(body).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -157,3 +139,59 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         scope.setdefault("state", {})["owner"] = owner
+
+
+class _Response:
+    """One response on its way to a client: without secrets, and with an error in the API's form if it fails.
+
+    Args:
+        send: sends a message of the response.
+        redact: removes secrets from a part of its body.
+        observe: is given the seconds until it begins.
+    """
+
+    def __init__(self, send: Send, redact: Callable[..., bytes], observe: Callable[[float], None]) -> None:
+        self._send = send
+        self._redact = redact
+        self._observe = observe
+        self._began = time.perf_counter()
+        self._held: Message | None = None
+        """Its beginning, until its body is known, whose length may change."""
+        self._is_text = True
+        self.is_open_stream = False
+        """Whether it is a stream of events that has begun and not ended."""
+        self.status = 0
+        """0 until it has begun."""
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._observe(time.perf_counter() - self._began)
+            headers = MutableHeaders(scope=message)
+            headers["X-Content-Type-Options"] = "nosniff"
+            kind = headers.get("content-type", "")
+            self._is_text, self.is_open_stream = kind != "application/octet-stream", kind.startswith(_EVENTS)
+            if self._is_text and "content-length" in headers:
+                self._held = message
+                return
+        elif self._is_text and message.get("body"):
+            message["body"] = self._redact(message["body"], is_error=self.status >= 400)
+        if self._held is not None:
+            if not message.get("more_body"):
+                MutableHeaders(scope=self._held)["Content-Length"] = str(len(message.get("body", b"")))
+            start, self._held = self._held, None
+            await self._send(start)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.is_open_stream = False
+        await self._send(message)
+
+    async def fail(self, failure: ApiError, scope: Scope, receive: Receive) -> None:
+        """Send an error as the response, or as the last event of a stream that has begun."""
+        if not self.is_open_stream:
+            await JSONResponse(failure.body(), failure.status, headers=failure.headers)(scope, receive, self.send)
+            return
+        event = f"data: {json.dumps(failure.body())}\n\n".encode()
+        with suppress(TimeoutError):  # of a client that reads nothing
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await self.send({"type": "http.response.body", "body": event})

@@ -93,11 +93,7 @@ class Keys:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
             pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
-            try:
-                values = tomllib.loads(file.read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-                raise MemAgentError(f"the keys file {file} cannot be read: {error}", hint=_EXAMPLE) from error
-            pairs += [_entry(file, name, value) for name, value in values.items()]
+            pairs += [_entry(file, name, value) for name, value in toml_values(file, "keys", _EXAMPLE).items()]
         return cls(pairs)
 
     def owner(self, authorization: str | None) -> Owner | None:
@@ -119,19 +115,27 @@ _EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
 
 def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     table: Mapping[str, Any] = value if isinstance(value, dict) else {"key": value}
-    limits = {field.name for field in fields(Owner)} - {"name"}
-    key = table.get("key")
-    is_known = set(table) <= {"key", *limits}
-    are_numbers = all(
-        isinstance(table[name], int | float) and not isinstance(table[name], bool) and table[name] > 0
-        for name in limits & set(table)
-    )
-    if not isinstance(key, str) or not is_known or not are_numbers:
+    limits = {limit: number for limit, number in table.items() if limit != "key"}
+    known = [field.name for field in fields(Owner) if field.name != "name"]
+    are_positive = all(type(number) in {int, float} and number > 0 for number in limits.values())
+    if not isinstance(table.get("key"), str) or not limits.keys() <= set(known) or not are_positive:
         raise MemAgentError(
             f"the keys file {file} has an invalid entry for {name}",
-            hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(limits))}.",
+            hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(known))}.",
         )
-    return Owner(name, **{limit: table[limit] for limit in limits & set(table)}), key
+    return Owner(name, **limits), table["key"]
+
+
+def toml_values(path: Path, what: str, hint: str) -> dict[str, Any]:
+    """Return the values in a TOML file.
+
+    Raises:
+        MemAgentError: it cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise MemAgentError(f"the {what} file {path} cannot be read: {error}", hint=hint) from error
 
 
 def _digest(key: str) -> bytes:

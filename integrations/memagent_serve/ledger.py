@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.storage.database import open_database
+from memagent_graph.storage.database import OtherTablesError, open_database
 
 
 class ReadState(StrEnum):
@@ -59,24 +59,18 @@ class Entry:
     """Whether a person changed it; the same request then gets another read."""
 
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS reads (
-    run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT NOT NULL, document TEXT NOT NULL,
-    began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
-    edited INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS files (
-    owner TEXT NOT NULL, id TEXT PRIMARY KEY, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
-    filename TEXT NOT NULL, purpose TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS texts (
-    owner TEXT NOT NULL, key TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL, ref TEXT NOT NULL,
-    PRIMARY KEY (owner, key)
-);
-CREATE INDEX IF NOT EXISTS files_of_owners ON files (owner, created_at);
-CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
-CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
-"""
+_SCHEMA: Final = (
+    "CREATE TABLE reads (run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT "
+    "NOT NULL, document TEXT NOT NULL, began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT, "
+    "edited INTEGER NOT NULL DEFAULT 0)",
+    "CREATE TABLE files (owner TEXT NOT NULL, id TEXT PRIMARY KEY, bytes INTEGER NOT NULL, created_at INTEGER"
+    " NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL)",
+    "CREATE TABLE texts (owner TEXT NOT NULL, key TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL, "
+    "ref TEXT NOT NULL, PRIMARY KEY (owner, key))",
+    "CREATE INDEX files_of_owners ON files (owner, created_at)",
+    "CREATE INDEX reads_of_requests ON reads (owner, request, began)",
+    "CREATE INDEX reads_of_owners ON reads (owner, began)",
+)
 _COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, edited"
 _CONTAINS: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
@@ -163,5 +157,7 @@ class Ledger:
     def _failure(self, error: Exception) -> RunLogError:
         return RunLogError(
             f"the list of reads in {self.path} cannot be used: {error}",
-            hint="Free some disk space, or move the data folder: MEMAGENT_HOME names it.",
+            hint="Move it away, and the same requests are read again; what was read is in the log of runs."
+            if isinstance(error, OtherTablesError)
+            else "Free some disk space, or move the data folder: MEMAGENT_HOME names it.",
         )

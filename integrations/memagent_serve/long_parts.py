@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.shortening import shortened
+from memagent_graph.tokenizers.fitting import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
@@ -33,7 +33,7 @@ _WHAT_MATTERS: Final = "What does the text say? Name what matters in it: who, wh
 _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class PartPlace:
     """The place of a part: the message's number, and the part's number in it."""
 
@@ -119,7 +119,7 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
         return ReadingPlan(0, tuple(files), latest)
     chosen, left = _largest_first(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
     if left <= room:
-        return ReadingPlan(0, tuple(sorted([*files, *chosen], key=_order)), latest)
+        return ReadingPlan(0, tuple(sorted([*files, *chosen])), latest)
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
@@ -210,16 +210,12 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: C
     for number, message in enumerate(request.messages):
         if not wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
             continue
-        texts = [
-            _bounded(part.text, tokens)
-            for place, part in enumerate(message.parts)
-            if part.text is not None and PartPlace(number, place) not in plan.places
-        ]
+        parts = [(part.text, PartPlace(number, place) in plan.places) for place, part in enumerate(message.parts)]
         # In a long system message, the beginning has the instructions.
-        texts += [
-            _bounded(part.text, tokens)[: tokens * 2]
-            for place, part in enumerate(message.parts)
-            if part.text is not None and message.role in _SYSTEM and PartPlace(number, place) in plan.places
+        texts = [
+            _bounded(text, tokens)[: tokens * 2 if is_read else None]
+            for text, is_read in parts
+            if text is not None and (message.role in _SYSTEM or not is_read)
         ]
         text = "\n".join(texts).strip()
         if text:
@@ -290,8 +286,4 @@ def _with_files(
 ) -> ReadingPlan:
     """Files of messages that are part of the transcript are read with it."""
     beside = [place for place in files if place.message in remaining]
-    return ReadingPlan(history, tuple(sorted({*places, *beside}, key=_order)), latest)
-
-
-def _order(place: PartPlace) -> tuple[int, int]:
-    return place.message, place.part
+    return ReadingPlan(history, tuple(sorted({*places, *beside})), latest)

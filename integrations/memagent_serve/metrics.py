@@ -20,35 +20,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "memagent_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
-        )
-        self.seconds = Histogram(
-            "memagent_request_seconds",
-            "Seconds until a reply began.",
-            ["path"],
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
-        self.ways = Counter(
-            "memagent_completions",
-            "Chat completions by outcome: passed, read, read_and_passed.",
-            ["way"],
-            registry=self._registry,
-        )
-        self.reads = Counter(
-            "memagent_reads_asked",
-            "Requested reads: started, joined, resumed, repeated, refused.",
-            ["kind"],
-            registry=self._registry,
-        )
-        self.ends = Counter(
-            "memagent_reads_ended", "Reads that ended: finished, stopped, failed, cancelled.", ["state"],
-            registry=self._registry,
-        )  # fmt: skip
-        self.tokens = Counter(
-            "memagent_tokens", "Tokens used by reads: prompt, completion, cached.", ["kind"], registry=self._registry
-        )
+        self.requests = self._counter("requests", "Requests by path and status.", "path", "status")
+        words, labels = "Seconds until a reply began.", ["path"]
+        self.seconds = Histogram("memagent_request_seconds", words, labels, buckets=_BUCKETS, registry=self._registry)
+        self.ways = self._counter("completions", "Chat completions by outcome: passed, read, read_and_passed.", "way")
+        words = "Requested reads: started, joined, resumed, repeated, refused."
+        self.reads = self._counter("reads_asked", words, "kind")
+        self.ends = self._counter("reads_ended", "Reads that ended: finished, stopped, failed, cancelled.", "state")
+        self.tokens = self._counter("tokens", "Tokens used by reads: prompt, completion, cached.", "kind")
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(f"memagent_{name}", words, labels, registry=self._registry)
 
     def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed on request."""

@@ -92,13 +92,12 @@ class ServedRead:
     ends_as: ReadState = ReadState.CANCELLED
     """Its state when its task is cancelled."""
     task: asyncio.Task[None] | None = None
-    _version: int = 0
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Is set at the next change; then another takes its place."""
 
     def change(self) -> None:
         """Wake all followers."""
-        self._version += 1
-        changed, self._changed = self._changed, asyncio.Event()
+        changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
     @property
@@ -110,11 +109,6 @@ class ServedRead:
     def update(self) -> MemoryUpdate | None:
         """The newest."""
         return self.updates[-1] if self.updates else None
-
-    @property
-    def version(self) -> tuple[int, asyncio.Event]:
-        """A number that differs after each change, and an event that is set at the next one."""
-        return self._version, self._changed
 
 
 class ReadManager:
@@ -174,9 +168,8 @@ class ReadManager:
             known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
             last = next((entry for entry in known if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
-                read, kind = ServedRead(last.run_id, ask, request, last.began), "resumed"
-                if last.state is ReadState.FINISHED:
-                    kind = "repeated"
+                read = ServedRead(last.run_id, ask, request, last.began)
+                kind = "repeated" if last.state is ReadState.FINISHED else "resumed"
             else:
                 read, kind = ServedRead(f"{request[:24]}-{len(known)}", ask, request), "started"
                 entry = Entry(read.run_id, ask.owner.name, request, ask.question, ask.document["name"], read.began)
@@ -235,13 +228,9 @@ class ReadManager:
         """
         read.followers += 1
         try:
-            seen = -1
             while read.result is None and read.error is None:
-                version, changed = read.version
-                if version != seen:
-                    seen = version
-                    yield read
-                    continue
+                changed = read.changed
+                yield read
                 await changed.wait()
             if read.error is not None:
                 raise read.error

@@ -6,7 +6,7 @@ The document is the request's long parts one after the other, each with its name
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -18,7 +18,7 @@ from memagent_graph.documents.omissions import omissions_of
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.shortening import shortened
+from memagent_graph.tokenizers.fitting import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
 from memagent_serve.long_parts import MESSAGE_TOKENS, PartPlace, ReadingPlan, latest_request, speaker
 
@@ -58,11 +58,8 @@ def document_of(sources: Sequence[Source]) -> Document:
     """All of them as one document; if there are several, each has a heading and is a section with its name."""
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
-    return Document.from_pieces(lambda: _joined(sources), f"{len(sources)} texts: {_names(sources)}")
-
-
-def _names(sources: Iterable[Source]) -> str:
-    return in_one_line(", ".join(source.name for source in sources), _LONGEST_NAME)
+    names = in_one_line(", ".join(source.name for source in sources), _LONGEST_NAME)
+    return Document.from_pieces(lambda: _joined(sources), f"{len(sources)} texts: {names}")
 
 
 def _joined(sources: Sequence[Source]) -> Pieces:
@@ -192,10 +189,10 @@ def _is_text_format(request: ChatRequest) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-def messages_after(
+def body_after(
     request: ChatRequest, plan: ReadingPlan, names: Sequence[str], result: ReadResult, shortened_request: str
-) -> list[dict[str, Any]]:
-    """Return the messages with the findings instead of the parts that were read.
+) -> bytes:
+    """Return the body to pass on: the request's own, with the findings instead of the parts that were read.
 
     Args:
         request: the request.
@@ -233,7 +230,11 @@ def messages_after(
                 text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
             texts[place] = text
         messages.append({**message.fields, "content": _content(message, texts)})
-    return messages
+    values: dict[str, Any] = {**request.fields, "messages": messages}
+    if request.options.stream and not request.options.wants_usage:
+        # The server reports the call's usage at the stream's end, if requested.
+        values["stream_options"] = {**(request.options.stream_options or {}), "include_usage": True}
+    return msgspec.json.encode(values)
 
 
 _HEAD_CHARS: Final = 600
@@ -269,12 +270,3 @@ def shortened_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> byt
         for message, text in zip(kept, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})
-
-
-def body_after(request: ChatRequest, messages: list[dict[str, Any]]) -> bytes:
-    """Return the body to pass on: the request's own fields, with these messages."""
-    values: dict[str, Any] = {**request.fields, "messages": messages}
-    if request.options.stream and not request.options.wants_usage:
-        # The server reports the call's usage at the stream's end, if requested.
-        values["stream_options"] = {**(request.options.stream_options or {}), "include_usage": True}
-    return msgspec.json.encode(values)

@@ -105,7 +105,6 @@ class Serve(ReaderOptions):
             "such as a title: if it is long, it is shortened, not read. An empty one means none."
         ),
     ] = r"\s*### Task:"
-    heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between keep-alive comments in a stream.")] = 15.0
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
@@ -163,7 +162,6 @@ class Serve(ReaderOptions):
             storage=self.storage * _MEGABYTE,
             storage_of_all=self.storage_of_all * _MEGABYTE,
             task_pattern=self.task_pattern,
-            heartbeat=self.heartbeat,
             max_connections=self.max_connections,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from memagent_graph.addresses import as_name, is_local
 from memagent_graph.errors import MemAgentError
-from memagent_serve.keys import Keys
+from memagent_serve.keys import Keys, toml_values
 from memagent_serve.reads import Bounds
 
 
@@ -42,8 +41,6 @@ class ServeSettings:
     """How long a client may pause inside a request."""
     body_seconds: float = 900.0
     """How long a whole request may take to arrive."""
-    heartbeat: float = 15.0
-    """The time between two keep-alive messages in a stream."""
     max_connections: int = 2000
 
     def __post_init__(self) -> None:
@@ -81,12 +78,7 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     Raises:
         MemAgentError: it cannot be read, or has an unknown setting.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise MemAgentError(
-            f"the settings file {path} cannot be read: {error}", hint="The file must be TOML."
-        ) from error
+    values = toml_values(path, "settings", "The file must be TOML.")
     settings = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(settings.keys() - set(known)):
         raise MemAgentError(

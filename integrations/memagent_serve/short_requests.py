@@ -5,7 +5,6 @@ What is passed on to the server is the client's body, unchanged, with this serve
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -17,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from memagent_graph.policy import Completion, FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
-from memagent_serve.api_errors import api_error, bad_request, not_found
+from memagent_serve.api_errors import bad_request, not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
@@ -189,11 +188,6 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
         yield DONE
 
     return EventSourceResponse(events(), sep="\n")
-
-
-def error_event(error: Exception) -> str:
-    """Return an error inside a stream, in the API's form."""
-    return json.dumps(api_error(error).body())
 
 
 def _reason(completion: Completion) -> str:

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -201,11 +201,6 @@ def shown_name(name: str | None) -> str:
     """Return a client's name for a file, for messages: its last part, in one line; it is never used as a path."""
     last = re.split(r"[\\/]", name or "")[-1]
     return in_one_line(last, _LONGEST_NAME).strip() or "file"
-
-
-def listing(files: Iterable[UploadedFile]) -> dict[str, Any]:
-    """Return a list in the API's form."""
-    return {"object": "list", "data": [file.body() for file in files], "has_more": False}
 
 
 def _no_file(file_id: str) -> ApiError:

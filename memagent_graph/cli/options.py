@@ -18,7 +18,8 @@ from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
         "policy", "profile", "tokenizer", "dtype", "api_key", "concurrency", "timeout", "retries",
-        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported", "header", "ca_file", "proxy",
+        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported",
+        "chat_template_kwargs", "header", "ca_file", "proxy",
     ),
     "Several machines": ("ray", "ray_actors"),
     "Prompts and budgets": (
@@ -36,7 +37,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Who may ask": ("keys", "without_keys", "server_name", "allow_origin", "allow_remote"),
     "Load": (
         "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "request_memory", "storage",
-        "storage_of_all", "keep_minutes", "cancel_on_close", "heartbeat",
+        "storage_of_all", "keep_minutes", "cancel_on_close",
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (

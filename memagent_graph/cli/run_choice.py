@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -128,6 +129,7 @@ def open_existing(path: Path | None) -> RunLog:
     from memagent_graph.storage.paths import default_run_log
 
     path = path or default_run_log()
-    if not path.exists():
-        raise RunLogError(f"there is no run log at {path}", hint="`memagent read` writes one; --log names another.")
+    with suppress(PermissionError):  # which the log explains
+        if not path.exists():
+            raise RunLogError(f"there is no run log at {path}", hint="`memagent read` writes one; --log names another.")
     return RunLog(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,8 @@ from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.policies.added import KNOWN
-from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.hub import is_hub_id, model_folder
-from memagent_graph.policies.model_info import ModelInfo, weights_version
+from memagent_graph.policies.model_info import ModelInfo, ModelShape, weights_version
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
@@ -69,6 +68,7 @@ class LocalPolicy:
         max_batch: int = 64,
         version: str | None = None,
         processed_logprobs: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = _folder_of(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
@@ -79,6 +79,7 @@ class LocalPolicy:
         own_version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._version = version or own_version
         self._max_batch = max_batch
+        self._template = dict(chat_template_kwargs or {})
         self.after_fork()
         renew_in_children(self)
 
@@ -123,7 +124,7 @@ class LocalPolicy:
             PolicyRequestError: prompt and output do not fit the model's window.
             PolicyError: the model failed (out of memory, say).
         """
-        ids = self._engine.prompt_ids(prompt)
+        ids = self._engine.prompt_ids(prompt, self._template)
         window = self._engine.context_window
         if window is not None and len(ids) + sampling.max_tokens > window:
             raise PolicyRequestError(
@@ -276,7 +277,7 @@ class _Engine:
             self._model: Any = loaded.to(device).eval()
             if dtype == "int8":
                 with torch.inference_mode():
-                    sample = torch.tensor([self.prompt_ids([Message(role="user", content=SAMPLE)])])
+                    sample = torch.tensor([self.prompt_ids([Message(role="user", content=SAMPLE)], {})])
                     quantise(self._model, lambda: self._model(input_ids=sample, use_cache=False))
         except Exception as error:
             raise PolicyError(
@@ -291,11 +292,11 @@ class _Engine:
         self._padding = self._tokenizer.pad_token_id or 0
         self._kept = _Beginning()
 
-    def prompt_ids(self, prompt: Messages | TokenIds) -> list[int]:
-        """Return the prompt's token ids; messages are formatted with the chat template."""
+    def prompt_ids(self, prompt: Messages | TokenIds, template: Mapping[str, Any]) -> list[int]:
+        """Return the prompt's token ids; messages are formatted with the chat template and its arguments."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
-        text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **template)
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

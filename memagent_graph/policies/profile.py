@@ -75,7 +75,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
         strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "

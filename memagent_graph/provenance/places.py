@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -69,5 +70,6 @@ def link_to(document: DocumentRef, *, shared: bool = False) -> str:
     if document["media_type"] != PDF:
         return ""
     if "path" in document and not shared:
-        return Path(document["path"]).as_uri()
+        with suppress(ValueError):  # in somebody else's log, it may be anything
+            return Path(document["path"]).as_uri()
     return quote(document["name"].encode("utf-8", "replace"))

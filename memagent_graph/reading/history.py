@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from memagent_graph.calls import Call, Writes, calls_of, stored_call
-from memagent_graph.errors import RunError, RunMismatchError, RunNotFoundError
+from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.reading.graph import ReaderGraph
+from memagent_graph.reading.state import ReaderState
 from memagent_graph.run_log.records import edited_by
 from memagent_graph.trace import Trace
 
@@ -30,6 +32,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     Raises:
         RunNotFoundError: there is none.
         RunMismatchError: an earlier version of this package wrote it.
+        CheckpointError: it is not one that this package wrote.
         RunError: the graph has no checkpointer.
     """
     if not graph.checkpointer:
@@ -37,7 +40,21 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
             "this reader does not save checkpoints, so runs cannot be resumed",
             hint='Make it with checkpoints, as in MemAgent(..., checkpoints="runs.sqlite").',
         )
-    snapshot = await graph.aget_state(thread(run_id))
+    try:
+        snapshot = await graph.aget_state(thread(run_id))
+        if snapshot.values.get("document"):
+            schema = graph.builder.state_schema
+            is_own = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
+            values = {name: value for name, value in snapshot.values.items() if value is not None}
+            msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
+    except MemAgentError:
+        raise
+    except Exception as error:  # whatever LangGraph raises for states that no graph of this package saved
+        raise CheckpointError(
+            f"the checkpoints hold no state that this reader can continue: {error}",
+            hint="They are damaged, or of another program; read the document again.",
+            run_id=run_id,
+        ) from error
     if not snapshot.values.get("document"):
         raise RunNotFoundError(
             f"the checkpoints hold no run {run_id!r}",

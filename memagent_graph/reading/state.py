@@ -22,7 +22,7 @@ from memagent_graph.concurrency.pace import Reach
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Cursor
 from memagent_graph.events import EventKind, UpdateRule
-from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.prompt_counts import PromptCounts
@@ -37,8 +37,8 @@ SCHEMA_MARK: Final = "schema="
 """Before the schema's fingerprint in `ReaderContext.settings`."""
 
 
-class Counters(TypedDict):
-    """The cost of a read or of a part of it."""
+class Counters(TypedDict, total=False):
+    """The cost of a read or of a part of it; a count that is missing is 0."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -32,6 +32,7 @@ from memagent_graph.run_log.records import (
 )
 from memagent_graph.run_log.schema import connect
 from memagent_graph.run_log.writer import Writer
+from memagent_graph.storage.database import OtherTablesError
 from memagent_graph.trace import Trace
 
 _OVERWRITE: Final = StrategyId("overwrite", "")
@@ -412,14 +413,14 @@ class RunLog:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection of the call's own, for reading."""
-        with self._translated(), closing(connect(self.path)) as connection:
+        with self._translated(), closing(connect(self.path, to_read=True)) as connection:
             yield connection
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise log_error(self.path, error) from error
 
 
@@ -436,14 +437,18 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
             f"{path} cannot store a value: {words}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
-    if "locked" in words or "busy" in words:
+    if isinstance(error, OtherTablesError):
+        hint = "Name another file with --log, or move this one away, and a new one is created."
+    elif "locked" in words or "busy" in words:
         hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
     elif "full" in words:
         hint = (
             "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
             "with --log."
         )
-    elif isinstance(error, ValueError | TypeError) or "not a database" in words or "malformed" in words:
+    elif (
+        isinstance(error, ValueError | TypeError | RecursionError) or "not a database" in words or "malformed" in words
+    ):
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."

@@ -1,19 +1,14 @@
-"""The run log's tables, and connections to its file.
-
-A file's `user_version` is a checksum of its tables' definition, so a log of other tables is recognised and refused.
-"""
+"""The run log's tables, and connections to its file."""
 
 from __future__ import annotations
 
 import sqlite3
-import zlib
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.columns import columns_of
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
-from memagent_graph.storage.database import open_database
+from memagent_graph.storage.database import open_database, open_database_to_read
 
 _OF_RUN: Final = "TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE"
 _KEY: Final = "INTEGER PRIMARY KEY"
@@ -47,41 +42,25 @@ _SCHEMA: Final = (
     "CREATE INDEX rewards_of_run ON rewards (run_id)",
     "CREATE INDEX rewards_of_conversation ON rewards (conversation)",
 )
-VERSION: Final = zlib.crc32("\n".join(_SCHEMA).encode()) >> 1 or 1
-"""Not 0, which is that of a new file."""
 
 
-def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
+def connect(path: Path, *, to_read: bool = False, timeout: float = 30.0) -> sqlite3.Connection:
     """Open a log, and create its file and tables if they do not exist.
 
     Args:
         path: the file.
+        to_read: whether it may be a file that cannot be written.
         timeout: seconds to wait for a writer in another process.
 
     Raises:
-        RunLogError: it is a log of another version.
-        OSError, sqlite3.Error: it is not a database, cannot be written, or stays locked.
+        OSError, sqlite3.Error: it is not a log of this version, cannot be opened, or stays locked.
     """
-    connection = open_database(path, "PRAGMA foreign_keys = ON", timeout=timeout)
+    connection = (open_database_to_read if to_read else open_database)(path, _SCHEMA, timeout=timeout)
     try:
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        connection.execute("PRAGMA foreign_keys = ON")
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal" and not to_read:
             raise sqlite3.OperationalError("the file system does not support write-ahead logging")
-        if not _version(connection):
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in () if _version(connection) else (*_SCHEMA, f"PRAGMA user_version = {VERSION}"):
-                connection.execute(statement)
-            connection.execute("COMMIT")
-        if _version(connection) != VERSION:
-            raise RunLogError(
-                f"{path} is a run log of another version of this package",
-                hint="Name another file with --log, or move this one away, and a new one is created.",
-            )
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version

@@ -1,17 +1,29 @@
-"""Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them."""
+"""Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them.
+
+A file's `user_version` is a checksum of its tables' definition, so one of another version is recognised and refused.
+"""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
+import zlib
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from memagent_graph.storage.private_files import private_file
 
 _PAUSE_SECONDS = 0.02
+_NOT_WRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 
 
-def open_database(path: Path, schema: str, *, timeout: float = 30.0) -> sqlite3.Connection:
+class OtherTablesError(sqlite3.DatabaseError):
+    """A file has the tables of another version of this package, or of another program."""
+
+
+def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -> sqlite3.Connection:
     """Open a SQLite file, and create it for its owner only if it does not exist.
 
     The connection is in autocommit mode, may be used by any thread (one at a time), and returns `sqlite3.Row`. What is
@@ -19,25 +31,80 @@ def open_database(path: Path, schema: str, *, timeout: float = 30.0) -> sqlite3.
 
     Args:
         path: the file.
-        schema: statements that create what does not exist yet.
+        schema: the statements that create its tables and indexes.
         timeout: seconds to wait for a file that another process has locked.
 
     Raises:
+        OtherTablesError: it has other tables.
         OSError, sqlite3.Error: it cannot be opened, or is not a database.
     """
     private_file(path)
-    connection = sqlite3.connect(path, check_same_thread=False, timeout=timeout, isolation_level=None)
+    connection = _connected(path, timeout)
     try:
-        connection.row_factory = sqlite3.Row
         if not path.stat().st_size:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can give space back
         use_write_ahead_log(connection, timeout=timeout)
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(schema)
+        if not _version(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:  # no other process was faster
+                for statement in (*schema, f"PRAGMA user_version = {checksum(schema)}"):
+                    connection.execute(statement)
+            connection.execute("COMMIT")
+        return _checked(connection, schema)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def open_database_to_read(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -> sqlite3.Connection:
+    """Open a SQLite file as `open_database` does; if it may not be written, open it only to read.
+
+    Without write access to its folder, SQLite cannot coordinate with a writer. Then the file is read as it is, which
+    is possible only if everything that was written is in it.
+
+    Raises:
+        OtherTablesError, OSError, sqlite3.Error: as `open_database`.
+    """
+    try:
+        return open_database(path, schema, timeout=timeout)
+    except (OSError, sqlite3.OperationalError) as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_PERM) & 0xFF
+        if code not in _NOT_WRITABLE or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+            raise
+        log = path.with_name(f"{path.name}-wal")
+        for mode in ("mode=ro",) if log.exists() and log.stat().st_size else ("mode=ro", "mode=ro&immutable=1"):
+            with suppress(sqlite3.OperationalError):
+                return _checked(_connected(f"{path.absolute().as_uri()}?{mode}", timeout), schema)
+        raise
+
+
+def checksum(schema: Sequence[str]) -> int:
+    """Return the `user_version` of a file with these tables: not 0, which is that of a new file."""
+    return zlib.crc32("\n".join(schema).encode()) >> 1 or 1
+
+
+def _connected(place: Path | str, timeout: float) -> sqlite3.Connection:
+    is_uri = isinstance(place, str)
+    connection = sqlite3.connect(place, check_same_thread=False, timeout=timeout, isolation_level=None, uri=is_uri)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _checked(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
+    try:
+        if _version(connection) != checksum(schema):
+            raise OtherTablesError("its tables are those of another version of this package, or of another program")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    with closing(connection.execute("PRAGMA user_version")) as cursor:
+        version: int = cursor.fetchone()[0]
+    return version
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:

@@ -106,7 +106,7 @@ def _parse(content: bytes, path: Path, error: type[MemAgentError]) -> tuple[list
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise TypeError("it is not an object")
-        except (ValueError, TypeError) as cause:
+        except (ValueError, TypeError, RecursionError) as cause:
             raise error(
                 f"line {number} of {path} cannot be parsed: {cause}",
                 hint="Delete that line and continue, or name another folder.",

@@ -111,9 +111,10 @@ class PostgresSaver(AsyncPostgresSaver):
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
         try:
-            async for each in super().alist(config, **options):
-                yield each
-        except (psycopg.Error, OSError) as error:
+            async for state in super().alist(config, **options):
+                require_state(state)
+                yield state
+        except (psycopg.Error, OSError, UndecodableStateError) as error:
             raise _failure(self.shown, error, config) from error
 
     async def aput(

@@ -78,8 +78,9 @@ class SqliteSaver(AsyncSqliteSaver):
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
         with self._errors_translated(config):
-            async for each in super().alist(config, **options):
-                yield each
+            async for state in super().alist(config, **options):
+                require_state(state)
+                yield state
 
     async def aput(
         self,

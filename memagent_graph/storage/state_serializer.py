@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
+import msgspec
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -13,7 +14,17 @@ _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
 _MOST_BYTES: Final = 256 << 20
 """Of one value, decompressed. States hold a memory and references, a few kilobytes."""
-_PARTS: Final = frozenset({"id", "channel_values", "channel_versions", "versions_seen"})
+
+
+class _GraphState(TypedDict):
+    """What LangGraph relies on in a stored state."""
+
+    v: int
+    ts: str
+    id: str
+    channel_values: dict[str, Any]
+    channel_versions: dict[str, str | int | float]
+    versions_seen: dict[str, dict[str, str | int | float]]
 
 
 class UndecodableStateError(ValueError):
@@ -64,6 +75,9 @@ def decompress(content: bytes) -> bytes:
 
 def require_state(state: CheckpointTuple | None) -> CheckpointTuple | None:
     """Return a stored state. Raises UndecodableStateError if it is not a state of a graph."""
-    if state is not None and not (isinstance(state.checkpoint, dict) and state.checkpoint.keys() >= _PARTS):
-        raise UndecodableStateError("a row is not a state of a graph")
+    if state is not None:
+        try:
+            msgspec.convert((state.checkpoint, state.metadata), tuple[_GraphState, dict[str, Any]])
+        except msgspec.ValidationError as error:
+            raise UndecodableStateError(f"a row is not a state of a graph: {error}") from error
     return state

@@ -22,7 +22,7 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.rewards import ExactMatch
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward, Measurement
-from memagent_training.rl.loop_status import Phase, Watcher
+from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.rl_job import RUN_LOG, MeasureSettings
 
 SETTINGS = {
@@ -84,10 +84,11 @@ def measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measur
     return Measurement(**(wanted | changes))
 
 
-class Recorder(Watcher):
+class Recorder(LoopStatus):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__(1, quiet=True)
         self.phases: list[tuple[int, Phase]] = []
         self.steps: list[int] = []
         self.served: list[str] = []
@@ -96,6 +97,7 @@ class Recorder(Watcher):
         self.reason = ""
 
     def begins(self, iteration: int, phase: Phase) -> None:
+        super().begins(iteration, phase)
         self.phases.append((iteration, phase))
 
     def serves(self, iteration: int, version: str, how: str) -> None:

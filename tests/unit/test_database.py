@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from memagent_graph.errors import RunError
+from memagent_corpus.corpus_ledger import CorpusLedger
+from memagent_graph.errors import MemAgentError, RunError
+from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.schema import connect
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.database import use_write_ahead_log
+from memagent_serve.ledger import Ledger
 
 
 def held_for(seconds: float, path: Path) -> threading.Thread:
@@ -97,3 +100,19 @@ def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
         for thread in threads:
             thread.join()
     assert errors == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [(RunLog, "--log"), (Ledger, "Move it away"), (CorpusLedger, "it is built again")]
+)
+@pytest.mark.parametrize("version", [3, 0])
+def test_a_file_of_another_version_or_program_is_refused_and_left_alone(tmp_path, kind, remedy, version) -> None:
+    path = tmp_path / "other.sqlite"
+    kind(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises(MemAgentError, match=rf"other\.sqlite.*another version.*{remedy}"):
+        kind(path)
+    assert path.read_bytes() == before

@@ -7,18 +7,14 @@ import gc
 import operator
 import sqlite3
 import threading
-import zlib
 from contextlib import closing
 from itertools import chain
 from typing import Annotated, TypedDict
 
-import ormsgpack
 import pytest
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from langgraph.graph import END, StateGraph
 
-from memagent_graph.errors import CheckpointError
 from memagent_graph.storage.checkpoints import open_saver
 
 
@@ -89,55 +85,3 @@ def test_a_file_that_was_not_closed_ends_its_thread_without_a_traceback_though_t
         thread.join(5)
     assert not any(thread.is_alive() for thread in threads)
     assert failed == []
-
-
-def _damage(path, kind: str, content: bytes) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ?", (kind, content))
-
-
-async def _write_a_state(path) -> dict:
-    saver = await open_saver(path)
-    graph = StateGraph(_Plain)
-    graph.add_node("count", lambda now: {"seen": [1]})
-    graph.set_entry_point("count")
-    config = {"configurable": {"thread_id": "t"}}
-    await graph.compile(checkpointer=saver).ainvoke({"seen": []}, config, durability="sync")
-    await saver.conn.close()
-    return config
-
-
-@pytest.mark.parametrize("is_compressed", [False, True])
-async def test_a_checkpoint_from_somebody_else_calls_nothing(tmp_path, is_compressed) -> None:
-    path, target = tmp_path / "checkpoints.sqlite", tmp_path / "written"
-    config = await _write_a_state(path)
-    call = ormsgpack.packb(("os", "system", f"touch {target}" + " " * 1000))
-    content = ormsgpack.packb({"v": 1, "x": ormsgpack.Ext(EXT_CONSTRUCTOR_SINGLE_ARG, call)})
-    _damage(path, *(("msgpack+zlib", zlib.compress(content)) if is_compressed else ("msgpack", content)))
-    saver = await open_saver(path)
-    with pytest.raises(CheckpointError, match=r"checkpoints\.sqlite.*read again"):
-        await saver.aget_tuple(config)
-    assert not target.exists()
-    await saver.conn.close()
-
-
-@pytest.mark.parametrize(
-    ("kind", "content"),
-    [
-        ("pickle", b"x"),
-        ("msgpack", b"\xc1"),
-        ("msgpack", ormsgpack.packb([1, 2])),
-        ("msgpack", ormsgpack.packb({"v": 1})),
-        ("msgpack+zlib", b"not zlib"),
-        ("json", b"{"),
-        ("msgpack+zlib", zlib.compress(b"\0" * (300 << 20), 9)),
-    ],
-)
-async def test_a_checkpoint_that_is_damaged_or_foreign_is_an_error_that_names_the_file(tmp_path, kind, content) -> None:
-    path = tmp_path / "checkpoints.sqlite"
-    config = await _write_a_state(path)
-    _damage(path, kind, content)
-    saver = await open_saver(path)
-    with pytest.raises(CheckpointError, match=r"checkpoints\.sqlite.*read again"):
-        await saver.aget_tuple(config)
-    await saver.conn.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.added_package import add_package
@@ -10,6 +12,7 @@ from support.added_package import add_package
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies import LocalPolicy, OpenAICompatiblePolicy
+from memagent_graph.policy import SamplingParams
 from memagent_graph.policy_registry import make_policy, policy_names
 from memagent_graph.settings import PolicySettings, ReadSettings
 
@@ -137,3 +140,20 @@ def test_another_policy_takes_the_place_of_the_one_in_the_log() -> None:
     assert make_policy(moved) and (moved.policy_name, moved.model, moved.base_url) == ("server", "m", URL)
     served = ReadSettings(model="large", base_url=URL)
     assert served.with_other(policy="mine") == ReadSettings(policy="mine"), "nothing of the server's is left"
+
+
+def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = '{"enable_thinking": false}'
+    settings = PolicySettings(base_url="http://localhost/v1", model="m", chat_template_kwargs=arguments)
+    server = make_policy(settings)
+    assert server._body(SamplingParams(), gives_ids=False, schema=None)["chat_template_kwargs"] == {
+        "enable_thinking": False
+    }
+    local = make_policy(replace(settings, base_url=None, model="embedded"))
+    given: list[dict[str, Any]] = []
+    tokenizer = local._engine._tokenizer
+    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: given.append(options) or "text")
+    local._engine.prompt_ids([{"role": "user", "content": "Who?"}], local._template)
+    assert given == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
+    with pytest.raises(PolicyError, match=r"'off' is not a JSON object.*enable_thinking"):
+        make_policy(replace(settings, chat_template_kwargs="off"))

@@ -1,13 +1,22 @@
 """Files that hold texts are for their owner alone, as they are made and where an earlier version made them for all."""
 
 import os
+import shutil
+import sqlite3
 import stat
+import tempfile
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from support.other_user import as_other_user
 
-from memagent_graph import MemAgent
+from memagent_graph import Document, DocumentStore, MemAgent
+from memagent_graph.cli.run_choice import open_existing
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.run_log import RunLog
+from memagent_graph.run_log.exchange.logged_run import stored_run
+from memagent_graph.storage.leases import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
 from memagent_graph.storage.private_files import private_file, private_folder
 
@@ -60,3 +69,56 @@ def test_a_folder_is_made_with_those_above_it(tmp_path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotADirectoryError):
         private_file(tmp_path / "file" / "runs.sqlite")
+
+
+@pytest.fixture
+def home(monkeypatch):
+    """A data folder with a run, where other users may look for files."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    monkeypatch.setenv("MEMAGENT_HOME", str(folder / "home"))
+    policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
+    with MemAgent(policy, tokenizer="embedded", checkpoints=default_checkpoints()) as reader:
+        reader.read("The tower was built in 1904.", "When?", run_id="r")
+    yield folder / "home"
+    shutil.rmtree(folder)
+
+
+def set_modes(folder: Path, directories: int, files: int) -> None:
+    for path in sorted((folder, *folder.rglob("*")), reverse=True):
+        path.chmod(directories if path.is_dir() else files)
+
+
+def answers(log: Path) -> list[str | None]:
+    return [run.answer for run in RunLog(log).runs()] + [step.text for step in RunLog(log).trace("r").steps]
+
+
+def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_written(home) -> None:
+    expected = answers(default_run_log())
+    with closing(sqlite3.connect(default_run_log())) as connection:
+        connection.execute("SELECT * FROM runs")  # SQLite's own files stay beside it until the last one closes it
+        set_modes(home, 0o555, 0o444)
+        assert as_other_user(lambda: answers(default_run_log())) == expected
+    assert not default_run_log().with_name("runs.sqlite-wal").exists()
+    assert as_other_user(lambda: answers(open_existing(None).path)) == expected
+    assert as_other_user(lambda: len(list(stored_run(open_existing(None), "r").conversations))) == len(expected) - 1
+    with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*--log"):
+        as_other_user(lambda: RunLog(default_run_log()).reward("r", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        (lambda: open_existing(None), r"RunLogError.*runs\.sqlite cannot be used.*--log"),
+        (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
+        (lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
+         "CheckpointError.*keep checkpoints elsewhere"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", [0o700, 0o555])
+def test_a_home_of_another_user_or_without_write_access_is_an_error_with_a_remedy(home, use, error, mode) -> None:
+    if mode == 0o555 and "RunLogError" in error:
+        pytest.skip("such a log can be read")
+    set_modes(home, mode, 0o600 & mode)
+    with pytest.raises(RuntimeError, match=error):
+        as_other_user(use)

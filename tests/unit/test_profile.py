@@ -76,17 +76,6 @@ async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path
     assert not MemAgent(policy, profile=folder, strategy=strategy, store=tmp_path, run_log=False).strategy.reads_all
 
 
-@pytest.mark.parametrize("end", ["", ":x=1", "+converged"])
-async def test_it_names_no_code(policy, tmp_path: Path, monkeypatch, end) -> None:
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Nice: pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("evil:Nice", f"{tmp_path}/evil.py:Nice"):
-        folder = profile_with(f"{name}{end}", tmp_path / "own")
-        with pytest.raises(ProfileError, match="runs only where you name it yourself"):
-            MemAgent(policy, profile=folder, store=tmp_path, run_log=False)
-    assert not (tmp_path / "ran").exists()
-
-
 async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
     own = require_profile("embedded")
     said = {

@@ -1,4 +1,4 @@
-"""The settings that the driver sends to every actor, and the reader that each actor creates from them."""
+"""The settings that the driver sends to every actor, and the actors, which create their readers from them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from memagent_corpus import CorpusReader
-from memagent_corpus.on_ray.ray_cluster import ray_module
+from memagent_corpus.corpus_rows import encode_row
+from memagent_corpus.corpus_run import DocumentTask
 from memagent_corpus.source_access import SourceAccess, scheme_of
-from memagent_graph.errors import CheckpointError, CorpusError, RunHeldError
+from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
@@ -28,6 +30,15 @@ from memagent_graph.storage.leases import lease
 CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 _MARKER: Final = "seen-by-every-machine"
+
+
+def ray_module(name: str = "ray") -> Any:
+    """Import a module of Ray.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    return extra_module(name, "ray", "reading on a Ray cluster")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +146,8 @@ class ActorPlan:
             pickler.unregister_pickle_by_value(module)
 
 
-class PlannedActor:
-    """An actor with a reader and a temporary folder on its machine, which are created at its first document.
+class DocumentActor:
+    """Reads documents for `RayEngine`. Its reader and its temporary folder are created at its first document.
 
     Args:
         plan: a pickled `ActorPlan`.
@@ -174,14 +185,24 @@ class PlannedActor:
             )
         return self._reader
 
+    async def start(self) -> None:
+        """Return when the actor runs."""
+
+    async def read(self, task: DocumentTask) -> list[bytes] | MemAgentError:
+        """Read a document.
+
+        Returns:
+            Its rows, encoded as in the ledger, or an error that every other document would cause too.
+        """
+        try:
+            return [encode_row(row) for row in await task.read(self.reader)]
+        except MemAgentError as error:
+            return error
+
     async def close(self) -> None:
         """Close the reader and remove the temporary folder."""
         if self._reader is not None:
             await self._reader.aclose()
-        self.remove_folder()
-
-    def remove_folder(self) -> None:
-        """Remove the temporary folder, if there is one."""
         self._stack.close()
 
 

@@ -23,6 +23,7 @@ from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
 from memagent_serve.app import ServerResources, owner_of, uploaded
 from memagent_serve.bodies import bounded, require_plain
+from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
@@ -233,7 +234,7 @@ class LivePage:
             parts,
             lambda: self._streams.subtract([owner.name]),
             headers=_HEADERS,
-            ping=max(1, round(self._serving.settings.heartbeat)),
+            ping=HEARTBEAT_SECONDS,
             send_timeout=_SEND_SECONDS,
             sep="\n",
         )

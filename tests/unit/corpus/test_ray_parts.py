@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 from support.corpus_world import CountingServer, run_corpus_command, text_of
 
-from memagent_corpus import CorpusDocument, CorpusRow, RowQuote, TableFolder
-from memagent_corpus.corpus_rows import RowEvent, RowUsage, arrow_table, column_values, row_from
+from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray.actor_plan import ActorPlan, PlannedActor
-from memagent_corpus.on_ray.ray_cluster import ray_module, require_reachable
-from memagent_corpus.on_ray.ray_datasets import AnsweredRows
-from memagent_corpus.on_ray.ray_engine import DocumentActor
+from memagent_corpus.on_ray.actor_plan import ActorPlan, DocumentActor, ray_module
+from memagent_corpus.on_ray.ray_engine import require_reachable
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.settings import ReadSettings
@@ -26,28 +23,6 @@ from memagent_graph.storage.leases import lease
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
-
-ROW = CorpusRow(
-    id="0" * 31 + "a",
-    document="d.txt",
-    digest="1" * 64,
-    question="When?",
-    answer="1999",
-    value={"year": 1999},
-    memory="the year 1999",
-    evidence=(RowQuote("in 1999", 3, None, 0, 5, 12, "the year 1999", 0.5),),
-    usage=RowUsage(10, 2, 1, 2, 0.25),
-    chunks=1,
-    stop_reason="answered",
-    events=(RowEvent("empty", None, "once"),),
-    model="fake",
-    metadata={"year": 7, "tags": ["a", None]},
-)
-
-
-def test_a_row_comes_back_from_the_table_s_columns_as_it_was() -> None:
-    plain = CorpusRow(id="b", document="e", digest=None, question="?", error="broken", error_kind="DocumentError")
-    assert [row_from(values) for values in arrow_table([ROW, plain]).to_pylist()] == [ROW, plain]
 
 
 def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
@@ -90,8 +65,8 @@ def test_machines_do_not_share_a_sqlite_file() -> None:
     assert url.local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
 
 
-def actor_of(plan: ActorPlan) -> PlannedActor:
-    return PlannedActor(pickle.dumps(plan))
+def actor_of(plan: ActorPlan) -> DocumentActor:
+    return DocumentActor(pickle.dumps(plan))
 
 
 async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_killed(
@@ -118,22 +93,6 @@ def test_a_temporary_folder_of_another_user_is_refused(tmp_path: Path, monkeypat
     (tmp_path / f"memagent-ray-{os.getuid()}").symlink_to(tmp_path / "theirs")
     with pytest.raises(CorpusError, match="belongs to another user"):
         _ = actor_of(ActorPlan()).reader
-
-
-def test_answered_rows_are_those_of_the_table_that_have_an_answer(tmp_path: Path) -> None:
-    table = TableFolder(str(tmp_path))
-    assert "0" * 32 not in AnsweredRows.of(table)
-    table.take_over({}, "rows")
-    ids = [f"{number * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128:032x}" for number in range(200)]
-    ids += ["f" * 32, "0" * 31 + "2", "0" * 16 + "f" * 16]
-    failed = CorpusRow(id="e" * 32, document="x", digest=None, question="?", error="broken", error_kind="DocumentError")
-    rows = [*(CorpusRow(id=identity, document=identity, digest=None, question="?") for identity in ids), failed]
-    part = table.write_part(0, map(column_values, rows))
-    assert part is not None
-    table.publish([part])
-    answered = pickle.loads(pickle.dumps(AnsweredRows.of(table)))
-    assert len(answered) == len(ids) and all(identity in answered for identity in ids)
-    assert failed.id not in answered and "0" * 31 + "1" not in answered and 7 not in answered
 
 
 @pytest.mark.parametrize("address", ["nowhere", "http://a/b", ":6379", "host:"])
@@ -208,7 +167,7 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         await actor.close()
 
 
-async def _row_id(actor: PlannedActor, document: CorpusDocument) -> str:
+async def _row_id(actor: DocumentActor, document: CorpusDocument) -> str:
     """The id that its row will have."""
     import hashlib
 

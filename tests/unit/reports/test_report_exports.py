@@ -13,7 +13,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
 from memagent_graph.plain_text import without_folders
-from memagent_report import Report, references
+from memagent_report import Report
 from memagent_report.checked_report import checked_report
 from memagent_report.evidence_matrix import (
     CellState,
@@ -38,10 +37,9 @@ from memagent_report.evidence_matrix import (
     extractive_draft,
 )
 from memagent_report.export_safety import markdown_text, spreadsheet_cell
-from memagent_report.references import bibtex
 from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import ReportEvent
-from memagent_report.report_files import matrix_csv, matrix_parquet, write_report
+from memagent_report.report_files import matrix_csv, write_report
 from memagent_report.source_text import SourceText
 
 ATTACKS = (
@@ -210,14 +208,6 @@ def test_each_beginning_of_a_formula_gets_an_apostrophe(text: str) -> None:
     assert spreadsheet_cell("a=1") == "a=1"
 
 
-def test_parquet_has_answers_and_quotes_as_they_are(attacked: Report) -> None:
-    table = pq.read_table(io.BytesIO(matrix_parquet(attacked)))
-    rows = table.to_pylist()
-    assert [row["answer"] for row in rows[:8]] == list(ATTACKS[:8])
-    assert rows[0]["quotes"] == [ATTACKS[0]]
-    assert (rows[0]["start_chars"], rows[0]["end_chars"], rows[0]["pages"]) == ([0], [len(ATTACKS[0])], ["page 1"])
-
-
 def test_docx_is_text_without_fields_links_and_images(attacked: Report) -> None:
     docx = pytest.importorskip("docx")
     data = docx_bytes(attacked.manuscript())
@@ -234,29 +224,6 @@ def test_docx_is_text_without_fields_links_and_images(attacked: Report) -> None:
     assert any("<script>alert(1)</script>" in text for text in texts)
     assert len(written.tables[0].rows) == len(ATTACKS) + 1
     assert written.core_properties.author == ""
-
-
-def test_bibtex_has_entries_for_titles_and_no_commands() -> None:
-    plain = {
-        "title": "Notes on engines",
-        "author": "Lovelace, Ada and Menabrea, Luigi",
-        "year": "1843",
-        "journal": "Memoirs",
-    }
-    report = report_of("One.", "Two.", "Three.", metadata=(plain, plain, {}))
-    entries = bibtex(report.matrix.documents)
-    assert re.findall(r"@(\w+)\{(\w+),", entries) == [
-        ("article", "lovelace1843notes"),
-        ("article", "lovelace1843notesa"),
-    ]
-    assert "author = {Lovelace, Ada and Menabrea, Luigi}," in entries
-    attacked = bibtex(
-        report_of("x", metadata=({"title": "\\input{x} 5% & $y$ #1 a_b ~ ^", "author": "}{"},)).matrix.documents
-    )
-    values = re.findall(r"(?m)= \{(.*)\},$", attacked)
-    for value in values:
-        bare = re.sub(r"\\(?:textbackslash|textasciitilde|textasciicircum)\{\}|\\[{}$&#%_]", "", value)
-        assert not set(bare) & set("\\{}$&#%_~^"), value
 
 
 def test_messages_name_no_folders() -> None:
@@ -299,14 +266,8 @@ def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
 
 def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: Path) -> None:
     report, other = report_of("Anna paid 5 dollars."), report_of("It rained.")
-    written = write_report(report, tmp_path / "out", ("md", "html", "csv", "parquet", "bib"))
-    assert [path.name for path in written] == [
-        "report.json",
-        "report.md",
-        "report.html",
-        "matrix.csv",
-        "matrix.parquet",
-    ]  # fmt: skip  no title, no bibliography
+    written = write_report(report, tmp_path / "out", ("md", "html", "csv"))
+    assert [path.name for path in written] == ["report.json", "report.md", "report.html", "matrix.csv"]
     assert stat.S_IMODE(written[0].stat().st_mode) == 0o600
     assert write_report(report, tmp_path / "out", ("md",))
     changed = Report.from_dict({**other.to_dict(), "report_id": "report-2"})
@@ -320,11 +281,3 @@ def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         write_report(report, tmp_path / "file", ("md",))
-
-
-def test_bibtex_keys_are_unique_however_many_are_alike() -> None:
-    used: dict[str, str] = {}
-    for title in ["Report27", *["Report"] * 40]:
-        key = references._key({"title": title, "author": "Ada Lovelace", "year": "1843"}, used)
-        assert key not in used
-        used[key] = title

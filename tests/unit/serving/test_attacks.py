@@ -291,13 +291,17 @@ def test_a_body_with_two_lengths_is_refused(server: Served) -> None:
 def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ThreadPoolExecutor(1) as pool, FakeServer(window=1000, delay=3) as slow:
+    with ThreadPoolExecutor(2) as pool, FakeServer(window=1000, delay=3) as slow:
         with served(slow.base_url, tmp_path) as server:
-            waiting = pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG), timeout=60)
+            waiting, streaming = (
+                pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG, stream=stream), timeout=60)
+                for stream in (False, True)
+            )
             until(lambda: len(server.serving.manager) == 1)
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
             refused = httpx2.post(f"{server.api}/chat/completions", json=chat(f"{LONG} more"))
-        stopped = waiting.result()
+        stopped, events = waiting.result(), streaming.result().text.split("\n\n")
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
     assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
     assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
     assert str(tmp_path) not in refused.text
@@ -381,6 +385,26 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
         until(lambda: memory.used == 0)
+
+
+def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_path: Path) -> None:
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        "Content-Length: 2000000\r\n\r\n--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
+    )
+    bounds = {"storage": 2 * MEGABYTE, "storage_of_all": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
+    with served(upstream.base_url, tmp_path, **bounds) as server:
+        arriving = server.serving.arriving
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head.encode() + b"x" * (MEGABYTE * 3 // 2))
+            until(lambda: arriving.used > MEGABYTE)
+            assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
+            for _ in range(20):  # a client that is never idle
+                connection.sendall(b"x")
+                time.sleep(0.1)
+            assert connection.recv(100).startswith(b"HTTP/1.1 408")
+        until(lambda: arriving.used == 0)
+        assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -22,6 +22,7 @@ from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, ServingProcess, ser
 
 from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
+from memagent_serve import completions
 from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Keys, Owner, installation_secret, salt_of
 from memagent_serve.ledger import Entry, Ledger, ReadState
@@ -292,7 +293,8 @@ def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path
     assert answer(whole) == "4711"
 
 
-def test_signs_of_life_keep_a_stream_open(tmp_path: Path) -> None:
+def test_signs_of_life_keep_a_stream_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions, "HEARTBEAT_SECONDS", 1)
     gate = threading.Event()
 
     class Held(FakeServer):
@@ -302,7 +304,7 @@ def test_signs_of_life_keep_a_stream_open(tmp_path: Path) -> None:
 
     with (
         Held(window=1000) as upstream,
-        served(upstream.base_url, tmp_path, heartbeat=1.0) as server,
+        served(upstream.base_url, tmp_path) as server,
         httpx2.stream("POST", f"{server.api}/chat/completions", json=body(stream=True), timeout=60) as reply,
     ):
         lines = []

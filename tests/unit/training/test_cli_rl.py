@@ -25,13 +25,13 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command, training_process
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.loop_status import LoopStatus
-from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
 from memagent_training.training_errors import TrainingError
@@ -119,7 +119,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
         lora_rank=8, serve_merged=True, resume=True, strategy="ours.py:Ours", data=Path("mine.csv"), held_out=0.2,
-        reading=ReadingSettings(
+        reading=WordingSettings(
             profile="embedded", layout="section_first", answer_format="plain", empty_memory="none",
             update_template="u.txt", answer_template="a.txt", context_window=900, chunk_tokens=5, question_tokens=6,
             memory_tokens=7, answer_tokens=8, boundary="sentence",
@@ -128,7 +128,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
 
 
 def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
-    plain = {each.name for kind in (RLJob, CollectSettings, ReadingSettings) for each in dataclasses.fields(kind)}
+    plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
     options = {each.name for each in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
     apart = {"collect", "measure", "reading", "collapse", "retries"}

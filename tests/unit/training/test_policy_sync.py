@@ -674,6 +674,13 @@ def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
 # The server's own side
 
 
+def test_a_server_of_our_own_in_another_number_format_may_differ_by_more(base, tmp_path) -> None:
+    exact, narrow = (VLLMServer(base, log_file=tmp_path / "log", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert PolicySync(exact)._tolerance == PolicySync(RemoteServer("http://x/v1", "policy"))._tolerance == 1e-3
+    assert PolicySync(narrow)._tolerance == 1
+    assert PolicySync(narrow, settings=SyncSettings(tolerance=0.1))._tolerance == 0.1
+
+
 def test_the_server_is_started_for_what_is_asked_of_it(base, tmp_path) -> None:
     plain = VLLMServer(base, log_file=tmp_path / "log")
     assert "--enable-lora" not in plain._arguments()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -517,3 +518,13 @@ def test_judges_are_asked_side_by_side_where_that_is_wanted(make_reader, log) ->
 )
 def test_the_released_reward_has_rules_of_its_own(said_text, gold, value) -> None:
     assert chosen_reward("memagent_released", GoldAnswers({"r": gold}))(run(said_text)) == value
+
+
+def test_the_example_of_a_reward_of_one_s_own_takes_from_a_right_answer_what_a_long_memory_costs() -> None:
+    reward = chosen_reward(f"{Path(__file__).parents[3] / 'examples/own_reward.py'}:reward")
+    assert callable(reward)
+    gold = Gold(("4711",))
+    rewards = [reward(run("", answer="4711", gold=gold, memories=("m" * size,))) for size in (500, 1500, 9000)]
+    assert rewards == [1.0, 0.9, 0.5]
+    assert reward(run("", answer="12", gold=gold)) == 0.0
+    assert reward(run("", answer="4711")) is None

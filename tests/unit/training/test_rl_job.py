@@ -22,7 +22,7 @@ from memagent_training.job.training_output import write_record
 from memagent_training.rl import RLJob
 from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.rl_job import MeasureSettings, prepare
+from memagent_training.rl.rl_job import Engine, MeasureSettings, prepare
 from memagent_training.training_errors import TrainingError
 
 
@@ -264,3 +264,20 @@ def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_pat
 
 def test_an_empty_folder_may_be_resumed(tmp_path: Path) -> None:
     prepare(small_job(tmp_path / "new", resume=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "visible", "message"),
+    [
+        ({"server_gpus": "6,7"}, "4,5,6", r"the GPUs 6 are the server's and the trainer's.*CUDA_VISIBLE_DEVICES"),
+        ({"server_gpus": "0", "engine": Engine.LOCAL}, "1", r"loop does not start one.*server_gpus|--server-gpus"),
+        ({"chat_template_kwargs": "thinking"}, "", r"'thinking' is not a JSON object.*enable_thinking"),
+    ],
+    ids=["both", "no server", "template"],
+)
+def test_devices_and_templates_that_cannot_be_are_refused_before_anything_is_loaded(
+    changes: dict[str, Any], visible: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MemAgentError, match=message):
+        prepare(small_job(tmp_path / "rl", **changes))

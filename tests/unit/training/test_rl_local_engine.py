@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import write_tables
 
 pytest.importorskip("trl")
 
@@ -18,6 +20,9 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.rl_job import Engine, MeasureSettings, prepare
+
+_NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
+IN_TABLE = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _NAMES))
 
 
 def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
@@ -46,6 +51,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     state = json.loads((job.out / "checkpoint-2" / "trainer_state.json").read_text())
     gaps = [each["sampling/sampling_logp_difference/mean"] for each in state["log_history"] if "loss" in each]
     assert len(gaps) == 2 and max(gaps) < 1e-4
+    assert {name for entry in state["log_history"] for name in entry if not IN_TABLE.fullmatch(name)} == set()
     ways = [(each.iteration, each.as_used) for each in LoopJournal(job.out / "journal.jsonl").measurements]
     assert ways == [(0, True), (0, False), (2, True), (2, False)]
 
@@ -70,3 +76,16 @@ async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution
 def test_a_server_and_this_process_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MemAgentError, match=r"to read in this process.*base_url"):
         prepare(small_job(tmp_path, engine=Engine.LOCAL, base_url="http://x/v1"))
+
+
+def test_the_page_of_tables_of_training_is_what_the_code_says() -> None:
+    page = (write_tables.REFERENCE / "training_tables.md").read_text("utf-8")
+    assert page == write_tables.training_page(), "run python scripts/write_tables.py"
+
+
+def test_each_metric_in_the_table_is_one_of_the_code_s() -> None:
+    root = write_tables.REFERENCE.parents[1] / "training/memagent_training"
+    code = "".join(path.read_text("utf-8") for path in root.rglob("*.py"))
+    of_trl = {"grad_norm", "learning_rate", "epoch", "step", "loss"}
+    parts = {part for name in _NAMES if name not in of_trl for part in re.split(r"/|_?[A-Z]+", name) if part}
+    assert {part for part in parts if part not in code} == set()

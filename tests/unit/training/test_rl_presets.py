@@ -20,20 +20,20 @@ from support.scripts import part
 from memagent_graph import Completion, FinishReason, MemAgent, MemAgentError, ScriptedPolicy
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.policy import TokenUsage
+from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.presets import read_preset
 from memagent_training.rl import loop, policy_serving
 from memagent_training.rl.collecting import Collector
-from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.rl.rl_job import prepare
 from memagent_training.serving.policy_sync import How, Served
 
 _NUMBER = re.compile(r"\d{4,}")
 
 PRESETS = [("gru-mem", "gated:stop=yes"), ("rememr1", "recall"), ("longrlvr", None)]
-READING = ReadingSettings(chunk_tokens=200, memory_tokens=100, question_tokens=100, answer_tokens=40)
+READING = WordingSettings(chunk_tokens=200, memory_tokens=100, question_tokens=100, answer_tokens=40)
 
 
 @pytest.fixture

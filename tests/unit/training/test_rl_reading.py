@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("trl")
 
+from safetensors.torch import load_file
 from support.fake_server import FakeServer
 from support.rl_loops import record, small_job
 
@@ -19,13 +21,13 @@ from memagent_graph.budget import Budget
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, load_profile, save_profile
 from memagent_graph.prompts import AnswerFormat, load_prompts
+from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.job.base_model import BaseModel, find_base_model
-from memagent_training.job.saved_policy import _complete
+from memagent_training.job.saved_policy import _complete, _store_as
 from memagent_training.job.training_output import write_record
 from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.policy_serving import ServerServing
-from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
@@ -38,7 +40,7 @@ def plain_model(tmp_path: Path) -> Path:
     return folder
 
 
-def prepared_base(tmp_path: Path, reading: ReadingSettings, model: Path | str = "embedded") -> BaseModel:
+def prepared_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "embedded") -> BaseModel:
     return prepare(small_job(tmp_path / "rl", model=str(model), reading=reading)).base
 
 
@@ -60,19 +62,19 @@ async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) 
 def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
     own = load_profile("embedded")
     assert own is not None
-    found = prepared_base(tmp_path, ReadingSettings(chunk_tokens=128, boundary="paragraph")).profile
+    found = prepared_base(tmp_path, WordingSettings(chunk_tokens=128, boundary="paragraph")).profile
     assert found == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph", own.on_invented)
 
 
 def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -> None:
-    chosen = ReadingSettings(
+    chosen = WordingSettings(
         layout="section_first", chunk_tokens=300, memory_tokens=64, question_tokens=64, answer_tokens=64
     )
     found = prepared_base(tmp_path, chosen, plain_model).profile
     assert found is not None
     assert found.budget == Budget(1024, 64, 64, 300, 64), "the window is the model's"
     assert found.prompts.wording == load_prompts("section_first").wording
-    assert prepared_base(tmp_path, ReadingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
+    assert prepared_base(tmp_path, WordingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
 
 
 @pytest.mark.parametrize(
@@ -87,12 +89,12 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
 )
 def test_what_cannot_be_is_refused_at_once(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(MemAgentError, match=message):
-        prepared_base(tmp_path, ReadingSettings(**changes))  # type: ignore[arg-type]
+        prepared_base(tmp_path, WordingSettings(**changes))  # type: ignore[arg-type]
     assert not (tmp_path / "rl").exists()
 
 
 def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_model: Path) -> None:
-    base = prepared_base(tmp_path, ReadingSettings(profile="embedded", chunk_tokens=200), plain_model)
+    base = prepared_base(tmp_path, WordingSettings(profile="embedded", chunk_tokens=200), plain_model)
     out = tmp_path / "policy"
     out.mkdir()
     _complete(out, base)
@@ -117,7 +119,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
             model=str(plain_model),
             base_url=server.base_url,
             served_name=server.model,
-            reading=ReadingSettings(profile="embedded", chunk_tokens=50),
+            reading=WordingSettings(profile="embedded", chunk_tokens=50),
         )
         serving = ServerServing(prepare(job))
         try:
@@ -136,12 +138,12 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
 
 
 def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None:
-    job = small_job(tmp_path / "rl", reading=ReadingSettings(chunk_tokens=128))
+    job = small_job(tmp_path / "rl", reading=WordingSettings(chunk_tokens=128))
     write_record(job.out, prepare(job).record)
     LoopJournal(job.out / "journal.jsonl").collected(record())
     prepare(replace(job, resume=True))
     with pytest.raises(TrainingError, match=r"read_with|chunk_tokens"):
-        prepare(replace(job, resume=True, reading=ReadingSettings(chunk_tokens=64)))
+        prepare(replace(job, resume=True, reading=WordingSettings(chunk_tokens=64)))
 
 
 def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -154,3 +156,16 @@ def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert found.on_invented is UpdateRule.RETRY
     assert found.prompts.wording == prompts.wording
     assert json.loads((tmp_path / "memagent.json").read_text())["answer_format"] == "plain"
+
+
+def test_a_policys_folder_can_have_a_narrower_number_format(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy")
+    for dtype in ("float32", "bfloat16"):
+        _store_as(tmp_path / "policy", dtype)
+        weights = load_file(tmp_path / "policy" / "model.safetensors")
+        assert {str(value.dtype) for value in weights.values()} == {f"torch.{dtype}"}
+        assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == dtype
+    shipped = load_file(EMBEDDED_FOLDER / "model.safetensors")
+    assert all(torch.equal(value, shipped[name]) for name, value in weights.items())
+    with pytest.raises(MemAgentError, match=r"save_dtype is 'int8'.*bfloat16"):
+        prepare(small_job(tmp_path / "rl", settings={"save_dtype": "int8"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.training_log import comparable, write_log
 
 from memagent_graph.errors import RunLogError, TokenizerError
@@ -425,3 +427,17 @@ def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(tmp
     for tracker, package in (("wandb", "wandb"), ("azure_ml", "azureml")):
         with pytest.raises(TrainingError, match=rf"{tracker}.*{package} is not installed.*pip install {package}"):
             make_config("dapo", {"report_to": tracker}, tmp_path)
+
+
+def test_on_cuda_with_flash_attention_sequences_are_packed_unless_a_layout_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [make_config("dapo", {}, tmp_path)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "flash_attn" or find(name))
+    for settings in ({}, {"model_init_kwargs": {"dtype": "bfloat16"}}, {"layout": "prefix_tree"}):
+        configs.append(make_config("dapo", {"use_cpu": True, "bf16": True} | settings, tmp_path))
+    flash = {"attn_implementation": "flash_attention_2"}
+    assert [config.layout for config in configs] == ["prefix_tree", "packed", "packed", "prefix_tree"]
+    assert [config.model_init_kwargs for config in configs] == [None, flash, flash | {"dtype": "bfloat16"}, None]

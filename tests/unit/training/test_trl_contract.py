@@ -10,7 +10,7 @@ pytest.importorskip("trl")
 
 from trl import GRPOConfig, GRPOTrainer
 
-from memagent_training.job.config import _FIXED
+from memagent_training.job.config import FIXED
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_methods_that_are_replaced_or_called_exist(name: str) -> None:
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer has no {name} any more"
 
 
-@pytest.mark.parametrize("name", sorted(_FIXED))
+@pytest.mark.parametrize("name", sorted(FIXED))
 def test_options_that_are_fixed_exist(name: str) -> None:
     """A renamed option would be silently on."""
     assert name in {each.name for each in dataclasses.fields(GRPOConfig)}, f"GRPOConfig has no {name} any more"

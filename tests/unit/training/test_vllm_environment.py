@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memagent_training.serving import vllm_server
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, server_environment
 
 
@@ -17,9 +18,26 @@ def test_only_without_an_accelerator_is_the_cpu_made_the_target(tmp_path: Path, 
     if device is not None:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
-    found = server_environment(tmp_path)
-    assert ("VLLM_TARGET_DEVICE" in found) == ("OMP_NUM_THREADS" in found) == (device is None)
-    assert found["HF_HUB_OFFLINE"] == "1"
+    launched = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
+    environment = server_environment(launched, tmp_path)
+    on_cpu = {"VLLM_TARGET_DEVICE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"}
+    assert on_cpu & environment.keys() == (on_cpu if device is None else set())
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["VLLM_NO_USAGE_STATS"] == "0"
+    assert not {"RANK", "MASTER_ADDR", "ACCELERATE_USE_FSDP"} & environment.keys()
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_server_computes_as_its_machine_does_best_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    monkeypatch.setattr(vllm_server, "has_accelerator", lambda: on_gpu)
+    server = VLLMServer(tmp_path, log_file=tmp_path / "log")
+    assert server.number_format == ("bfloat16" if on_gpu else "float32")
+    assert ("--enforce-eager" in server._arguments()) == (not on_gpu)
+    server.options = ("--max-model-len", "4096", "--dtype=float16")
+    assert server.number_format == "float16"
+    assert server._arguments()[-3:] == list(server.options)
 
 
 def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer(

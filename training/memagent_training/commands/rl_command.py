@@ -171,11 +171,22 @@ class RL(WordingSettings):
         list[str] | None,
         typer.Option(metavar="OPTION", help='For the server that it starts, as in "--max-model-len 4096". Repeatable.'),
     ] = None
+    server_gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs of the server that it starts, as in 6,7.",
+            show_default="shared with the trainer",
+        ),
+    ] = None
+    chat_template_kwargs: str | None = None
     server_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the server may take to come up.")] = 600.0
     sync_tolerance: Annotated[
-        float,
-        typer.Option(help="How far log-probs of server and trainer may differ after new weights, in nats."),
-    ] = 0.001
+        float | None,
+        typer.Option(
+            help="How far log-probs of server and trainer may differ after new weights, in nats.",
+            show_default="0.001; 1 for its own server in bfloat16",
+        ),
+    ] = None
     lora: LoRARank = None
     serve_merged: Annotated[
         bool,
@@ -211,7 +222,6 @@ def _job(request: RL) -> RLJob:
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import chosen_reward  # noqa: PLC0415
-    from memagent_training.rl.reading_settings import ReadingSettings  # noqa: PLC0415
     from memagent_training.rl.rl_job import Engine, MeasureSettings, RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
@@ -231,7 +241,7 @@ def _job(request: RL) -> RLJob:
         settings=parse_settings(request.settings or ()),
         collect=from_options(CollectSettings, request),
         reward=chosen_reward(request.reward),
-        reading=from_options(ReadingSettings, request),
+        reading=from_options(WordingSettings, request, strategy=None),
         measure=measure,
         engine=Engine(request.engine),
         api_key=key,

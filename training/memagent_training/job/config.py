@@ -39,7 +39,7 @@ class OldLogProbs(StrEnum):
     are clipped like the rest."""
 
 
-_FIXED: dict[str, tuple[object, str]] = {
+FIXED: dict[str, tuple[object, str]] = {
     "eval_strategy": ("no", "measure checkpoints with memagent eval"),
     "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
     "loss_type": ("dapo", "loss_weights chooses the mean"),
@@ -77,7 +77,8 @@ _LEAST = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
 }  # fmt: skip
-_CHOICES: dict[str, list[str]] = {
+_CHOICES: dict[str, Sequence[str | None]] = {
+    "save_dtype": [None, "float32", "bfloat16", "float16"],
     "layout": list(Layout),
     "old_logprobs": list(OldLogProbs),
     "importance_sampling_level": ["token", "sequence"],
@@ -120,6 +121,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     save_steps: float = 10
     save_total_limit: int | None = 3
 
+    save_dtype: str | None = None
+    """The number format of the weights in a policy's folder: float32, bfloat16 or float16; None keeps the trainer's.
+    Checkpoints keep theirs in any case."""
     groups_per_step: int = 8
     """Groups per optimizer step; the last step of a pass may have fewer."""
     layout: str = Layout.PREFIX_TREE.value
@@ -165,7 +169,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     @classmethod
     def names(cls) -> list[str]:
         """Return the settings that have an effect, and those that must stay as they are."""
-        return sorted({*cls.__annotations__, *_WITH_EFFECT, *_FIXED} & cls.__dataclass_fields__.keys())
+        return sorted({*cls.__annotations__, *_WITH_EFFECT, *FIXED} & cls.__dataclass_fields__.keys())
 
     def __post_init__(self) -> None:
         # TRL's batches of prompts; the smallest that it accepts. What is forwarded is planned from token_budget.
@@ -177,7 +181,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def _check(self) -> None:
-        for name, (value, instead) in _FIXED.items():
+        for name, (value, instead) in FIXED.items():
             given = getattr(self, name, value)
             if given != value:
                 raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
@@ -189,7 +193,9 @@ class MultiConvDAPOConfig(GRPOConfig):
                 raise TrainingError(f"{name} is {value}", hint=f"Give {least} or more.")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(choices)}.")
+                raise TrainingError(
+                    f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(map(str, choices))}."
+                )
         if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",

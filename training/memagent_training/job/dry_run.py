@@ -32,6 +32,8 @@ from memagent_training.training_errors import TrainingError
 
 _CHEAP_TOKENS: Final = 4_000_000
 """How many row tokens are planned in all layouts; this takes some seconds."""
+GPU_NUMBERS: Final = (2, 6, 8)
+"""For which the plan also says what a rank needs: the launch files', in training/configs/accelerate."""
 _ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 
 
@@ -277,6 +279,7 @@ def _memory_table(memory: MemoryEstimate, *, checkpointing: bool) -> Table:
         mark = " (chosen)" if checkpointing == (word == "with") else ""
         rows.append((f"activations {word} checkpointing{mark}", as_text(size)))
     rows.append(("in all", as_text(memory.total)))
+    rows += [(f"in all, sharded over {ranks} GPUs", as_text(memory.total_on(ranks))) for ranks in GPU_NUMBERS]
     return _table("memory per rank, estimated", "size", "", rows=rows)
 
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 from transformers.utils.import_utils import is_torch_bf16_gpu_available
 
+from memagent_training.algorithm.planner import Layout
 from memagent_training.job.config import MultiConvDAPOConfig
-from memagent_training.job.presets import load_preset
+from memagent_training.job.presets import load_preset, read_preset
 from memagent_training.training_errors import TrainingError
 
 _INSTEAD: Final = {
@@ -83,7 +84,7 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
     """Return the settings of a preset with changes, and those that depend on the machine.
 
     Without an accelerator, processes that were launched together find each other only if they are set to use CPUs; and
-    TRL's default, bfloat16, does not suit every machine.
+    TRL's default, bfloat16, does not suit every machine. On CUDA with flash attention, sequences are packed for it.
 
     Raises:
         TrainingError: an unknown preset or setting, or an invalid value.
@@ -91,7 +92,12 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
     machine: dict[str, Any] = {} if torch.accelerator.is_available() else {"use_cpu": True}
     if {**machine, **settings}.get("use_cpu") or not is_torch_bf16_gpu_available():
         machine["bf16"] = False
+    chosen = {**read_preset(preset), **machine, **settings}
+    has_kernels = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
     changes = {**machine, **settings}
+    if has_kernels and chosen.get("bf16", True) and "layout" not in chosen:
+        loading = {"attn_implementation": "flash_attention_2", **(chosen.get("model_init_kwargs") or {})}
+        changes |= {"layout": Layout.PACKED.value, "model_init_kwargs": loading}
     try:
         config = load_preset(preset, output_dir=str(out), **changes)
     except (ValueError, TypeError, ImportError) as error:  # errors of transformers and TRL

@@ -109,11 +109,18 @@ class MemoryEstimate:
     activations_checkpointed: int
     activations_kept: int
     """The same without checkpointing."""
+    shards: int = 1
+    """The ranks that share weights, gradients, optimizer and reference."""
 
     @property
     def total(self) -> int:
         """The sum of all."""
-        return self.weights + self.gradients + self.optimizer + self.reference + self.activations
+        return self.total_on(self.shards)
+
+    def total_on(self, shards: int) -> int:
+        """Return the sum if as many ranks shared all but the activations."""
+        shared = self.weights + self.gradients + self.optimizer + self.reference
+        return shared * self.shards // shards + self.activations
 
 
 def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
@@ -180,6 +187,7 @@ def estimate_memory(
         activations=checkpointed if checkpointing else kept,
         activations_checkpointed=checkpointed,
         activations_kept=kept,
+        shards=shards,
     )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from memagent_graph.policies.profile import save_profile
 from memagent_training.job import training_output as output
@@ -38,6 +42,7 @@ def save_policy(
     if trainer.accelerator.is_main_process:
         if adapter is None:
             _complete(out, base)
+            _store_as(out, trainer.args.save_dtype)
         elif merged:
             merge_adapter(base, adapter, out, trainer.args)
         _make_sharable(adapter or out)
@@ -49,6 +54,19 @@ def _complete(out: Path, base: BaseModel) -> None:
     output.complete_policy(out, base.folder)
     if base.profile is not None:
         save_profile(base.profile, out)
+
+
+def _store_as(folder: Path, number_format: str | None) -> None:
+    """Write a policy's weights again in another number format."""
+    if number_format is None:
+        return
+    dtype: torch.dtype = getattr(torch, number_format)
+    for path in folder.glob("*.safetensors"):
+        unfinished = path.with_suffix(".unfinished")
+        save_file({name: value.to(dtype) for name, value in load_file(path).items()}, unfinished, {"format": "pt"})
+        unfinished.replace(path)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"dtype": number_format}, indent=2), "utf-8")
 
 
 def _make_sharable(folder: Path) -> None:
@@ -69,4 +87,5 @@ def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDA
     model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=options.get("dtype", "float32"))
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)
     _complete(out, base)
+    _store_as(out, config.save_dtype)
     _make_sharable(out)

@@ -21,7 +21,7 @@ from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
-from memagent_training.rl.loop_status import Phase, PhaseClock, Watcher
+from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
@@ -45,7 +45,7 @@ class Finished:
     """The policy with the best measurement, if any was measured."""
 
 
-def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
+def run(job: RLJob, watcher: LoopStatus | None = None) -> Finished:
     """Run a loop to its end, or continue one. To be called on every rank.
 
     Raises:
@@ -58,7 +58,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     job = prepared.job
     if job.base_url is None and job.engine is Engine.VLLM:
         find_vllm_python()  # otherwise it would be found missing only after the model is loaded
-    watcher = watcher or Watcher()
+    watcher = watcher or LoopStatus(job.iterations, quiet=True)
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
     source = _Source(prepared, Serving.of(prepared), LoopJournal(job.out / JOURNAL), watcher)
@@ -122,7 +122,7 @@ def _facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> dict[s
 class _Source:
     """The trainer's source of groups: everything in an iteration except the training itself."""
 
-    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal, watcher: Watcher) -> None:
+    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal, watcher: LoopStatus) -> None:
         self.serving = serving
         self.journal = journal
         self._prepared = prepared
@@ -131,8 +131,6 @@ class _Source:
         self._ahead: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
         self._told = 0
-        self._spent = PhaseClock()
-        """The time of each phase, for the training log."""
         self._collector = Collector(prepared, serving, journal)
         self.best = BestPolicy(prepared)
 
@@ -167,7 +165,7 @@ class _Source:
         self._told = len(self.journal.records)
         if wants_follower:
             run_sync(self._begun_ahead(follower, iteration))
-        metrics = _metrics(record, self.journal.measurements_before(iteration), self._spent.times(iteration))
+        metrics = _metrics(record, self.journal.measurements_before(iteration), self._watcher.clock.times(iteration))
         records = self.journal.records[: record.number + 1]
         if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
             metrics["collect/epoch"] = epochs
@@ -231,8 +229,7 @@ class _Source:
     # Time
 
     def _begins(self, iteration: int, phase: Phase) -> None:
-        if (iteration, phase) != (self._spent.iteration, self._spent.phase):
-            self._spent.begin(iteration, phase)
+        if (iteration, phase) != (self._watcher.clock.iteration, self._watcher.clock.phase):
             self._watcher.begins(iteration, phase)
 
     def _during(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
@@ -243,7 +240,7 @@ class _Source:
 class _Told(TrainerCallback):
     """Passes on what the trainer logs."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: LoopStatus) -> None:
         self._watcher = watcher
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

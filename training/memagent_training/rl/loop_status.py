@@ -42,33 +42,6 @@ class Phase(StrEnum):
     TRAIN = "train"
 
 
-class Watcher:
-    """Gets a loop's progress; this base class ignores everything. Calls come from the training thread, except
-    `measured`.
-    """
-
-    def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
-        """Take note of the checkpoint that the loop continues from; newer ones are incomplete."""
-
-    def begins(self, iteration: int, phase: Phase) -> None:
-        """Take note that a phase of an iteration begins, and the previous one has ended."""
-
-    def serves(self, iteration: int, version: str, how: str) -> None:
-        """Take note that the weights of an iteration are served under this name, and how they got there."""
-
-    def measured(self, measurement: Measurement) -> None:
-        """Held-out questions were read."""
-
-    def collected(self, record: CollectionRecord) -> None:
-        """Take note of an iteration's groups, also of those that an earlier call collected."""
-
-    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take note of an optimizer step."""
-
-    def ends(self, reason: str) -> None:
-        """Take note that the loop ended, and why."""
-
-
 class PhaseClock:
     """The seconds of each iteration of this process, by phase. `clock` is like `time.monotonic`."""
 
@@ -110,8 +83,8 @@ class PhaseClock:
         return rest + each * (iterations - self.iteration - 1)
 
 
-class LoopStatus(Watcher):
-    """Shows a loop; a context manager.
+class LoopStatus:
+    """Gets a loop's progress, and shows it; a context manager. Calls come from the training thread, except `measured`.
 
     Args:
         iterations: how many the loop has in all.
@@ -130,7 +103,8 @@ class LoopStatus(Watcher):
     ) -> None:
         self._iterations = iterations
         self._console = console or Console(stderr=True, highlight=False, quiet=quiet)
-        self._clock = PhaseClock(clock)
+        self.clock = PhaseClock(clock)
+        """The time of each phase."""
         self._status = self._console.status("starting")
         self._has_status = self._console.is_terminal and not quiet
         self._record: CollectionRecord | None = None
@@ -145,24 +119,27 @@ class LoopStatus(Watcher):
         self._status.stop()
 
     def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
-        """See `Watcher`."""
+        """Take note of the checkpoint that the loop continues from; newer ones are incomplete."""
         for folder in passed_over:
             self._print(f"passed over {folder}, which was not written to its end")
         if checkpoint is not None:
             self._print(f"continuing from {checkpoint}")
 
     def begins(self, iteration: int, phase: Phase) -> None:
-        """See `Watcher`."""
-        before = self._clock.iteration if self._clock.phase is Phase.TRAIN else None
-        self._clock.begin(iteration, phase)
+        """Take note that a phase of an iteration begins, and the previous one has ended."""
+        before = self.clock.iteration if self.clock.phase is Phase.TRAIN else None
+        self.clock.begin(iteration, phase)
         if before is not None and before != iteration:
             self._print(self._line(before))
         self._status.update(
             f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}{self._left}"
         )
 
+    def serves(self, iteration: int, version: str, how: str) -> None:
+        """Take note that the weights of an iteration are served under this name, and how they got there."""
+
     def measured(self, measurement: Measurement) -> None:
-        """See `Watcher`."""
+        """Take note that held-out questions were read."""
         lengths = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in sorted(measurement.accuracy.items()))
         failed = f"; {measurement.failed} failed" if measurement.failed else ""
         after = (
@@ -175,22 +152,22 @@ class LoopStatus(Watcher):
         )
 
     def collected(self, record: CollectionRecord) -> None:
-        """See `Watcher`."""
+        """Take note of an iteration's groups, also of those that an earlier call collected."""
         self._record = record
 
     def trained(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Watcher`."""
+        """Take note of an optimizer step."""
         self._metrics = dict(metrics)
 
     def ends(self, reason: str) -> None:
-        """See `Watcher`."""
-        if self._clock.iteration is not None and self._clock.phase is Phase.TRAIN:
-            self._clock.end()
-            self._print(self._line(self._clock.iteration))
+        """Take note that the loop ended, and why."""
+        if self.clock.iteration is not None and self.clock.phase is Phase.TRAIN:
+            self.clock.end()
+            self._print(self._line(self.clock.iteration))
 
     @property
     def _left(self) -> str:
-        left = self._clock.left(self._iterations)
+        left = self.clock.left(self._iterations)
         return "" if left is None else f"; about {_duration(left)} left"
 
     def _line(self, iteration: int) -> str:
@@ -205,7 +182,7 @@ class LoopStatus(Watcher):
             ]
         logged = ((label, self._metrics.get(name), form) for label, name, form in _SHOWN)
         parts.append(", ".join(f"{label} {value:{form}}" for label, value, form in logged if value is not None))
-        times = self._clock.times(iteration)
+        times = self.clock.times(iteration)
         parts.append(", ".join(f"{phase} {_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}{self._left}"
 

@@ -15,10 +15,11 @@ from typing import Any, Final, TypeVar
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, UpdateRule
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.policy import Policy
+from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, Engine, PreparedLoop
 from memagent_training.serving.policy_sync import How, PolicySync, RemoteServer, Served, SyncSettings
-from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
+from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ _MODEL_NAME: Final = "policy"
 _VERSION: Final = "iteration-"
 _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 """Log-probs of the sampled distribution, at any temperature."""
+_SHARED_GPU: Final = ("--gpu-memory-utilization", "0.4")
+"""The rest is the trainer's."""
 _RESTARTS: Final = 3
 """How often work is started again after the server died."""
 
@@ -122,6 +125,7 @@ class LocalServing(Serving):
     _policy: LocalPolicy
 
     def __init__(self, prepared: PreparedLoop) -> None:
+        self._template = template_arguments(prepared.job.chat_template_kwargs)
         super().__init__(prepared, LocalPolicy(prepared.base.folder))
 
     async def close(self) -> None:
@@ -134,7 +138,12 @@ class LocalServing(Serving):
         folder, version = self.policy_folder(iteration), self.version(iteration)
         former = self._policy
         self._policy = await asyncio.to_thread(
-            LocalPolicy, folder, dtype="float32", version=version, processed_logprobs=True
+            LocalPolicy,
+            folder,
+            dtype="float32",
+            version=version,
+            processed_logprobs=True,
+            chat_template_kwargs=self._template,
         )
         self.rollouts = self._trained_reader()
         await former.aclose()
@@ -160,13 +169,15 @@ class ServerServing(Serving):
         job = prepared.job
         self._own: VLLMServer | None = None
         if job.base_url is None:
+            shared = job.server_gpus is None and has_accelerator()
             self._own = VLLMServer(
                 prepared.base.folder,
                 log_file=job.out / "server.log",
                 model_name=_MODEL_NAME,
                 max_lora_rank=job.lora_rank if job.serves_adapters else None,
                 dev_mode=not job.serves_adapters,
-                options=(*_LOGPROBS_AFTER_TEMPERATURE, *job.server_options),
+                gpus=job.server_gpus,
+                options=(*_LOGPROBS_AFTER_TEMPERATURE, *(_SHARED_GPU if shared else ()), *job.server_options),
                 startup_timeout=job.server_timeout,
             )
         server: VLLMServer | RemoteServer = self._own or RemoteServer(
@@ -177,8 +188,13 @@ class ServerServing(Serving):
         self._sync = PolicySync(server, settings=settings)
         self.served: Served | None = None
         """The newest version, if there is one."""
+        template = template_arguments(job.chat_template_kwargs)
         policy = OpenAICompatiblePolicy(
-            server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
+            server.model_name,
+            base_url=server.base_url,
+            api_key=job.api_key,
+            max_concurrency=job.collect.concurrency,
+            extra_body={"chat_template_kwargs": template} if template else None,
         )
         super().__init__(prepared, policy)
 

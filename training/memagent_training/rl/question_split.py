@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_journal import load_results
-from memagent_evaluation.samples import Sample
+from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.training_errors import TrainingError
 
@@ -24,20 +24,11 @@ _DOCUMENT_BYTES: Final = hashlib.sha256().digest_size
 
 
 @runtime_checkable
-class CountedQuestions(Protocol):
+class CountedQuestions(Task, Protocol):
     """A task with a known number of questions."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
 
     def count(self, length: int) -> int:
         """Return how many samples there are of a length."""
-        ...
-
-    def sample(self, length: int, index: int) -> Sample:
-        """Return the `index`-th of them."""
         ...
 
 

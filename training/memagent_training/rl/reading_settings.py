@@ -3,59 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Final
 
 from memagent_graph.budget import Budget
-from memagent_graph.documents.chunking import Boundary
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.prompts import changed_prompts, load_prompts
 from memagent_graph.roles import Role, prompts_for
+from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import Tokenizer
 from memagent_training.job.base_model import BaseModel
 
 _WORDING: Final = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingSettings:
-    """Changes to the model's own profile, or to the reader's defaults; None leaves a value unchanged."""
+def profile_of(reading: WordingSettings, base: BaseModel) -> Profile | None:
+    """Return the profile that is changed: the one named, or the model's own, if it has one."""
+    return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
 
-    profile: str | Path | None = None
-    """A folder with `memagent.json` and `templates`, or "embedded", instead of the model's own."""
-    layout: str | None = None
-    answer_format: str | None = None
-    update_template: str | Path | None = None
-    answer_template: str | Path | None = None
-    empty_memory: str | None = None
-    context_window: int | None = None
-    question_tokens: int | None = None
-    memory_tokens: int | None = None
-    chunk_tokens: int | None = None
-    answer_tokens: int | None = None
-    boundary: Boundary | None = None
 
-    def profile_of(self, base: BaseModel) -> Profile | None:
-        """Return the profile that is changed: the one named, or the model's own, if it has one."""
-        return load_profile(base.folder) if self.profile is None else require_profile(self.profile)
+def reading_profile(
+    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()
+) -> Profile | None:
+    """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
-    def resolved(self, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()) -> Profile | None:
-        """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
+    A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
 
-        A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
-
-        Raises:
-            ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
-        """
-        if self == ReadingSettings():
-            return None
-        own = self.profile_of(base)
-        began = own or Profile(Budget(), load_prompts())
-        prompts = changed_prompts(began.prompts, **{name: getattr(self, name) for name in _WORDING})
-        prompts = prompts_for(roles, prompts) if own is None else prompts
-        window = min(began.budget.context_window, base.window or Budget().context_window)
-        chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
-        budget = replace(began.budget, **({"context_window": window} | chosen))
-        budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
-        return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented, began.strategy, began.dtype)
+    Raises:
+        ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
+    """
+    if replace(reading, strategy=None) == WordingSettings():
+        return None
+    own = profile_of(reading, base)
+    began = own or Profile(Budget(), load_prompts())
+    prompts = changed_prompts(began.prompts, **{name: getattr(reading, name) for name in _WORDING})
+    prompts = prompts_for(roles, prompts) if own is None else prompts
+    window = min(began.budget.context_window, base.window or Budget().context_window)
+    chosen = {each.name: value for each in fields(Budget) if (value := getattr(reading, each.name)) is not None}
+    budget = replace(began.budget, **({"context_window": window} | chosen))
+    budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+    return Profile(budget, prompts, reading.boundary or began.boundary, began.on_invented, began.strategy, began.dtype)

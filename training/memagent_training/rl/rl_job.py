@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from transformers.trainer_utils import SaveStrategy
 
 from memagent_evaluation.data_files import data_task_of
@@ -19,8 +21,10 @@ from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile
+from memagent_graph.policy_registry import template_arguments
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
+from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.algorithm.credit import CreditTerm, check_roles
@@ -35,7 +39,7 @@ from memagent_training.rewards.reward_names import NEED_EVIDENCE, named_reward, 
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, answered_without
-from memagent_training.rl.reading_settings import ReadingSettings
+from memagent_training.rl.reading_settings import profile_of, reading_profile
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
 
@@ -115,7 +119,7 @@ class RLJob:
     """The mean reward of the longest length so far at which the next one is added."""
     strategy: str | None = None
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
-    reading: ReadingSettings = field(default_factory=ReadingSettings)
+    reading: WordingSettings = field(default_factory=WordingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     collapse: CollapseSettings = field(default_factory=CollapseSettings)
     small: bool = False
@@ -132,8 +136,12 @@ class RLJob:
     """More command-line options of its own server."""
     server_timeout: float = 600.0
     """How many seconds its own server may take to start: large models load for minutes."""
-    sync_tolerance: float = 1e-3
+    sync_tolerance: float | None = None
     """The largest difference between log-probs of server and trainer after a swap, in nats."""
+    server_gpus: str | None = None
+    """The GPUs of the server that the loop starts, with commas between; None shares this process's with it."""
+    chat_template_kwargs: str | None = None
+    """Arguments of the chat template, as a JSON object; whoever reads with the policy must give the same."""
     lora_rank: int | None = None
     serve_merged: bool = False
     """Reload merged weights in place, for servers whose own kernels for adapters are slow, as on CPUs."""
@@ -188,7 +196,8 @@ class PreparedLoop:
         job = self.job
         reading = {"read_with": _read_with(self.base.profile)} if self.base.profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
-        strategy = {} if job.strategy is None else {"strategy": job.strategy}
+        named = {name: getattr(job, name) for name in ("strategy", "chat_template_kwargs")}
+        strategy = {name: value for name, value in named.items() if value is not None}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         by_their_names = ("evidence_share", "steps_behind", "advance_at", "small")
         questions = {} if self.curriculum.split is None else {"questions": self.curriculum.split.fingerprint}
@@ -235,10 +244,10 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, job.reading.profile_of(base)).roles
+    roles = reading_strategy(job.strategy, profile_of(job.reading, base)).roles
     _check_terms(job, terms, roles)
     tokenizer = load_tokenizer(base.folder)
-    base = replace(base, profile=job.reading.resolved(base, tokenizer, roles))
+    base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
     _check_words(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
@@ -333,10 +342,27 @@ def _check(job: RLJob) -> None:
             "a server is named, and the policy is to read in this process (--engine local)",
             hint="Leave --engine out, or --base-url and --server-option.",
         )
+    template_arguments(job.chat_template_kwargs)
+    if job.server_gpus is not None:
+        _check_server_gpus(job, job.server_gpus)
     if job.base_url is not None and job.server_options:
         raise TrainingError(
             f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is not started by the loop",
             hint="Use them when you start it, or leave --base-url out.",
+        )
+
+
+def _check_server_gpus(job: RLJob, gpus: str) -> None:
+    if job.base_url is not None or job.engine is Engine.LOCAL:
+        raise TrainingError(
+            f"GPUs for a server ({gpus}), and the loop does not start one", hint="Leave --server-gpus out."
+        )
+    own = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    both = {name.strip() for name in gpus.split(",")} & {name.strip() for name in own.split(",")}
+    if both:
+        raise TrainingError(
+            f"the GPUs {', '.join(sorted(both))} are the server's and the trainer's",
+            hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
 
 

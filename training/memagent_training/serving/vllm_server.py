@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -33,12 +34,9 @@ _LOG_TAIL_LINES = 40
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank accepts
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
-SERVER_ENVIRONMENT: Mapping[str, str] = {
-    "TORCH_COMPILE_DISABLE": "1",  # otherwise the first request for log-probs waits 17 s
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+SERVER_ENVIRONMENT: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 CPU_ENVIRONMENT: Mapping[str, str] = {
+    "TORCH_COMPILE_DISABLE": "1",  # otherwise the first request for log-probs waits 17 s
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for other processes there
@@ -46,6 +44,10 @@ CPU_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM ignores `--distributed-executor-backend uni` on a CPU
 }
 """For machines without an accelerator."""
+# The model runs in the engine's process: with two processes, each would busy-wait for the other.
+CPU_OPTIONS = ("--enforce-eager", "--block-size", "32", "--distributed-executor-backend", "uni")
+_LAUNCHER = re.compile(r"(ACCELERATE|FSDP|TORCHELASTIC)_|(GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$")
+"""Variables of `accelerate launch`'s processes: a server is none of them."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
 """Device files of drivers."""
 
@@ -76,10 +78,15 @@ def find_vllm_python() -> Path:
     return python
 
 
-def server_environment(devices: Path = Path("/dev")) -> Mapping[str, str]:
-    """Environment variables that a server needs on this machine, by the existing device files."""
-    has_accelerator = any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
-    return SERVER_ENVIRONMENT if has_accelerator else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
+def has_accelerator(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has one, by the device files of drivers."""
+    return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
+
+
+def server_environment(own: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
+    """Return a server's environment on this machine: `own`, without a launcher's, and what is not set there."""
+    defaults = SERVER_ENVIRONMENT if has_accelerator(devices) else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
+    return {**defaults, **{name: value for name, value in own.items() if not _LAUNCHER.match(name)}}
 
 
 def _free_port() -> int:
@@ -108,14 +115,17 @@ class VLLMServer:
     """Context window in tokens; None means the model's own."""
     api_key: str | None = None
     """The bearer token that requests need; None admits everyone."""
-    dtype: str = "float32"
-    """The dtype of the weights; float32 makes log-probs comparable with the trainer's."""
+    dtype: str | None = None
+    """The number format of the weights; `options` may name another. None means bfloat16 on an accelerator, and
+    otherwise float32, whose log-probs are comparable with the trainer's to 1e-4."""
+    gpus: str | None = None
+    """The GPUs that it may use, with commas between, as in CUDA_VISIBLE_DEVICES; None means those of this process."""
     max_lora_rank: int | None = None
     """The largest rank of adapters that are loaded while it runs; None admits no adapters."""
     dev_mode: bool = False
     """Whether weights can be reloaded and caches dropped while it runs. Then everyone on this machine can do so."""
     options: Sequence[str] = ()
-    """More command-line options."""
+    """More command-line options; they win over those from the other fields."""
     startup_timeout: float = 240.0
     """Seconds to wait for the first healthy answer."""
     port: int = field(default_factory=_free_port, init=False)
@@ -140,6 +150,13 @@ class VLLMServer:
         return f"{self.root_url}/v1"
 
     @property
+    def number_format(self) -> str:
+        """The number format that it computes in."""
+        words = [word for option in self.options for word in option.split("=", 1)]
+        named = [value for option, value in pairwise(words) if option == "--dtype"]
+        return named[-1] if named else self.dtype or ("bfloat16" if has_accelerator() else "float32")
+
+    @property
     def is_running(self) -> bool:
         """Whether the process tree is alive; it may not answer yet."""
         return self._watchdog is not None and self._watchdog.poll() is None
@@ -161,15 +178,13 @@ class VLLMServer:
             *self._arguments(),
         ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        environment = (
-            os.environ
-            | server_environment()
-            | {
-                "TMPDIR": self._scratch.name,
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
-                "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
-            }
-        )
+        environment = server_environment(os.environ) | {
+            "TMPDIR": self._scratch.name,
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
+            "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
+        }
+        if self.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus
         if self.api_key is not None:
             environment["VLLM_API_KEY"] = self.api_key
         begin = time.monotonic()
@@ -240,10 +255,9 @@ class VLLMServer:
     def _arguments(self) -> list[str]:
         arguments = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(self.port)]
         arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
-        arguments += ["--dtype", self.dtype, "--enforce-eager", "--block-size", "32", "--seed", "0"]
-        arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
-        # The model runs in the engine's process: with two processes, each would busy-wait for the other.
-        arguments += ["--disable-uvicorn-access-log", "--distributed-executor-backend", "uni"]
+        arguments += ["--dtype", self.number_format, "--seed", "0", "--enable-prompt-tokens-details"]
+        arguments += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
+        arguments += [] if has_accelerator() else CPU_OPTIONS
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:

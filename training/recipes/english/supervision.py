@@ -109,17 +109,18 @@ def sure(examples: Sequence[EncodedLesson], scores: LogProbs) -> dict[str, list[
 
 def score(model: Any, examples: Sequence[EncodedLesson]) -> tuple[LogProbs, int]:
     """Return the log-probs of the replies, and how many tokens were forwarded."""
-    micro_batch = lay_out(examples, "prefix_tree", pad_id=0)
-    with torch.autocast("cpu", torch.bfloat16):
+    micro_batch = lay_out(examples, "prefix_tree", pad_id=0, device=model.device)
+    with torch.autocast(model.device.type, torch.bfloat16):
         return completion_logprobs(model, micro_batch), micro_batch.forwarded_tokens
 
 
-def load_model(base: Path, adapter: Path | None) -> Any:
+def load_model(base: Path, adapter: Path | None, device: str) -> Any:
     """Return the base in bfloat16 with a trainable adapter in float32: a new one, or one from a folder."""
     from peft import LoraConfig, PeftModel, get_peft_model  # noqa: PLC0415  slow to import
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.to(device)
     if adapter is not None:
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     config = LoraConfig(
@@ -180,7 +181,7 @@ def train(arguments: argparse.Namespace) -> None:
     checkpoint = arguments.out / "last.pt"
     tokenizer: Any = AutoTokenizer.from_pretrained(arguments.base)
     maker, checker = make_lessons(held_out=False), make_lessons(held_out=True)
-    model = load_model(arguments.base, arguments.adapter)
+    model = load_model(arguments.base, arguments.adapter, arguments.device)
     learned = [weights for weights in model.parameters() if weights.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0)
     progress = TrainingProgress(arguments.seed)
@@ -263,6 +264,7 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--tokens", type=int, default=1000, help="the fewest forwarded tokens of a step")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--pack", type=Path, nargs="?", const=PACKED, help="write the adapter there at the end, or here"
     )

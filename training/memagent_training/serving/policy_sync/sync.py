@@ -31,6 +31,8 @@ from memagent_training.training_errors import TrainingError
 
 log = logging.getLogger(__name__)
 
+_TOLERANCE: Final = 1e-3
+_NARROW_TOLERANCE: Final = 1.0
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -55,10 +57,10 @@ class SyncSettings:
 
     ways: tuple[How, ...] = tuple(How)
     """The ways to try, in this order."""
-    tolerance: float = 1e-3
-    """The largest difference between log-probs of server and trainer. The default is for a server in float32, where
-    1e-4 was measured. In bfloat16 it was 0.4 to 0.9 with a small model and random prompts: measure yours with the first
-    policy; only large errors are detected then."""
+    tolerance: float | None = None
+    """The largest difference between log-probs of server and trainer. None means 1e-3, as for float32, where 1e-4 was
+    measured; for a server of our own in another number format 1: in bfloat16 it was 0.4 to 0.9 with a small model and
+    random prompts. Then only large errors are detected, and weights that did not move with the trainer's."""
     keep_adapters: int = 2
     """How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
     reload_tied: bool = False
@@ -68,7 +70,12 @@ class SyncSettings:
     """Seconds that the server may take for one request; for a pause, until the requests in flight have ended."""
 
     def __post_init__(self) -> None:
-        if not self.ways or not self.tolerance > 0 or self.keep_adapters < 1 or not self.timeout > 0:
+        if (
+            not self.ways
+            or (self.tolerance is not None and not self.tolerance > 0)
+            or self.keep_adapters < 1
+            or not self.timeout > 0
+        ):
             raise TrainingError(
                 f"weights cannot be synced with {self}",
                 hint="Give at least one way, a tolerance and a timeout above 0, and keep_adapters of 1 or more.",
@@ -166,6 +173,13 @@ class PolicySync:
                 f" {'; '.join(reasons)}",
                 hint=hint,
             )
+
+    @property
+    def _tolerance(self) -> float:
+        if self.settings.tolerance is not None:
+            return self.settings.tolerance
+        is_narrow = self._own is not None and self._own.number_format != "float32"
+        return _NARROW_TOLERANCE if is_narrow else _TOLERANCE
 
     @property
     def _base(self) -> Path | None:
@@ -311,7 +325,7 @@ class PolicySync:
         try:
             reading = await (await self._chosen_probe(folder)).read(self._api, model)
             expected = await self._expected(folder.path, reading)
-            fault = find_fault(reading.logprobs, expected, tolerance=self.settings.tolerance, before=before)
+            fault = find_fault(reading.logprobs, expected, tolerance=self._tolerance, before=before)
             if fault is not None:
                 raise SyncError(
                     f"the server does not answer with the new weights: {fault}",

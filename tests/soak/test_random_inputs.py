@@ -1,0 +1,328 @@
+"""Inputs at random: whatever a server, a client or somebody else's file says is read, or refused with our own error."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import ormsgpack
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from support.serving import SMALL, served
+
+from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
+from memagent_graph.documents.chunking import Chunker
+from memagent_graph.documents.shared_store import store_of
+from memagent_graph.errors import MemAgentError
+from memagent_graph.policies.replies import BrokenOffError, MalformedReplyError, decode_completion
+from memagent_graph.policy import SamplingParams
+from memagent_graph.run_log import RunLog
+from memagent_graph.run_log.exchange import export_runs, import_runs
+from memagent_graph.storage.state_serializer import CompressedSerializer
+from memagent_graph.timeline.compare import compare_runs, render_comparison
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.tokenizers.loading import load_tokenizer
+
+SECONDS = 3600
+BATCH = 20
+Size = Callable[[int, int], int]
+
+
+def explore(seconds: float, check: Callable[..., None], *inputs: st.SearchStrategy[Any]) -> int:
+    """Check one batch of inputs, and others until so many seconds have passed; returns how many there were."""
+    began, batches = time.monotonic(), 0
+    while not batches or time.monotonic() - began < seconds:
+        options = settings(
+            max_examples=BATCH, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
+        )
+        options(seed(batches)(given(*inputs)(check)))()
+        batches += 1
+    return batches * BATCH
+
+
+def values(*names: str) -> st.SearchStrategy[Any]:
+    """JSON values, whose objects have some of these keys, often."""
+    texts = st.one_of(
+        st.sampled_from(["", "x", "user", "text", "\x00", "\ud800", "é", "[DONE]", *names]), st.text(max_size=9)
+    )
+    numbers = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 2**63, 2**64, 1e308]))
+    plain = st.one_of(st.none(), st.booleans(), numbers, texts)
+    keys = st.one_of(st.sampled_from(names), texts) if names else texts
+    return st.recursive(plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=5))
+
+
+@st.composite
+def altered(draw: st.DrawFn, whole: Any, inner: st.SearchStrategy[Any]) -> Any:
+    """A JSON value, with a few of its parts replaced, removed or doubled."""
+    value = json.loads(json.dumps(whole))
+    for _ in range(draw(st.integers(1, 3))):
+        place = value
+        while isinstance(place, dict | list) and place:
+            key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+            if not isinstance(place[key], dict | list) or not place[key] or draw(st.booleans()):
+                if draw(st.integers(0, 3)) == 0:
+                    del place[key]
+                else:
+                    place[key] = draw(inner)
+                break
+            place = place[key]
+    return value
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """Bytes with a few parts replaced, removed or doubled."""
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        end = min(len(data), start + draw(st.sampled_from([1, 8, 64])))
+        data = (
+            data[:start] + draw(st.sampled_from([b"", data[start:end] * 2, draw(st.binary(max_size=8))])) + data[end:]
+        )
+    return data
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+REPLY = {
+    "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "prompt_token_ids": [1, 2],
+    "choices": [{"index": 0, "finish_reason": "stop", "token_ids": [3], "text": "a", "stop_reason": None,
+                 "message": {"role": "assistant", "content": "a", "refusal": None, "reasoning": "b", "tool_calls": []},
+                 "logprobs": {"content": [{"token": "a", "logprob": -0.1, "top_logprobs": []}]}}],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3,
+              "prompt_tokens_details": {"cached_tokens": 1}}, "error": None,
+}  # fmt: skip
+OF_A_REPLY = values("choices", "message", "content", "text", "usage", "error", "logprobs", "logprob", "index", "delta")
+
+
+def check_reply(content: bytes, logprobs: bool) -> None:
+    try:
+        completion = decode_completion(content, model="m", sampling=SamplingParams(logprobs=logprobs))
+    except (BrokenOffError, MalformedReplyError):
+        return
+    assert isinstance(completion.text, str)
+    assert isinstance(completion.model, str)
+
+
+def test_a_reply_is_a_completion_or_malformed(size: Size, record_property: Callable[[str, Any], None]) -> None:
+    bodies = st.one_of(altered(REPLY, OF_A_REPLY).map(as_json), OF_A_REPLY.map(as_json), damaged(as_json(REPLY)))
+    record_property("inputs", explore(size(0, SECONDS), check_reply, bodies, st.booleans()))
+
+
+TOKENIZER = load_tokenizer("embedded")
+PIECES = [
+    "word and ",
+    "日本語",
+    "😀👩‍👩‍👧",
+    "\n\n",
+    "e\u0301",
+    "    ",
+    "\x00",
+    "नमस्ते ",
+    "a" * 300,
+    "\u1792" * 9,
+    "# 1\n",
+    "\u202e",
+    "\ufeff",
+]
+
+
+def test_chunks_are_the_text_within_their_budget(
+    tmp_path: Path, size: Size, record_property: Callable[[str, Any], None]
+) -> None:
+    store = DocumentStore(tmp_path)
+
+    def check_chunks(text: str, chunk_tokens: int, boundary: str) -> None:
+        ref = store.add(Document.from_text(text))
+        chunks = list(Chunker(store, ref, TOKENIZER, chunk_tokens, boundary).chunks())
+        assert "".join(chunk.text for chunk in chunks) == text
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert all(TOKENIZER.count(chunk.text) <= max(chunk_tokens, 64) for chunk in chunks)
+        if len(chunks) > 1:
+            rest = Chunker(store, ref, TOKENIZER, chunk_tokens, boundary).chunks(chunks[0].next)
+            assert list(rest) == chunks[1:]
+        store.remove(ref)
+
+    parts = st.one_of(st.sampled_from(PIECES), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+    texts = st.lists(parts, min_size=1, max_size=60).map("".join).filter(str.strip)
+    boundaries = st.sampled_from(["token", "sentence", "paragraph", "line"])
+    record_property("inputs", explore(size(0, SECONDS), check_chunks, texts, st.integers(1, 200), boundaries))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder with a log of one run, its checkpoints, and its export."""
+    with reader(tmp_path) as agent:
+        agent.read("The tower was built in 1904. " * 60, "When?", run_id="r")
+    with closing(RunLog(tmp_path / "runs.sqlite")) as log:
+        log.reward("r", 1.0)
+        export_runs(log, tmp_path / "runs.parquet")
+    return tmp_path
+
+
+def reader(folder: Path) -> MemAgent:
+    policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
+    places = {"checkpoints": folder / "checkpoints.sqlite", "run_log": folder / "runs.sqlite"}
+    return MemAgent(policy, tokenizer="embedded", budget=SMALL, store=folder / "documents", **places)
+
+
+OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "step", "text", "memory", "position")
+
+
+def check_log(path: Path, folder: Path) -> None:
+    """Show all runs of a log in all forms."""
+    with closing(RunLog(path)) as log:
+        for run in log.runs():
+            view = view_of_run(log, run.run_id, store_of(run.document, folder / "runs.sqlite"))
+            timeline = build_timeline(view)
+            render_page(timeline)
+            render_timeline(timeline)
+            render_comparison(compare_runs(view, view, settings_a=run.settings, settings_b=run.settings))
+
+
+def test_an_export_from_others_is_imported_and_shown_or_refused(
+    run: Path, size: Size, record_property: Callable[[str, Any], None]
+) -> None:
+    export, source, target = run / "runs.parquet", run / "altered.parquet", run / "other.sqlite"
+    table = pq.read_table(export)
+    rows = table.to_pylist()
+    json_columns = {name for name, value in rows[0].items() if isinstance(value, str) and value[:1] in {"[", "{"}}
+
+    def check_import(content: bytes | list[dict[str, Any]]) -> None:
+        target.unlink(missing_ok=True)
+        try:
+            if isinstance(content, bytes):
+                source.write_bytes(content)
+            else:
+                pq.write_table(type(table).from_pylist(content, table.schema), source)
+        except (ValueError, TypeError, OverflowError):  # Arrow itself cannot write it
+            return
+        try:
+            with closing(RunLog(target)) as log:
+                import_runs(log, source)
+            check_log(target, run)
+        except MemAgentError as error:
+            assert error.message
+
+    @st.composite
+    def altered_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+        changed = [dict(row) for row in rows]
+        for _ in range(draw(st.integers(1, 3))):
+            name = draw(st.sampled_from(table.column_names))
+            whole = rows[0][name]
+            if name in json_columns:
+                value = draw(altered(json.loads(whole), OF_A_RUN).map(json.dumps))
+            elif isinstance(whole, list):
+                value = draw(st.sampled_from([None, [], whole * 2]))
+            else:
+                value = draw(st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9)))
+            for row in changed if name.startswith("run_") or draw(st.booleans()) else changed[:1]:
+                row[name] = value
+        return changed
+
+    record_property("inputs", explore(size(0, SECONDS), check_import, altered_rows() | damaged(export.read_bytes())))
+
+
+def test_a_checkpoint_from_others_is_resumed_or_refused(
+    run: Path, size: Size, record_property: Callable[[str, Any], None]
+) -> None:
+    original = (run / "checkpoints.sqlite").read_bytes()
+    with closing(sqlite3.connect(run / "checkpoints.sqlite")) as file:
+        newest = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
+        columns = ("type", "checkpoint", "metadata", "parent_checkpoint_id", "checkpoint_ns")
+        (row,) = file.execute(f"SELECT {', '.join(columns)} FROM checkpoints WHERE {newest}")
+
+    def check_resume(column: str, value: Any, is_whole: bool) -> None:
+        for path in run.glob("checkpoints.sqlite-*"):
+            if path.is_file():
+                path.unlink()
+        (run / "checkpoints.sqlite").write_bytes(original)
+        with suppress(sqlite3.IntegrityError), closing(sqlite3.connect(run / "checkpoints.sqlite")) as file, file:
+            if is_whole and column == "checkpoint":
+                file.execute(f"UPDATE checkpoints SET type = 'msgpack' WHERE {newest}")
+            file.execute(f"UPDATE checkpoints SET {column} = ? WHERE {newest}", (value,))
+        try:
+            with reader(run) as agent:
+                agent.resume("r")
+                agent.history("r")
+        except MemAgentError as error:
+            assert error.message
+
+    state = CompressedSerializer().loads_typed((row[0], row[1]))
+    values_of = values(*state, *state["channel_values"])
+    packed = altered(json.loads(json.dumps(state, default=str)), values_of).map(
+        lambda value: (
+            ormsgpack.packb(json.loads(json.dumps(value).replace("\\ud800", "")), option=ormsgpack.OPT_NON_STR_KEYS)
+            if _fits(value)
+            else b"\xc1"
+        )
+    )
+    inputs = st.one_of(
+        st.tuples(st.just("checkpoint"), packed, st.just(True)),
+        st.tuples(st.just("checkpoint"), damaged(row[1]), st.just(False)),
+        st.tuples(st.just("metadata"), values("step", "source", "writes").map(as_json), st.just(False)),
+        st.tuples(
+            st.sampled_from(columns), st.one_of(st.none(), st.text(max_size=5), st.binary(max_size=9)), st.just(False)
+        ),
+    )
+    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_resume(*drawn), inputs))
+
+
+def _fits(value: Any) -> bool:
+    """Whether msgpack can hold a value."""
+    try:
+        ormsgpack.packb(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+LONG = "The key of harbor is 4711. " * 400
+REQUEST = {
+    "model": "fake", "stream": False, "n": 1, "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"],
+    "max_tokens": 9,
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": LONG},
+                                     {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8gd29ybGQ="}}]},
+        {"role": "assistant", "content": None,
+         "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "found"},
+        {"role": "user", "content": "What is the key of harbor?"},
+    ],
+}  # fmt: skip
+OF_A_REQUEST = values("messages", "role", "content", "type", "text", "file", "file_id", "source", "data", "input_text")
+
+
+def test_a_request_is_answered_or_refused_in_the_form_of_the_api(
+    tmp_path: Path, size: Size, record_property: Callable[[str, Any], None]
+) -> None:
+    policy = ScriptedPolicy(lambda prompt: r"\boxed{4711}")
+    with served(None, tmp_path, policy=policy, max_body=2**20) as server, httpx2.Client(timeout=60) as client:
+
+        def check_request(path: str, body: bytes) -> None:
+            reply = client.post(f"{server.url}{path}", content=body, headers={"Content-Type": "application/json"})
+            assert reply.status_code < 500, reply.text
+            if reply.status_code != 200:
+                assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+        short = {**REQUEST, "messages": [{"role": "user", "content": "hello"}]}
+        bodies = st.one_of(
+            altered(REQUEST, OF_A_REQUEST).map(as_json),
+            altered(short, OF_A_REQUEST).map(as_json),
+            OF_A_REQUEST.map(as_json),
+            damaged(as_json(short)),
+        )
+        record_property("inputs", explore(size(0, SECONDS), check_request, st.just("/v1/chat/completions"), bodies))
