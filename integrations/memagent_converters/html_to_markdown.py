@@ -425,7 +425,7 @@ def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
         yield line
 
 
-def rows_text(rows: Iterator[list[str]]) -> str:
+def rows_text(rows: list[list[str]]) -> str:
     """Return rows of plain texts as a Markdown table."""
     return table_text([[_Cell(text) for text in row] for row in rows])
 

@@ -91,8 +91,10 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [each for each in part.get_payload() if isinstance(each, Message)]
         if kind == "multipart/alternative":
-            plain = next((each for each in parts if each.get_content_type() == "text/plain"), None)
-            parts = parts[-1:] if plain is None or _says_little(plain, parts[-1]) else [plain]
+            plain = next((each for each in parts if each.get_content_type() == "text/plain"), parts[-1])
+            html = "".join(_text(each) for each in parts[-1].walk() if each.get_content_type() == "text/html")
+            says_little = len(markdown(html).split()) > 3 * len(_text(plain).split())
+            parts = parts[-1:] if says_little else [plain]
         for each in parts:
             yield from _content(source, each)
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
@@ -100,13 +102,6 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
     else:
         text = _text(part)
         yield Block((markdown(text) if kind == "text/html" else text.strip()) + GAP)
-
-
-def _says_little(plain: Message[Any, Any], other: Message[Any, Any]) -> bool:
-    """Whether the plain text is hardly more than a request to look at the other form."""
-    html = next((part for part in other.walk() if part.get_content_type() == "text/html"), None)
-    length = len(_text(plain).split())
-    return not length or (html is not None and len(markdown(_text(html)).split()) > 3 * length + 20)
 
 
 def _text(part: Message[Any, Any]) -> str:

@@ -48,7 +48,7 @@ def convert(source: SourceFile) -> Parts:
             _fill(rows, range(first, min(last, width) + 1), range(top, bottom + 1))
         used = sorted({column for row in rows.values() for column in row})
         texts = [[row.get(column, "") for column in used] for _, row in sorted(rows.items())]
-        yield Block(f"## {name}\n\n" + _table(texts) + GAP, f"sheet {name}", (name,))
+        yield Block(f"## {name}\n\n" + rows_text(texts) + GAP, f"sheet {name}", (name,))
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
     yield from _beside(source, archive)
@@ -69,10 +69,6 @@ def _beside(source: SourceFile, archive: XmlArchive) -> Parts:
         elif member.startswith("xl/embeddings/"):
             yield from source.embedded(member.rpartition("/")[2], archive.read(member))
     yield from omissions(lost)
-
-
-def _table(rows: list[list[str]]) -> str:
-    return rows_text(iter(rows)) if len(rows) > 1 else "\n".join(" | ".join(row) for row in rows)
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
