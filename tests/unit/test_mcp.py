@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 import pytest
-from mcp import ClientSession, McpError, StdioServerParameters, types
-from mcp.client.stdio import stdio_client
+from mcp import ClientSession, McpError, types
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
 from support.document_files import pdf
 from support.fake_server import FakeServer
@@ -94,15 +94,19 @@ def command(*options: object) -> list[str]:
 
 @asynccontextmanager
 async def over_stdio(*options: object, list_roots: Any = None, errors: Path | None = None) -> AsyncIterator[Any]:
-    program, *arguments = command(*options)
-    parameters = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
-    with (errors or Path(os.devnull)).open("w") as errlog:
-        async with (
-            stdio_client(parameters, errlog=errlog) as streams,
-            ClientSession(*streams, list_roots_callback=list_roots) as session,
-        ):
-            await session.initialize()
-            yield session
+    """A session with a server in a forked process; a killed server's is the client of the SDK (background reads)."""
+    with (
+        (errors or Path(os.devnull)).open("w") as errlog,
+        Program(command(*options), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errlog) as process,
+    ):
+        incoming, outgoing = anyio.wrap_file(process.stdout), anyio.wrap_file(process.stdin)
+        async with stdio_server(stdin=incoming, stdout=outgoing) as streams:
+            try:
+                async with ClientSession(*streams, list_roots_callback=list_roots) as session:
+                    await session.initialize()
+                    yield session
+            finally:
+                process.stdin.close()
 
 
 @contextmanager
@@ -722,7 +726,7 @@ def http_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_name_that_no_host_can_have_is_refused() -> None:
-    with pytest.raises(MemAgentError, match=r"cannot listen on a\.\.b.*--host"):
+    with pytest.raises(MemAgentError, match=r"cannot listen on a\.\.b.*host"):
         listen("a..b", 0)
 
 
