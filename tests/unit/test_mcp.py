@@ -726,7 +726,7 @@ def http_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_name_that_no_host_can_have_is_refused() -> None:
-    with pytest.raises(MemAgentError, match=r"cannot listen on a\.\.b.*--host"):
+    with pytest.raises(MemAgentError, match=r"cannot listen on a\.\.b.*host"):
         listen("a..b", 0)
 
 
