@@ -86,4 +86,4 @@ def reply_to(prompt: str) -> str:
     fact = next((fact for fact in FACTS.values() if fact.sentence.strip() in prompt or fact.memory in prompt), None)
     if "<section>" not in prompt:
         return f"\\boxed{{{fact.answer if fact else '?'}}}"
-    return fact.memory if fact else part(prompt, "section").split()[0]
+    return fact.memory if fact else next(iter(part(prompt, "section").split()), "?")
