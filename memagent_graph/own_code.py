@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 
 _OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 

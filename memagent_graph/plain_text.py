@@ -1,7 +1,8 @@
-"""Text for people: counts in words, text without control sequences, and messages without this machine's folders."""
+"""Text for people: counts, near names, text without control sequences, messages without this machine's folders."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -41,3 +42,22 @@ def without_folders(message: str, roots: Iterable[str] = ()) -> str:
         message = re.sub(rf"(?<![\w/.-]){re.escape(name)}[/\\]", "", message)
     home = str(Path.home())
     return _PATH.sub(r"\1", message.replace(home, "~") if len(home) > 1 else message)
+
+
+_NEAREST = 3
+_LEAST_LIKENESS = 0.5
+"""Below it, a guess is mostly wrong; see `difflib.get_close_matches`."""
+
+
+def did_you_mean(name: str, known: Iterable[str], then: str = "", *, prefix: str = "") -> str:
+    """Return a hint such as "Did you mean gated? There are: ...", without the question if no known name is near.
+
+    Args:
+        name: the unknown name.
+        known: the names that exist.
+        then: the rest of the hint.
+        prefix: shown before each name, as in "my_tasks.py:".
+    """
+    near = difflib.get_close_matches(name, known, n=_NEAREST, cutoff=_LEAST_LIKENESS)
+    guess = f"Did you mean {' or '.join(prefix + each for each in near)}?" if near else ""
+    return f"{guess} {then}".strip()

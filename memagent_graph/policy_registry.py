@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, cast
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import MemAgentError, PolicyError
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
 from memagent_graph.policies.client_settings import is_openai_client
 from memagent_graph.policies.rate_limiter import RateLimiter

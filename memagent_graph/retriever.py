@@ -6,14 +6,14 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from operator import index
 from typing import Any, Final, Protocol, runtime_checkable
 
 from langchain_core.embeddings import Embeddings
 
-from memagent_graph.errors import MemAgentError, MissingExtraError, RetrievalError
+from memagent_graph.errors import MemAgentError, RetrievalError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.words import is_character_end, sentence_ends, terms
 
 _QUESTION_WORDS: Final = frozenset(
@@ -82,7 +82,9 @@ class WordRetriever:
     """
 
     def __post_init__(self) -> None:
-        _module("bm25s", "retrieval by BM25")  # a missing library should be reported before a document is read
+        extra_module(
+            "bm25s", "recall", "retrieval by BM25"
+        )  # a missing library should be reported before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the texts' numbers, best first; equally good texts stay in their order."""
@@ -106,7 +108,7 @@ class VectorRetriever:
 
 def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
-    library, numbers = _module("bm25s", "retrieval by BM25"), dict[str, int]()
+    library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
     def words(text: str) -> Iterator[str]:
@@ -130,7 +132,7 @@ async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Emb
         RetrievalError: the embedder fails.
         MissingExtraError: numpy is not installed.
     """
-    numpy = _module("numpy", "retrieval with an embedder")
+    numpy = extra_module("numpy", "recall", "retrieval with an embedder")
 
     async def unit(vectors: Awaitable[Any]) -> Any:
         """Vectors scaled to length 1; a zero vector stays as it is."""
@@ -159,13 +161,6 @@ async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Emb
 def _best_first(scores: Any) -> list[int]:
     order: list[int] = (-scores).argsort(kind="stable").tolist()
     return order
-
-
-def _module(name: str, needed_for: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingExtraError("recall", needed_for) from error
 
 
 def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, Union, get_args, get_or
 
 from memagent_graph.errors import MemAgentError, NoPolicyError, RunError
 from memagent_graph.events import UpdateRule
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
 from memagent_graph.policies.server_url import NO_KEY, origin, without_password
 

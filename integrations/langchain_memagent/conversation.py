@@ -39,7 +39,7 @@ from memagent_graph.reading.steps import Change, StepContext, read_chunk, update
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
-from memagent_graph.tokenizers.shortening import shortened
+from memagent_graph.tokenizers.fitting import shortened
 from memagent_graph.trace import MemoryUpdate
 
 _FORMAT = 1

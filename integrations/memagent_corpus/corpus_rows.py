@@ -6,7 +6,6 @@ A row is JSON in the ledger and Arrow in the table's parts.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -14,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from memagent_corpus.typed_columns import TypedColumn, typed_values
-from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.plain_text import without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
@@ -273,7 +273,4 @@ def arrow_module(name: str = "pyarrow") -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MissingExtraError("corpus", "reading and writing tables") from None
+    return extra_module(name, "corpus", "reading and writing tables")

@@ -20,7 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
-from memagent_graph.errors import DocumentError, MissingExtraError
+from memagent_graph.errors import DocumentError
+from memagent_graph.extra_modules import extra_module
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _TEXT, _PATH = "text", "path"
@@ -149,10 +150,7 @@ class FileTable:
         return SUFFIXES[PurePosixPath(shown(self.location)).suffix.lower()]
 
     def _parquet(self, file: Any) -> Any:
-        try:
-            return importlib.import_module("pyarrow.parquet").ParquetFile(file)
-        except ImportError:
-            raise MissingExtraError("corpus", f"reading {shown(self.location)}") from None
+        return extra_module("pyarrow.parquet", "corpus", f"reading {shown(self.location)}").ParquetFile(file)
 
     @contextmanager
     def _csv(self, file: Any) -> Iterator[csv.DictReader[str]]:

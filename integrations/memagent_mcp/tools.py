@@ -14,7 +14,7 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from memagent_graph.concurrency.pace import Reach, in_passes
-from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
@@ -23,10 +23,9 @@ from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.reading.structured import structured
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
-from memagent_graph.run_log import RunLog, RunRecord
+from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.run_views import view_of_run
-from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
@@ -97,11 +96,6 @@ class Tools:
         return tools
 
     @property
-    def store(self) -> DocumentStore:
-        """The store with the documents' text."""
-        return self._reader.store
-
-    @property
     def _log(self) -> RunLog:
         assert self._reader.run_log is not None  # noqa: S101  without a log, its tools are not offered
         return self._reader.run_log
@@ -148,7 +142,7 @@ class Tools:
 
         You do not have to pass the document again, and its file may have been moved or deleted.
         """
-        document = (await asyncio.to_thread(self.record, run_id)).document
+        document = (await asyncio.to_thread(self._log.get, run_id)).document
         limits = Limits(max_chunks, max_tokens, max_seconds)
         return await shielded(
             self._answers(context, document, questions, limits, response_format, background=background)
@@ -213,7 +207,7 @@ class Tools:
         ] = "",
     ) -> Annotated[CallToolResult, RunListing]:
         """List earlier runs: run ids, documents, questions and answers, newest first."""
-        listing = await asyncio.to_thread(self.listing, limit, contains)
+        listing = await asyncio.to_thread(self._listing, limit, contains)
         return _result(listing, listing.as_text())
 
     async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
@@ -221,7 +215,7 @@ class Tools:
 
         Use it to check an answer, or to see why there is none.
         """
-        report, text = await asyncio.to_thread(self.shown, run_id)
+        report, text = await asyncio.to_thread(self._shown, run_id)
         return _result(report, text)
 
     async def _answers(
@@ -280,7 +274,7 @@ class Tools:
         """
         if self._reader.run_log is None:
             return ActiveRead(run_id, "", "the document")
-        record = self.record(run_id)
+        record = self._log.get(run_id)
         return ActiveRead(run_id, record.question, record.document["name"])
 
     async def _awaited(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
@@ -309,15 +303,7 @@ class Tools:
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)
 
-    def record(self, run_id: str) -> RunRecord:
-        """Return a run's entry in the log. Raises `RunNotFoundError`."""
-        return self._log.get(run_id)
-
-    def view(self, run_id: str) -> RunView:
-        """Return a run with its updates. Raises `RunNotFoundError`."""
-        return view_of_run(self._log, run_id, self._reader.store)
-
-    def listing(self, limit: int, contains: str) -> RunListing:
+    def _listing(self, limit: int, contains: str) -> RunListing:
         """Return the newest runs with a text in the question or the document's name; letter case is ignored."""
         part = contains.casefold()
         runs = self._log.runs()
@@ -327,9 +313,9 @@ class Tools:
         summaries = [RunSummary.of(record, totals[record.run_id]) for record in records]
         return RunListing(runs=summaries, runs_in_log=self._log.counts()[0])
 
-    def shown(self, run_id: str) -> tuple[RunReport, str]:
+    def _shown(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
-        timeline = build_timeline(self.view(run_id))
+        timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
         return RunReport.of(timeline), run_text(timeline)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memagent_graph.errors import MissingExtraError
-from memagent_graph.timeline.html_parts import content_policy, escaped, filled, page_title, resource
+from memagent_graph.timeline.page import content_policy, escaped, filled, page_title, resource
 from memagent_report.export_safety import markdown_text, one_line, writable
 
 _PACKAGE = "memagent_report"

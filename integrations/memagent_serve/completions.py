@@ -21,8 +21,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.fitting import shown_tokens
-from memagent_graph.tokenizers.shortening import shortened
+from memagent_graph.tokenizers.fitting import shortened, shown_tokens
 from memagent_serve.api_errors import ApiError, bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodySpace, bounded, whole_body
 from memagent_serve.chat_replies import (

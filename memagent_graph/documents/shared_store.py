@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import datetime
 import hashlib
-import importlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,8 @@ from memagent_graph.documents.conversion import ConversionBounds, ConversionCanc
 from memagent_graph.documents.loaders import READ_BYTES
 from memagent_graph.documents.sources import DocumentRef, SourceMark
 from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, digest_of, publish
-from memagent_graph.errors import DocumentError, DocumentStoreError, MissingExtraError
+from memagent_graph.errors import DocumentError, DocumentStoreError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.paths import data_folder, default_store
 
 _RENAMING: Final = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "memory"})
@@ -143,10 +143,7 @@ class _RemoteFiles:
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = url
-        try:
-            fsspec = importlib.import_module("fsspec")
-        except ImportError:
-            raise MissingExtraError("corpus", "a document store at a URL") from None
+        fsspec = extra_module("fsspec", "corpus", "a document store at a URL")
         try:
             self._filesystem, root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:

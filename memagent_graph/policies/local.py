@@ -20,9 +20,8 @@ from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.policies.added import KNOWN
-from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.hub import is_hub_id, model_folder
-from memagent_graph.policies.model_info import ModelInfo, weights_version
+from memagent_graph.policies.model_info import ModelInfo, ModelShape, weights_version
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer

@@ -10,8 +10,7 @@ import msgspec
 
 from memagent_graph.chat_markers import folder_markers
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyRequestError
-from memagent_graph.policies.flops import ModelShape
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policies.sending import MalformedReplyError
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer

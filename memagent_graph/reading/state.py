@@ -22,7 +22,7 @@ from memagent_graph.concurrency.pace import Reach
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Cursor
 from memagent_graph.events import EventKind, UpdateRule
-from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.prompt_counts import PromptCounts

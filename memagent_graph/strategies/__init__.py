@@ -31,8 +31,8 @@ from typing import Any, Final
 
 from memagent_graph.entry_points import STRATEGIES, added, failure_of
 from memagent_graph.errors import ProfileError, StrategyError
-from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite

@@ -8,11 +8,15 @@ anchor only if these are not those of the next chunk on the trunk, so that pages
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quoted
@@ -21,7 +25,6 @@ from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.storage.whole_files import write_whole
-from memagent_graph.timeline.html_parts import content_policy, escaped, filled, page_title, resource
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200
@@ -248,3 +251,46 @@ def _events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
         {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
         for event in events
     ]
+
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_LONGEST_TITLE = 80
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """Return the template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def resource(name: str, package: str | None = None) -> str:
+    """Return the text of a file next to a package's modules; of this package if none is named."""
+    return files(package or __package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def content_policy(style: str, script: str | None = None) -> str:
+    """Return a policy that allows this style sheet and this script, and nothing to be loaded or sent."""
+    scripts = [] if script is None else [f"script-src '{_hash(script)}'"]
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src '{_hash(style)}'",
+            *scripts,
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+def escaped(text: str) -> str:
+    """Return a text as HTML, in an element or an attribute's value."""
+    return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
+
+
+def page_title(text: str) -> str:
+    """Return a text as the title of a page, shortened and escaped."""
+    return escaped(text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -20,7 +20,7 @@ import tiktoken.model
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import MissingExtraError, TokenizerError
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.tokenizers.pieces import pieces
 from memagent_graph.words import without_surrogates
 

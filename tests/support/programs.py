@@ -30,6 +30,9 @@ from typing import IO, Any
 _CONTEXT = get_context("forkserver")
 _IMPORTED = (
     "memagent_graph.cli.commands",
+    "memagent_graph.cli.read",
+    "memagent_graph.policies.openai_compatible",
+    "langgraph.checkpoint.sqlite.aio",
     "memagent_evaluation.harness",
     "memagent_graph.policies.local",
     "memagent_training.job.trainer",

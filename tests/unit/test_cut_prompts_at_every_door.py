@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
+from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.scripts import document_with
-from typer.testing import CliRunner
 
 from memagent_graph import MemAgent, ReadResult, RunLog, load_tokenizer
-from memagent_graph.cli import app
 from memagent_graph.documents import DocumentStore
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -54,12 +53,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def memagent(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
-
-
 def result_of(place: Path) -> ReadResult:
     with MemAgent(tokenizer="embedded", store=place / "texts", run_log=place / "log.sqlite", **BUDGET) as reader:
         return reader.read(TEXT, QUESTION)
@@ -78,8 +71,10 @@ def rows_of(place: Path) -> str:
 
 DOORS: dict[str, Callable[[Path], str]] = {
     "result": lambda place: str([event.kind.value for event in result_of(place).events]),
-    "command line": lambda place: memagent("read", place / "books" / "book.txt", "-q", QUESTION, "--json", *OPTIONS),
-    "log": lambda place: (result_of(place), memagent("show", "latest", "--log", place / "log.sqlite"))[1],
+    "command line": lambda place: (
+        memagent("read", place / "books" / "book.txt", "-q", QUESTION, "--json", *OPTIONS).stdout
+    ),
+    "log": lambda place: (result_of(place), memagent("show", "latest", "--log", place / "log.sqlite").stdout)[1],
     "page": lambda place: render_page(timeline_of(place)),
     "live page": lambda place: json.dumps([update_value(update, "") for update in result_of(place).updates]),
     "serve": lambda place: json.dumps(read_details(result_of(place), ["upload"])),

@@ -17,6 +17,7 @@ import pytest
 import typer
 from mcp.shared.memory import create_connected_server_and_client_session
 from starlette.testclient import TestClient
+from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.scripts import document_with, part
 from typer.testing import CliRunner
@@ -63,11 +64,6 @@ def book(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "book.txt").write_text(TEXT)
     return folder / "book.txt"
-
-
-def memagent(*arguments: object) -> None:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
 
 
 def options(strategy: str | None) -> list[str]:

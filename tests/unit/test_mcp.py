@@ -291,7 +291,6 @@ async def test_without_a_log_there_is_only_reading(folder) -> None:
         async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
             offered = [tool.name for tool in (await session.list_tools()).tools]
             assert offered == ["read_document", "wait", "cancel_read", "resume_read", "write_report"]
-            assert (await session.list_resources()).resources == []
             read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
             assert read.structuredContent["answers"][0]["answer"] == "4711"
 

@@ -247,43 +247,6 @@ async def test_without_checkpoints_nothing_is_said_to_be_resumable(tmp_path) -> 
         assert answer_of(await session.call_tool("wait", {"run_id": begun["run_id"]}))["answer"] == "4711"
 
 
-async def test_runs_and_their_documents_are_resources(tmp_path) -> None:
-    async with connected(reader_of(ScriptedPolicy(perfect_reader), tmp_path)) as session:
-        answer = answer_of(await session.call_tool("read_document", ASK))
-        (listed,) = (await session.list_resources()).resources
-        assert str(listed.uri) == f"memagent://runs/{answer['run_id']}"
-        assert QUESTION in (listed.title or "")
-        assert {each.uriTemplate for each in (await session.list_resource_templates()).resourceTemplates} == {
-            "memagent://runs/{run_id}",
-            "memagent://runs/{run_id}/document",
-            "memagent://runs/{run_id}/chunks/{number}",
-        }
-
-        async def text(uri: str) -> str:
-            (content,) = (await session.read_resource(uri)).contents  # type: ignore[arg-type]
-            assert isinstance(content, types.TextResourceContents)
-            return content.text
-
-        assert "Answer: 4711" in await text(str(listed.uri))
-        assert await text(f"{listed.uri}/document") == TEXT
-        quote = answer["evidence"][0]
-        assert quote["quote"] in await text(f"{listed.uri}/chunks/{quote['chunk_index'] + 1}")
-        for uri in ("memagent://runs/nope", "memagent://runs/../x/document", f"{listed.uri}/chunks/999"):
-            with pytest.raises(McpError):
-                await text(uri)
-
-
-async def test_prompts_tell_a_model_what_to_do(tmp_path) -> None:
-    async with connected(reader_of(ScriptedPolicy(perfect_reader), tmp_path)) as session:
-        prompts = {prompt.name: prompt for prompt in (await session.list_prompts()).prompts}
-        assert set(prompts) == {"ask_document", "check_answer"}
-        given = await session.get_prompt("ask_document", {"path": "book.txt", "question": QUESTION})
-        (message,) = given.messages
-        assert isinstance(message.content, types.TextContent)
-        assert re.search(r"book\.txt.*read_document.*wait", message.content.text)
-        assert QUESTION in message.content.text
-
-
 async def test_the_server_says_its_own_name_and_version(tmp_path) -> None:
     async with reader_of(ScriptedPolicy(perfect_reader), tmp_path) as reader:
         server = make_server(reader)

@@ -31,7 +31,7 @@ from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPol
 from memagent_graph.errors import BudgetError, PolicyUnreachableError
 from memagent_graph.policies import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.shortening import shortened
+from memagent_graph.tokenizers.fitting import shortened
 
 MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)

@@ -13,8 +13,7 @@ from support.scripts import perfect_reader
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
 from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.documents.headings import headings
-from memagent_graph.documents.page_ranges import PageRanges
-from memagent_graph.documents.sources import SourceMark
+from memagent_graph.documents.sources import PageRanges, SourceMark
 from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log.exchange import export_runs

@@ -23,8 +23,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import BudgetError, RetrievalError, StrategyError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.flops import ModelShape
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policy import TokenUsage
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.recall import Recall

@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Any, Final
 from zlib import crc32
 
-from memagent_evaluation.extra_modules import extra_module
 from memagent_evaluation.markdown_tables import grouped, length_label
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
 from memagent_evaluation.standings import accuracy
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.whole_files import whole_file
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
@@ -66,8 +66,8 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
         EvaluationError: a file cannot be written.
     """
-    matplotlib = extra_module("matplotlib", "drawing results")
-    figures = extra_module("matplotlib.figure", "drawing results")
+    matplotlib = extra_module("matplotlib", "eval", "drawing results")
+    figures = extra_module("matplotlib.figure", "eval", "drawing results")
     paths: list[Path] = []
 
     def draw(stem: str, fill: Callable[..., None], *content: Any) -> None:
@@ -130,7 +130,7 @@ def draw_tradeoff(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     """Draw accuracy against cost, a panel for each length."""
     lengths = sorted({row.length for row in rows if row.has_costs})[-_MOST_PANELS:]
     known = all(row.flops for row in rows if row.has_costs)
-    ticker = extra_module("matplotlib.ticker", "drawing results")
+    ticker = extra_module("matplotlib.ticker", "eval", "drawing results")
     panels = figure.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=False):
         for place, (system, own) in enumerate(grouped(rows, lambda row: row.system)):

@@ -18,9 +18,9 @@ from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from memagent_evaluation.extra_modules import extra_module
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.whole_files import whole_file
 
 TABLE: Final = "results.parquet"
@@ -379,5 +379,5 @@ def _types(pa: Any) -> dict[str, Any]:
 
 
 def _pyarrow() -> Any:
-    extra_module("pyarrow.parquet", "a table of results")
-    return extra_module("pyarrow", "a table of results")
+    extra_module("pyarrow.parquet", "eval", "a table of results")
+    return extra_module("pyarrow", "eval", "a table of results")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
-from memagent_evaluation.extra_modules import extra_module
 from memagent_graph.errors import EvaluationError
+from memagent_graph.extra_modules import extra_module
 
 _FEWEST_TO_RESAMPLE: Final = 10
 """Resampling fewer values gives intervals that are far too narrow."""
@@ -189,7 +189,7 @@ def bootstrapped_mean(
         MissingExtraError: SciPy is not installed.
     """
     lower, upper = bounds
-    stats, numpy = scipy_stats(), extra_module("numpy", _NEEDED_FOR)
+    stats, numpy = scipy_stats(), extra_module("numpy", "eval", _NEEDED_FOR)
     sizes = numpy.ones(len(values)) if counts is None else numpy.asarray(counts)
     mean = math.fsum(values) / float(sizes.sum())
 
@@ -234,7 +234,7 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int
     nonzero = [difference for difference in differences if difference]
     if len(nonzero) < 2:  # with either sign it is as large
         return 1.0
-    numpy = extra_module("numpy", _NEEDED_FOR)
+    numpy = extra_module("numpy", "eval", _NEEDED_FOR)
     result = scipy_stats().permutation_test(
         (nonzero,),
         numpy.mean,
@@ -252,7 +252,7 @@ def scipy_stats() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    return extra_module("scipy.stats", _NEEDED_FOR)
+    return extra_module("scipy.stats", "eval", _NEEDED_FOR)
 
 
 def two_sided_quantile(confidence: float) -> float:

@@ -23,7 +23,7 @@ from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import count_events
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names

@@ -7,7 +7,6 @@ ActorPlan   the settings that the driver sends to every actor
 from __future__ import annotations
 
 from memagent_corpus.on_ray.actor_plan import ActorPlan
-from memagent_corpus.on_ray.ray_cluster import connected
-from memagent_corpus.on_ray.ray_engine import RayEngine, connected_engine
+from memagent_corpus.on_ray.ray_engine import RayEngine, connected, connected_engine
 
 __all__ = ["ActorPlan", "RayEngine", "connected", "connected_engine"]

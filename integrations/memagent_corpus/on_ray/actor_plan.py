@@ -13,14 +13,14 @@ import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from memagent_corpus import CorpusReader
 from memagent_corpus.corpus_rows import encode_row
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray.ray_cluster import ray_module
 from memagent_corpus.source_access import SourceAccess, scheme_of
 from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
@@ -30,6 +30,15 @@ from memagent_graph.storage.leases import lease
 CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 _MARKER: Final = "seen-by-every-machine"
+
+
+def ray_module(name: str = "ray") -> Any:
+    """Import a module of Ray.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    return extra_module(name, "ray", "reading on a Ray cluster")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ program made, the column's name is in `escaped` and its text is written as in a 
 
 from __future__ import annotations
 
-import importlib
 import json
 import zlib
 from array import array
@@ -26,7 +25,8 @@ from typing import IO, Any, Final
 import msgspec
 
 from memagent_graph.calls import Span
-from memagent_graph.errors import MissingExtraError, RunLogError
+from memagent_graph.errors import RunLogError
+from memagent_graph.extra_modules import extra_module
 from memagent_graph.run_log.columns import Column, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
@@ -295,8 +295,5 @@ def pyarrow(needed_for: str) -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("export", needed_for) from error
+    extra_module("pyarrow.parquet", "export", needed_for)
+    return extra_module("pyarrow", "export", needed_for)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, a real server, every kind of bad input."""
+"""The command line as a user meets it: a real server, every kind of bad input, processes where they matter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 import pytest
 from aiohttp import web
+from support.command_line import invoke
 from support.document_files import pdf
 from support.fake_server import FakeServer
-from support.programs import Program, answers, records, run_program
+from support.programs import Program, answers, records
 from support.scripts import document_with, part, perfect_reader
 from support.server_dialects import counting_server
 
@@ -27,13 +28,6 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbo
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
-
-
-def memagent(*arguments: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memagent_graph", *arguments]
-    done = run_program(command, text=text, capture_output=True, timeout=120)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
 
 
 @pytest.fixture
@@ -47,8 +41,8 @@ def test_read_prints_question_answer_and_the_sentence_behind_it_on_standard_outp
     book = tmp_path / "book.txt"
     book.write_text("The harbor is old.\n\nThe key of harbor is 4711. The key of tower is 22.\n\nNobody knows why.")
     with FakeServer() as server:
-        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL)
-    assert done.returncode == 0
+        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL)
+    assert done.exit_code == 0
     assert done.stdout == f'question: {QUESTION}\nanswer: 4711\nevidence: "The key of harbor is 4711." (chunk 1)\n'
     assert "1 chunk by " in done.stderr and "(overwrite)" in done.stderr
 
@@ -60,21 +54,21 @@ def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(book,
         return f"\\boxed{{{'4711' if 'harbor is 4711' in part(body['messages'][-1]['content'], 'text') else '?'}}}"
 
     with FakeServer(from_the_text, window=900) as server:
-        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, *options)
-        too_long = memagent(
+        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, *options)
+        too_long = invoke(
             "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--strategy", "full_context"
         )
-    assert (done.returncode, answers(done.stdout)) == (0, ["4711"]), done.stderr
+    assert (done.exit_code, answers(done.stdout)) == (0, ["4711"]), done.stderr
     assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", done.stderr), done.stderr
-    shown = json.loads(memagent("show", "r", "--json", *options[-2:]).stdout)
+    shown = json.loads(invoke("show", "r", "--json", *options[-2:]).stdout)
     assert (shown["strategy"], shown["answer"]) == ("retrieval", "4711")
-    assert too_long.returncode == 7 and "Read it in chunks" in too_long.stderr
+    assert too_long.exit_code == 7 and "Read it in chunks" in too_long.stderr
     assert "continue with" not in too_long.stderr
 
 
 def test_read_as_json_is_one_object_with_everything(book) -> None:
     with FakeServer() as server:
-        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json", "--updates")
+        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json", "--updates")
     result = json.loads(done.stdout)
     assert {"answer", "memory", "stop_reason", "usage", "run_id"} <= set(result)
     assert (result["answer"], result["stop_reason"], result["model"]) == ("4711", "answered", "fake")
@@ -87,16 +81,16 @@ def test_a_run_continues_on_another_machine_from_a_store_that_both_reach(book, t
     shared = ["--store", f"file://{tmp_path}/shared", *files]
     with FakeServer() as server:
         options = ["--base-url", server.base_url, *SMALL, *shared]
-        stopped = memagent("read", book, "-q", QUESTION, "--run-id", "r", "--max-chunks", 4, *options)
-        assert stopped.returncode == 5
+        stopped = invoke("read", book, "-q", QUESTION, "--run-id", "r", "--max-chunks", 4, *options)
+        assert stopped.exit_code == 5
         assert (
             shlex.join(["memagent", "resume", "r", *map(str, (files[:2] + shared[:2] + files[2:]))]) in stopped.stderr
         )
         monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "another"))
         book.unlink()
-        resumed = memagent("resume", "r", *shared)
-        shown = json.loads(memagent("show", "r", "--json", *shared[:2], *files[2:]).stdout)
-    assert (resumed.returncode, answers(resumed.stdout)) == (0, ["4711"]), resumed.stderr
+        resumed = invoke("resume", "r", *shared)
+        shown = json.loads(invoke("show", "r", "--json", *shared[:2], *files[2:]).stdout)
+    assert (resumed.exit_code, answers(resumed.stdout)) == (0, ["4711"]), resumed.stderr
     assert any("harbor is 4711" in each["quote"] for each in shown["evidence"])
 
 
@@ -108,8 +102,8 @@ def test_a_run_continues_on_another_machine_from_a_store_that_both_reach(book, t
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_with_a_remedy(book, store: str, reason: str, remedy: str) -> None:
-    done = memagent("read", book, "-q", QUESTION, "--base-url", "http://127.0.0.1:9", *SMALL, "--store", store)
-    assert done.returncode == 3
+    done = invoke("read", book, "-q", QUESTION, "--base-url", "http://127.0.0.1:9", *SMALL, "--store", store)
+    assert done.exit_code == 3
     assert reason in " ".join(done.stderr.split()) and remedy in " ".join(done.stderr.split())
     assert "secret" not in done.stderr
 
@@ -119,18 +113,18 @@ def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
     with FakeServer() as server:
         options = ["--base-url", server.base_url, *SMALL]
         asked = ["-q", "Which harbor has a key?", "-q", f"@{tmp_path}/questions.txt"]
-        done = memagent("read", book, *asked, *options)
-        as_json = memagent("read", book, *asked, *options, "--json", "--run-id", "r")
-        stopped = memagent("read", book, *asked, *options, "--max-chunks", 2)
-        resumed = memagent("resume", "r-1")
-    assert (done.returncode, answers(done.stdout)) == (0, ["4711", "4711", "yet"])
+        done = invoke("read", book, *asked, *options)
+        as_json = invoke("read", book, *asked, *options, "--json", "--run-id", "r")
+        stopped = invoke("read", book, *asked, *options, "--max-chunks", 2)
+        resumed = invoke("resume", "r-1")
+    assert (done.exit_code, answers(done.stdout)) == (0, ["4711", "4711", "yet"])
     assert [record["question"] for record in records(done.stdout)][2] == ["What is the key of tower?"]
     assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stopped.stdout))
     results = json.loads(as_json.stdout)["results"]
     assert [each["run_id"] for each in results] == ["r-0", "r-1", "r-2"]
     assert [each["question"] for each in results][2] == "What is the key of tower?"
     assert answers(resumed.stdout) == ["4711"]
-    assert stopped.returncode == 5
+    assert stopped.exit_code == 5
     assert stopped.stderr.count("continue with: memagent resume") == 3
 
 
@@ -142,8 +136,8 @@ def test_one_question_that_fails_leaves_the_others(book) -> None:
 
     with FakeServer(respond) as server:
         asked = ["-q", QUESTION, "-q", "What is the key of tower?"]
-        done = memagent("read", book, *asked, "--base-url", server.base_url, *SMALL, "--json")
-    assert done.returncode == 4
+        done = invoke("read", book, *asked, "--base-url", server.base_url, *SMALL, "--json")
+    assert done.exit_code == 4
     found, failed = json.loads(done.stdout)["results"]
     assert found["answer"] == "4711"
     assert failed["error"]["type"] == "PolicyRequestError" and "no towers" in failed["error"]["message"]
@@ -156,8 +150,8 @@ def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> 
         (["-q", f"@{tmp_path}/none.txt"], "one question on each line"),
         (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),
     ):
-        done = memagent("read", book, *options, *SMALL)
-        assert done.returncode == 2
+        done = invoke("read", book, *options, *SMALL)
+        assert done.exit_code == 2
         assert told in done.stderr
 
 
@@ -171,31 +165,31 @@ def test_a_read_stops_early_where_it_is_asked_to(book) -> None:
 
     with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--json"]
-        done = memagent("read", book, "-q", QUESTION, *options, "--stop", "converged:drafts=2:change=0")
-        wrong = memagent("read", book, "-q", QUESTION, *options, "--stop", "finished")
+        done = invoke("read", book, "-q", QUESTION, *options, "--stop", "converged:drafts=2:change=0")
+        wrong = invoke("read", book, "-q", QUESTION, *options, "--stop", "finished")
     result = json.loads(done.stdout)
     assert (result["stop_reason"], result["strategy"]) == ("enough", "overwrite+converged")
-    assert wrong.returncode == 2
+    assert wrong.exit_code == 2
     assert "There is: converged" in wrong.stderr
 
 
 def test_the_document_can_come_from_standard_input(book) -> None:
     with FakeServer() as server:
-        done = memagent("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, text=book.read_text())
+        done = invoke("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, text=book.read_text())
     assert answers(done.stdout) == ["4711"]
 
 
 def test_a_read_that_stops_at_a_limit_is_resumed_from_its_id_alone(book) -> None:
     with FakeServer() as server:
         options = ["--base-url", server.base_url, *SMALL]
-        stopped = memagent("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--json")
-        assert stopped.returncode == 5
+        stopped = invoke("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--json")
+        assert stopped.exit_code == 5
         run = json.loads(stopped.stdout)
         assert (run["stop_reason"], run["answer"], run["chunks_read"]) == ("max_chunks", None, 2)
         book.unlink()
-        finished = memagent("resume", run["run_id"], "--json")
-        again = memagent("resume", run["run_id"])
-    assert finished.returncode == 0
+        finished = invoke("resume", run["run_id"], "--json")
+        again = invoke("resume", run["run_id"])
+    assert finished.exit_code == 0
     assert json.loads(finished.stdout)["answer"] == "4711"
     assert answers(again.stdout) == ["4711"]
 
@@ -204,12 +198,12 @@ def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
     with FakeServer() as server:
         options = ["--base-url", server.base_url, *SMALL, "--max-chunks", 2]
         places = ["--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite"]
-        stopped = memagent("read", book, "-q", QUESTION, *options, *places)
+        stopped = invoke("read", book, "-q", QUESTION, *options, *places)
         (told,) = [line for line in stopped.stderr.splitlines() if "continue with: memagent " in line]
         command = shlex.split(told.partition("memagent ")[2])
-        assert answers(memagent(*command).stdout) == ["4711"]
-        without = memagent("read", book, "-q", QUESTION, *options, "--no-log")
-        assert without.returncode == 5
+        assert answers(invoke(*command).stdout) == ["4711"]
+        without = invoke("read", book, "-q", QUESTION, *options, "--no-log")
+        assert without.exit_code == 5
         assert "continue with" not in without.stderr, "no log, so no command could find it"
 
 
@@ -229,14 +223,14 @@ def test_an_interrupted_read_says_how_to_go_on(book, ending) -> None:
         assert process.returncode == 130
         assert "memagent resume mine" in errors
         assert "Traceback" not in errors
-        assert answers(memagent("resume", "mine").stdout) == ["4711"]
+        assert answers(invoke("resume", "mine").stdout) == ["4711"]
 
 
 def test_keys_are_never_stored(book, own_home) -> None:
     with FakeServer(key="sk-very-secret") as server:
         url = server.base_url.replace("http://", "http://user:sk-very-secret@")
         for options in (["--api-key", "sk-very-secret", "--base-url", server.base_url], ["--base-url", url]):
-            memagent("read", book, "-q", QUESTION, *options, *SMALL)
+            invoke("read", book, "-q", QUESTION, *options, *SMALL)
     stored = [path for path in own_home.rglob("*") if path.is_file()]
     assert len(stored) >= 3
     assert not any(b"sk-very-secret" in path.read_bytes() for path in stored)
@@ -268,8 +262,8 @@ def bad_document(tmp_path: Path, kind: str) -> Path:
     ],
 )
 def test_a_bad_document_is_refused_with_a_remedy(tmp_path, kind, words) -> None:
-    done = memagent("read", bad_document(tmp_path, kind), "-q", "x", "--base-url", "http://127.0.0.1:9/v1", *SMALL)
-    assert done.returncode == 3
+    done = invoke("read", bad_document(tmp_path, kind), "-q", "x", "--base-url", "http://127.0.0.1:9/v1", *SMALL)
+    assert done.exit_code == 3
     assert words in done.stderr
     assert "what to do:" in done.stderr
     assert done.stdout == ""
@@ -279,10 +273,10 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
     path = bad_document(tmp_path, "undecodable")
     with FakeServer() as server:
         options = ["read", path, "-q", "x", "--base-url", server.base_url, *SMALL, "--encoding", "utf-8"]
-        refused = memagent(*options)
-        assert refused.returncode == 3
+        refused = invoke(*options)
+        assert refused.exit_code == 3
         assert "--replace-undecodable" in refused.stderr or "replace" in refused.stderr
-        assert memagent(*options, "--replace-undecodable").returncode == 0
+        assert invoke(*options, "--replace-undecodable").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -306,8 +300,8 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
 def test_bad_settings_are_refused_with_a_remedy(book, options, code, words) -> None:
     with FakeServer() as server:
         base = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL]
-        done = memagent(*base, "--retries", 0, *options)
-    assert done.returncode == code, done.stderr
+        done = invoke(*base, "--retries", 0, *options)
+    assert done.exit_code == code, done.stderr
     assert words in done.stderr
     assert done.stdout == ""
 
@@ -331,14 +325,14 @@ def test_a_failing_server_costs_no_finished_chunk(book, respond, words) -> None:
         lambda body, number: respond(body, number) if failing and number >= 3 else good(body, number)
     ) as server:
         options = ["--base-url", server.base_url, *SMALL, "--retries", 0, "--run-id", "r"]
-        done = memagent("read", book, "-q", QUESTION, *options, "--json")
-        assert done.returncode == 4
+        done = invoke("read", book, "-q", QUESTION, *options, "--json")
+        assert done.exit_code == 4
         error = json.loads(done.stdout)["error"]
         assert words in error["message"]
         assert (error["run_id"], error["chunk_index"]) == ("r", 3)
         assert "memagent resume r" in done.stderr
         failing = False
-        finished = memagent("resume", "r", "--json")
+        finished = invoke("resume", "r", "--json")
     result = json.loads(finished.stdout)
     assert result["answer"] == "4711"
     assert len(server.requests) == result["chunks_read"] + 2
@@ -346,8 +340,8 @@ def test_a_failing_server_costs_no_finished_chunk(book, respond, words) -> None:
 
 def test_a_wrong_key_names_the_variable(book) -> None:
     with FakeServer(key="right") as server:
-        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, "--api-key", "wrong", *SMALL)
-    assert done.returncode == 4
+        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, "--api-key", "wrong", *SMALL)
+    assert done.exit_code == 4
     assert "OPENAI_API_KEY" in done.stderr
 
 
@@ -356,30 +350,28 @@ def test_an_empty_or_overlong_reply_is_an_event_not_an_end(book) -> None:
         return "" if number % 2 else "memory " * 300
 
     with FakeServer(respond) as server:
-        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json")
+        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json")
     kinds = {event["kind"] for event in json.loads(done.stdout)["events"]}
     assert {"empty", "overlong"} <= kinds
 
 
 def test_an_unknown_run_is_named_with_those_that_exist(book) -> None:
-    nothing = memagent("resume", "nope")
-    assert nothing.returncode == 6
+    nothing = invoke("resume", "nope")
+    assert nothing.exit_code == 6
     assert "no runs in it yet" in nothing.stderr
     with FakeServer() as server:
-        memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "mine")
-    done = memagent("resume", "nope")
-    assert (done.returncode, done.stdout) == (6, "")
+        invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "mine")
+    done = invoke("resume", "nope")
+    assert (done.exit_code, done.stdout) == (6, "")
     assert "newest are mine" in done.stderr
 
 
 def test_a_run_is_not_resumed_with_another_document(book, tmp_path) -> None:
     (tmp_path / "other.txt").write_text("another text")
     with FakeServer() as server:
-        memagent(
-            "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "r", "--max-chunks", 1
-        )
-        done = memagent("resume", "r", "--document", tmp_path / "other.txt")
-    assert done.returncode == 6
+        invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "r", "--max-chunks", 1)
+        done = invoke("resume", "r", "--document", tmp_path / "other.txt")
+    assert done.exit_code == 6
     assert "another document" in done.stderr
 
 
@@ -388,23 +380,23 @@ def test_a_document_given_again_is_read_in_its_charset(tmp_path) -> None:
     (tmp_path / "old.txt").write_text(text, encoding="utf-16-le")
     read = ("read", tmp_path / "old.txt", "--encoding", "utf-16-le", "-q", QUESTION, *SMALL)
     with FakeServer() as server:
-        memagent(*read, "--base-url", server.base_url, "--run-id", "r", "--max-chunks", 1)
+        invoke(*read, "--base-url", server.base_url, "--run-id", "r", "--max-chunks", 1)
         again = ("resume", "r", "--document", tmp_path / "old.txt")
-        assert "Pass the encoding utf-16-le" in memagent(*again).stderr
-        assert memagent(*again, "--encoding", "utf-16-le").returncode == 0
+        assert "Pass the encoding utf-16-le" in invoke(*again).stderr
+        assert invoke(*again, "--encoding", "utf-16-le").exit_code == 0
 
 
 def test_a_file_name_that_is_no_text_is_told_in_json() -> None:
-    done = memagent("read", os.fsdecode(b"nope\xe9.txt"), "-q", QUESTION, "--json")
-    assert done.returncode == 3
+    done = invoke("read", os.fsdecode(b"nope\xe9.txt"), "-q", QUESTION, "--json")
+    assert done.exit_code == 3
     assert "nope" in json.loads(done.stdout)["error"]["message"]
 
 
 def test_an_address_and_an_option_without_effect_are_refused(book) -> None:
-    address = memagent("read", "https://example.com/x.txt", "-q", "x", "--model", "embedded")
-    assert address.returncode == 3 and "a web address was given" in address.stderr
-    alone = memagent("read", book, "-q", "x", "--model", "embedded", "--updates")
-    assert alone.returncode == 2 and "'--updates'" in alone.stderr
+    address = invoke("read", "https://example.com/x.txt", "-q", "x", "--model", "embedded")
+    assert address.exit_code == 3 and "a web address was given" in address.stderr
+    alone = invoke("read", book, "-q", "x", "--model", "embedded", "--updates")
+    assert alone.exit_code == 2 and "'--updates'" in alone.stderr
 
 
 def test_doctor_finds_a_healthy_server_healthy() -> None:
@@ -417,9 +409,9 @@ def test_doctor_finds_a_healthy_server_healthy() -> None:
         return reply
 
     with FakeServer(count, vllm=True) as server:
-        done = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+        done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
     findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
-    assert done.returncode == 0, done.stdout
+    assert done.exit_code == 0, done.stdout
     assert set(findings.values()) == {"ok"}
     assert {"server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt"} == set(
         findings
@@ -428,12 +420,12 @@ def test_doctor_finds_a_healthy_server_healthy() -> None:
 
 def test_doctor_finds_what_is_wrong() -> None:
     with FakeServer(lambda body, number: "fine", window=None) as server:
-        done = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+        done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
         findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
-        assert done.returncode == 0, "it can read"
+        assert done.exit_code == 0, "it can read"
         assert (findings["window"], findings["token ids"], findings["tokenizer"]) == ("note", "note", "note")
-    gone = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded")
-    assert gone.returncode == 4
+    gone = invoke("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded")
+    assert gone.exit_code == 4
     assert "no connection" in gone.stdout
 
 
@@ -445,17 +437,17 @@ def test_a_server_that_cuts_prompts_as_ollama_does_is_found_out(tmp_path) -> Non
             "--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", "--question-tokens", "50",
             "--memory-tokens", "60", "--answer-tokens", "60", "--chunk-tokens",
         ]  # fmt: skip
-        health = memagent("doctor", *options, 2500)
-        cut = memagent("read", book, "-q", QUESTION, *options, 2500)
-        stopped = memagent("read", book, "-q", QUESTION, *options, 2500, "--on-incomplete", "stop")
-        whole = memagent("read", book, "-q", QUESTION, *options, 600, "--context-window", 1500)
-    assert health.returncode == 4
+        health = invoke("doctor", *options, 2500)
+        cut = invoke("read", book, "-q", QUESTION, *options, 2500)
+        stopped = invoke("read", book, "-q", QUESTION, *options, 2500, "--on-incomplete", "stop")
+        whole = invoke("read", book, "-q", QUESTION, *options, 600, "--context-window", 1500)
+    assert health.exit_code == 4
     assert "it cut the prompt" in health.stdout and "OLLAMA_CONTEXT_LENGTH" in health.stdout
-    assert cut.returncode == 0
+    assert cut.exit_code == 0
     assert "prompt_cut" in cut.stderr
-    assert stopped.returncode == 4
+    assert stopped.exit_code == 4
     assert "the server cut the prompt" in stopped.stderr
-    assert whole.returncode == 0
+    assert whole.exit_code == 0
     assert "answer: 4711" in whole.stdout and "prompt_cut" not in whole.stderr
 
 
@@ -495,9 +487,9 @@ class TestStructuredAnswers:
         with FakeServer(self.respond) as server:
             for name in ("keys.py:Key", "keys.json"):
                 options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / name]
-                done = memagent("read", book, "-q", QUESTION, *options)
-                assert (done.returncode, json.loads(*answers(done.stdout))["key"]) == (0, 4711)
-                values = json.loads(memagent("read", book, "-q", QUESTION, *options, "--json").stdout)
+                done = invoke("read", book, "-q", QUESTION, *options)
+                assert (done.exit_code, json.loads(*answers(done.stdout))["key"]) == (0, 4711)
+                values = json.loads(invoke("read", book, "-q", QUESTION, *options, "--json").stdout)
                 assert values["value"] == {"place": "harbor", "key": 4711}
                 assert "key" in values["response_format"]["properties"]
 
@@ -506,11 +498,11 @@ class TestStructuredAnswers:
         (tmp_path / "other.json").write_text('{"type": "object"}')
         with FakeServer(self.respond) as server:
             options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
-            stopped = memagent("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--run-id", "r")
-            refused = memagent("resume", "r", "--schema", tmp_path / "other.json")
-            resumed = memagent("resume", "r", "--json")
-        assert stopped.returncode == 5
-        assert refused.returncode == 6
+            stopped = invoke("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--run-id", "r")
+            refused = invoke("resume", "r", "--schema", tmp_path / "other.json")
+            resumed = invoke("resume", "r", "--json")
+        assert stopped.exit_code == 5
+        assert refused.exit_code == 6
         assert "another response_format" in refused.stderr
         assert json.loads(resumed.stdout)["value"] == {"place": "harbor", "key": 4711}
 
@@ -518,8 +510,8 @@ class TestStructuredAnswers:
         (tmp_path / "keys.json").write_text(json.dumps({**self.SCHEMA, "required": ["castle"]}))
         with FakeServer(self.respond) as server:
             options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
-            done = memagent("read", book, "-q", QUESTION, *options)
-        assert (done.returncode, json.loads(*answers(done.stdout))["key"]) == (8, 4711)
+            done = invoke("read", book, "-q", QUESTION, *options)
+        assert (done.exit_code, json.loads(*answers(done.stdout))["key"]) == (8, 4711)
         assert "the answer does not fit the schema: the answer does not have the required form" in done.stderr
         assert "'castle' is a required property" in done.stderr
 
@@ -534,8 +526,8 @@ class TestStructuredAnswers:
             (tmp_path / "keys.json").write_text(content)
         with FakeServer() as server:
             options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
-            done = memagent("read", book, "-q", QUESTION, *options)
-        assert (done.returncode, done.stdout, server.requests) == (7, "", [])
+            done = invoke("read", book, "-q", QUESTION, *options)
+        assert (done.exit_code, done.stdout, server.requests) == (7, "", [])
         assert words in done.stderr
         assert "what to do:" in done.stderr
 
@@ -545,19 +537,19 @@ class TestPages:
         (tmp_path / "a.pdf").write_bytes(pdf("The key of tower is 1.", "4.2 Keys", "The key of harbor is 4711."))
         with FakeServer() as server:
             options = ["--base-url", server.base_url, *SMALL, "--json"]
-            done = memagent("read", tmp_path / "a.pdf", "--pages", "2-", "-q", QUESTION, *options)
-            shown = memagent("show", "latest")
-            beyond = memagent("read", tmp_path / "a.pdf", "--pages", "3-4", "-q", QUESTION, *options)
+            done = invoke("read", tmp_path / "a.pdf", "--pages", "2-", "-q", QUESTION, *options)
+            shown = invoke("show", "latest")
+            beyond = invoke("read", tmp_path / "a.pdf", "--pages", "3-4", "-q", QUESTION, *options)
         [quote] = json.loads(done.stdout)["evidence"]
         assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
         assert quote["link"] == f"{(tmp_path / 'a.pdf').as_uri()}#page=3"
         assert "page 3, 4.2 Keys" in " ".join(shown.stdout.split())
-        assert beyond.returncode == 3
+        assert beyond.exit_code == 3
         assert "has 3 pages, and 3-4 was asked for" in beyond.stderr
 
     def test_of_a_text_file_are_an_error_with_the_remedy(self, book) -> None:
-        done = memagent("read", book, "--pages", "1-2", "-q", QUESTION, *SMALL)
-        assert done.returncode == 3
+        done = invoke("read", book, "--pages", "1-2", "-q", QUESTION, *SMALL)
+        assert done.exit_code == 3
         assert "has no pages to choose" in done.stderr
         assert "Leave out the pages" in done.stderr
 
@@ -568,20 +560,20 @@ def test_where_the_home_folder_cannot_be_written_a_read_says_so_and_one_that_kee
     monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
     with FakeServer() as server:
         read = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL]
-        refused = memagent(*read)
-        assert refused.returncode != 0
+        refused = invoke(*read)
+        assert refused.exit_code != 0
         assert "what to do:" in refused.stderr
-        assert answers(memagent(*read, "--no-log").stdout) == ["4711"]
+        assert answers(invoke(*read, "--no-log").stdout) == ["4711"]
 
 
 def test_two_questions_in_a_pipe_and_on_a_narrow_terminal_are_labelled_lines(book, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "24")
     questions = [QUESTION, "What is the key of nowhere?"]
     with FakeServer() as server:
-        done = memagent("read", book, "-q", questions[0], "-q", questions[1], "--base-url", server.base_url, *SMALL)
+        done = invoke("read", book, "-q", questions[0], "-q", questions[1], "--base-url", server.base_url, *SMALL)
     assert [record["question"] for record in records(done.stdout)] == [[question] for question in questions]
     run_ids = re.findall(r"run (\d\S+)", done.stderr)
     assert len(run_ids) == 2
-    shown = memagent("show", run_ids[0]).stdout
+    shown = invoke("show", run_ids[0]).stdout
     assert max(map(len, shown.splitlines())) <= 24
     assert "4711" in shown

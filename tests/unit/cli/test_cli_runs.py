@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.command_line import memagent
 from support.conversations import conversation
-from typer.testing import CliRunner
 
-from memagent_graph.cli import app
 from memagent_graph.cli.run_choice import point_in_time
 from memagent_graph.cli.runs import _table
 from memagent_graph.run_log import RunLog, RunTotals, StrategyId
@@ -25,13 +24,6 @@ from memagent_graph.storage.leases import lease
 from memagent_graph.storage.paths import default_checkpoints, default_run_log
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
-
-
-def memagent(*arguments: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [str(each) for each in arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
 
 
 def write_run(

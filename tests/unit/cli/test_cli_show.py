@@ -1,4 +1,4 @@
-"""`memagent show` and `memagent diff`, and runs that were logged by `memagent read`, in real processes."""
+"""`memagent show` and `memagent diff`, and runs that were logged by `memagent read`, as commands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from support.command_line import invoke
 from support.fake_server import FakeServer
 from support.programs import answers
 from support.scripts import document_with
-from test_cli import QUESTION, SMALL, memagent
+from test_cli import QUESTION, SMALL
 
 from memagent_graph import RunLog
 
@@ -23,32 +24,32 @@ def runs(tmp_path: Path, own_home: Path) -> list[str]:
     book.write_text(TEXT)
     with FakeServer() as server:
         common = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json"]
-        first = json.loads(memagent(*common, "--run-id", "first").stdout)
-        second = json.loads(memagent(*common, "--run-id", "second", "--max-chunks", 3).stdout)
+        first = json.loads(invoke(*common, "--run-id", "first").stdout)
+        second = json.loads(invoke(*common, "--run-id", "second", "--max-chunks", 3).stdout)
     return [first["run_id"], second["run_id"]]
 
 
 def test_a_run_is_shown_with_its_sources(runs) -> None:
-    done = memagent("show", "first")
-    assert done.returncode == 0
+    done = invoke("show", "first")
+    assert done.exit_code == 0
     assert QUESTION in done.stdout
     assert "harbor 4711" in done.stdout
     assert "“" in done.stdout  # a quote of the document
-    newest = memagent("show")
+    newest = invoke("show")
     assert "second" in newest.stdout
     assert "max_chunks" in newest.stdout
 
 
 def test_one_chunk_is_shown_in_full(runs) -> None:
-    done = memagent("show", "first", "--chunk", 1)
+    done = invoke("show", "first", "--chunk", 1)
     assert "word0 and then" in done.stdout
-    wrong = memagent("show", "first", "--chunk", 999)
-    assert wrong.returncode == 6
+    wrong = invoke("show", "first", "--chunk", 999)
+    assert wrong.exit_code == 6
     assert "has not read chunk 999" in wrong.stderr
 
 
 def test_a_run_as_json_has_the_memory_after_every_chunk_and_its_evidence(runs) -> None:
-    shown = json.loads(memagent("show", "first", "--json").stdout)
+    shown = json.loads(invoke("show", "first", "--json").stdout)
     assert shown["answer"] == "4711"
     assert shown["updates"][-1]["memory"] == shown["memory"]
     quotes = [each["quote"] for each in shown["evidence"]]
@@ -58,25 +59,25 @@ def test_a_run_as_json_has_the_memory_after_every_chunk_and_its_evidence(runs) -
 
 
 def test_a_page_is_written(runs, tmp_path) -> None:
-    done = memagent("show", "first", "--html", tmp_path / "run.html")
-    assert done.returncode == 0
+    done = invoke("show", "first", "--html", tmp_path / "run.html")
+    assert done.exit_code == 0
     page = (tmp_path / "run.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "http://" not in page.replace("http://www.w3.org", "")
-    refused = memagent("show", "first", "--html", tmp_path / "nowhere" / "run.html")
-    assert refused.returncode == 6
+    refused = invoke("show", "first", "--html", tmp_path / "nowhere" / "run.html")
+    assert refused.exit_code == 6
     assert "cannot be written" in refused.stderr
 
 
 def test_a_page_does_not_take_the_place_of_another_file(runs, tmp_path) -> None:
     notes = tmp_path / "notes.html"
     notes.write_text("my notes")
-    refused = memagent("show", "first", "--html", notes)
-    assert refused.returncode == 6
+    refused = invoke("show", "first", "--html", notes)
+    assert refused.exit_code == 6
     assert "not a page of this command's" in refused.stderr
     assert "--force" in refused.stderr
     assert notes.read_text() == "my notes"
-    assert memagent("show", "first", "--html", notes, "--force").returncode == 0
+    assert invoke("show", "first", "--html", notes, "--force").exit_code == 0
     assert notes.read_text().startswith("<!doctype html>")
 
 
@@ -86,16 +87,16 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, make_reader) -> None
     reader = make_reader(store=folder / "documents", run_log=folder / "runs.sqlite")
     run_id = reader.read(TEXT, QUESTION).run_id
     reader.close()
-    assert "word0 and then" in memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 1).stdout
+    assert "word0 and then" in invoke("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 1).stdout
     (folder / "documents").rename(tmp_path / "elsewhere")
-    shown = memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 1)
-    assert shown.returncode == 0
+    shown = invoke("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 1)
+    assert shown.exit_code == 0
     assert "word0 and then" not in shown.stdout
 
 
 def test_two_runs_are_compared(runs) -> None:
-    done = memagent("diff", "first", "second")
-    assert done.returncode == 0
+    done = invoke("diff", "first", "second")
+    assert done.exit_code == 0
     assert "4711" in done.stdout
     assert "max_chunks" in done.stdout
 
@@ -110,8 +111,8 @@ def test_two_runs_are_compared(runs) -> None:
     ],
 )
 def test_what_is_not_there_is_named(runs, arguments, words) -> None:
-    done = memagent(*arguments)
-    assert done.returncode == 6
+    done = invoke(*arguments)
+    assert done.exit_code == 6
     assert words in done.stderr
     assert not Path("nowhere.sqlite").exists()
 
@@ -120,9 +121,9 @@ def test_a_read_without_a_log_leaves_none(tmp_path, own_home) -> None:
     book = tmp_path / "book.txt"
     book.write_text(TEXT)
     with FakeServer() as server:
-        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--no-log")
+        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--no-log")
         assert not any(own_home.rglob("*")), "neither a log, nor the document, nor checkpoints"
-        named = memagent(
+        named = invoke(
             "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--log", tmp_path / "own.sqlite"
         )
     assert answers(done.stdout) == answers(named.stdout) == ["4711"]

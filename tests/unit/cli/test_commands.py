@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 import typer
 from support.added_package import add_package
+from support.command_line import memagent
 from support.programs import answers
 from support.scripts import document_with
 from typer.testing import CliRunner
@@ -31,13 +32,6 @@ from memagent_graph.storage.paths import default_run_log
 ROOT = Path(__file__).parents[3]
 BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval",
             "eval-report", "report", "serve", "mcp", "policy"]  # fmt: skip
-
-
-def memagent(*arguments: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [str(each) for each in arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
 
 
 def options_of(name: str) -> set[str]:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import invoke
 from support.fake_server import FakeServer
-from support.programs import run_program
 from support.report_documents import reads_keys_and_writes
 from support.scripts import document_with
 
 SMALL = ["--tokenizer", "embedded", "--context-window", "1500", "--question-tokens", "60", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "200"]  # fmt: skip
 QUESTION = "What is the key of harbor?"
-
-
-def memagent(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memagent_graph", *map(str, arguments)]
-    done = run_program(command, capture_output=True, timeout=120)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
 
 
 def reply(body: dict[str, Any], number: int) -> str:
@@ -45,11 +36,11 @@ def books(tmp_path: Path) -> list[Path]:
 def test_the_report_is_markdown_on_standard_output(books: list[Path]) -> None:
     with FakeServer(reply) as server:
         options = ["--base-url", server.base_url, *SMALL, "-q", QUESTION]
-        done = memagent("report", "Keys?", *books, *options)
+        done = invoke("report", "Keys?", *books, *options)
         asked = len(server.requests)
-        again = memagent("report", "Keys?", *books, *options)
+        again = invoke("report", "Keys?", *books, *options)
         assert len(server.requests) == asked
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert done.stdout == again.stdout
     assert done.stdout.startswith("# Keys?\n")
     assert "The key of harbor is 4711." in done.stdout
@@ -64,12 +55,12 @@ def test_files_are_written_to_a_folder(books: list[Path], tmp_path: Path) -> Non
     (tmp_path / "questions.txt").write_text(QUESTION + "\n")
     formats = ["md", "html", "csv"]
     with FakeServer(reply) as server:
-        done = memagent(
+        done = invoke(
             "report", "Keys?", *books, "--base-url", server.base_url, *SMALL, "-q", f"@{tmp_path / 'questions.txt'}",
             "--metadata", tmp_path / "known.json", "--out", tmp_path / "out", "--extractive", "--judge", "--json",
             *(word for each in formats for word in ("--format", each)),
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     values = json.loads(done.stdout)
     assert values["totals"]["quoted"] == 2
     assert values["mode"] == "extractive"
@@ -95,8 +86,8 @@ def test_what_cannot_be_is_refused_with_a_remedy(books: list[Path], tmp_path: Pa
             ([*books, "--out", tmp_path / "out"], 6, "does not belong to this report"),
             ([*books, "--report-id", "x", "--max-chunks", "1"], 5, "0 of 2 cells"),
         ):
-            done = memagent("report", "Keys?", *arguments, *options)
-            assert (done.returncode, words in " ".join(done.stderr.split())) == (code, True), done.stderr
+            done = invoke("report", "Keys?", *arguments, *options)
+            assert (done.exit_code, words in " ".join(done.stderr.split())) == (code, True), done.stderr
     assert (tmp_path / "out/report.md").read_text() == "mine"
 
 
@@ -106,8 +97,8 @@ def test_a_policy_with_its_own_prompts_gives_an_extractive_report_and_says_so(tm
         fact = f"The access code of the quiet falcon is {code}. "
         (tmp_path / f"{name}.txt").write_text(prose + fact + prose)
     question = "What is the access code of the quiet falcon?"
-    done = memagent("report", question, tmp_path / "a.txt", tmp_path / "b.txt", "--model", "embedded")
-    assert done.returncode == 0
+    done = invoke("report", question, tmp_path / "a.txt", tmp_path / "b.txt", "--model", "embedded")
+    assert done.exit_code == 0
     assert "- a.txt: 48210 [1]" in done.stdout
     assert "- b.txt: 48211 [2]" in done.stdout
     assert "extractive: the policy has no prompt for report_outline, report_section" in " ".join(done.stderr.split())

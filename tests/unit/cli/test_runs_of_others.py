@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.scripts import document_with
-from typer.testing import CliRunner
 
-from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.storage.paths import default_run_log
@@ -38,12 +37,6 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stranger() -> Iterator[FakeServer]:
     with FakeServer(window=900) as server:
         yield server
-
-
-def memagent(*arguments: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
 
 
 def stopped_run(book: Path, server: FakeServer, *options: object) -> None:

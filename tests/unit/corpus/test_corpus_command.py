@@ -8,22 +8,13 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import fsspec
+from support.command_line import memagent
 from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of
 from support.programs import Program
-from typer.testing import CliRunner
 
-from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-
-
-def memagent(*arguments: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [str(each) for each in arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
 
 
 def typed(source: Path | str, out: Path, server: CountingServer, *options: str) -> list[str]:

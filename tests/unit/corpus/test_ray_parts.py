@@ -13,8 +13,8 @@ from support.corpus_world import CountingServer, run_corpus_command, text_of
 
 from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray.actor_plan import ActorPlan, DocumentActor
-from memagent_corpus.on_ray.ray_cluster import ray_module, require_reachable
+from memagent_corpus.on_ray.actor_plan import ActorPlan, DocumentActor, ray_module
+from memagent_corpus.on_ray.ray_engine import require_reachable
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.settings import ReadSettings

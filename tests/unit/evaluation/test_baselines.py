@@ -27,8 +27,7 @@ from memagent_graph.errors import (
     RunMismatchError,
     StrategyError,
 )
-from memagent_graph.policies.flops import ModelShape
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.storage.checkpoints import open_saver

@@ -13,8 +13,7 @@ from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import load_system, system_names
 from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
-from memagent_graph.policies.flops import ModelShape
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.storage.paths import data_folder
 
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_evaluation.extra_modules import extra_module
 from memagent_graph.errors import EvaluationError
+from memagent_graph.extra_modules import extra_module
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -182,7 +182,7 @@ class ParquetRows:
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         """Yield the file, opened each time, because an open one is not for several threads."""
-        parquet = extra_module("pyarrow.parquet", f"reading {self.path.name}")
+        parquet = extra_module("pyarrow.parquet", "eval", f"reading {self.path.name}")
         try:
             with parquet.ParquetFile(self.path) as file:
                 yield file
@@ -207,7 +207,7 @@ class DatasetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pa = extra_module("pyarrow", f"reading the dataset folder {path.name}")
+        pa = extra_module("pyarrow", "eval", f"reading the dataset folder {path.name}")
         try:
             names = [part["filename"] for part in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
             tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]

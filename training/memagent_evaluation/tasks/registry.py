@@ -29,8 +29,8 @@ from memagent_evaluation.tasks.needles import SHAPES, needle_task, variables_tas
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, passage_task
 from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_task
 from memagent_graph.errors import EvaluationError, StrategyError
-from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.strategies.strategy_options import split_options, typed_options
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {

@@ -72,18 +72,6 @@ class StoryQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What a reader knows after some of a story's events."""
-
-    people: dict[str, str]
-    """The place of each person who has moved."""
-    things: dict[str, tuple[str, ...]]
-    """The places of each thing that somebody has touched, in order."""
-    carriers: dict[str, str]
-    """Who has each thing that is carried."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Stay:
     """The place of a person or thing, and the events that show it."""
 
@@ -128,14 +116,6 @@ class Story:
                 here = self._at.get(who)
                 self._walk(who, chance.choice([place for place in PLACES if here is None or place != here.place]))
             yield self.events[-1]
-
-    def situation(self) -> Situation:
-        """Who and what is where after the events so far."""
-        return Situation(
-            {who: stay.place for who, stay in self._at.items()},
-            {thing: tuple(stay.place for stay in stays) for thing, stays in self._been.items()},
-            {thing: carrier for thing, (carrier, _) in self._carried.items()},
-        )
 
     def questions(self, kind: str) -> list[StoryQuestion]:
         """Return all questions of one of `STATES` that the events answer."""

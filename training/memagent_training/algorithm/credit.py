@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 

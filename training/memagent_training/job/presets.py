@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from memagent_graph.near_names import did_you_mean
+from memagent_graph.plain_text import did_you_mean
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.training_errors import TrainingError
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from memagent_evaluation.samples import Metric
 from memagent_evaluation.scorers import REWARD_NAMES
-from memagent_graph.near_names import did_you_mean
 from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.plain_text import did_you_mean
 from memagent_training.algorithm.credit import CreditTerm, Scope
 from memagent_training.data.reward_functions import (
     LoggedReward,

@@ -1,4 +1,4 @@
-"""Modules of the extra "eval", imported when they are needed."""
+"""Modules that an extra of the distribution installs, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from memagent_graph.errors import MissingExtraError
 
 
-def extra_module(name: str, needed_for: str) -> Any:
+def extra_module(name: str, extra: str, needed_for: str) -> Any:
     """Return the module of a name.
 
     Raises:
@@ -17,4 +17,4 @@ def extra_module(name: str, needed_for: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtraError("eval", needed_for) from error
+        raise MissingExtraError(extra, needed_for) from error

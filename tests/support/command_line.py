@@ -1,0 +1,23 @@
+"""The command line in this process, which is quicker than a process of its own: see `programs` for those."""
+
+from __future__ import annotations
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from memagent_graph.cli import app
+
+
+def invoke(*arguments: object, text: str | None = None) -> Result:
+    """Run `memagent` with these arguments; `text` is its standard input."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+    assert done.exception is None or isinstance(done.exception, SystemExit), (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def memagent(*arguments: object, code: int = 0) -> Result:
+    """Run `memagent`, which has to end with this exit code."""
+    done = invoke(*arguments)
+    assert done.exit_code == code, done.output
+    return done
