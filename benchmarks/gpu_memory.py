@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from rich.box import MARKDOWN
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from memagent_training.forward.layouts import lay_out
-from memagent_training.job.memory_estimate import ModelSizes, Precision, as_text, estimate_memory, lora_of_rank
+from memagent_training.job.memory_estimate import ModelSizes, Precision, estimate_memory, lora_of_rank
 from memagent_training.serving.policy_sync.probe import ProbeRow
 
 RANKS = (1, 2, 6, 8)
@@ -54,8 +55,8 @@ def main() -> None:
             estimate_memory(each, micro_batch, precision=Precision(4, mixed=True), checkpointing=True)
             for each in (sizes_of(shape, with_adapters=adapters) for adapters in (False, True))
         )
-        totals = [as_text(memory) for memory in (*map(whole.total_on, RANKS), adapted.total)]
-        table.add_row(name, f"{whole.sizes.parameters / 1e9:.2f}B", as_text(whole.activations), *totals)
+        totals = [decimal(memory) for memory in (*map(whole.total_on, RANKS), adapted.total)]
+        table.add_row(name, f"{whole.sizes.parameters / 1e9:.2f}B", decimal(whole.activations), *totals)
     Console(width=140).print(table)
 
 

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -29,6 +29,9 @@ from memagent_training.training_errors import RewardError, TrainingError
 
 log = logging.getLogger(__name__)
 
+_WAITING: Final = 1024
+"""Samples that may wait for the trainer before reading pauses."""
+
 
 class ReaderRollouts:
     """Reads questions in a thread, and queues their conversations: a `RolloutWorkerProtocol`.
@@ -39,7 +42,6 @@ class ReaderRollouts:
         collecting: how often each is read (`rollouts`), and how many reads are in flight.
         reward: a built-in's name or a function, as for `collect`.
         advantage: how rewards become advantages.
-        waiting: conversations that may wait for the trainer before reading pauses.
     """
 
     def __init__(
@@ -50,9 +52,8 @@ class ReaderRollouts:
         *,
         reward: str | RewardFunction = "exact_match",
         advantage: AdvantageSettings | None = None,
-        waiting: int = 1024,
     ) -> None:
-        self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(waiting)
+        self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._agent, self._samples, self._collecting = agent, samples, collecting
         self._reward, self._advantage = reward, advantage or AdvantageSettings(drop_zero_variance=True)
@@ -80,9 +81,8 @@ class ReaderRollouts:
         """Raise what ended the reading, or TrainingError if there is nothing new for so many seconds."""
         if self._error is not None:
             raise self._error
-        silent = time.monotonic() - self._last_sample
-        if not self._thread.is_alive() or silent > stale_after_s:
-            why = "are read" if not self._thread.is_alive() else f"gave nothing to learn for {silent:.0f} s"
+        if not self._thread.is_alive() or time.monotonic() - self._last_sample > stale_after_s:
+            why = f"have given nothing to learn for {stale_after_s:g} s" if self._thread.is_alive() else "are read"
             raise TrainingError(f"All questions {why}", hint="Ask more or others, or train for fewer steps.")
 
     def _run(self) -> None:
@@ -126,13 +126,10 @@ class ReaderRollouts:
         return tuple(prepare_batch(load_groups(runs, reward=name, groups=groups).groups, self._advantage).rows)
 
     def _put(self, sample: RolloutSample) -> None:
-        while not self._ends.is_set():
-            try:
-                self.rollout_buffer.put(sample, timeout=1.0)
-            except queue.Full:
-                continue
-            self._last_sample = time.monotonic()
-            return
+        while self.rollout_buffer.qsize() > _WAITING and not self._ends.is_set():
+            time.sleep(0.1)
+        self.rollout_buffer.put(sample)
+        self._last_sample = time.monotonic()
 
 
 def _sample_of(row: TrainingRow, group: int, version: int, of: CollectedGroup) -> RolloutSample:

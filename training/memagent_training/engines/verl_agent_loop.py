@@ -83,7 +83,4 @@ class _VerlPolicy:
             finish_reason=FinishReason.LENGTH if len(reply.token_ids) >= sampling.max_tokens else FinishReason.STOP,
             model=self.name,
             usage=TokenUsage(len(prompt_ids), len(reply.token_ids)),
-            prompt_token_ids=prompt_ids,
-            token_ids=reply.token_ids,
-            logprobs=reply.log_probs,
         )

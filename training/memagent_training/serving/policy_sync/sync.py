@@ -71,12 +71,8 @@ class SyncSettings:
     """Seconds that the server may take for one request; for a pause, until the requests in flight have ended."""
 
     def __post_init__(self) -> None:
-        if (
-            not self.ways
-            or (self.tolerance is not None and not self.tolerance > 0)
-            or self.keep_adapters < 1
-            or not self.timeout > 0
-        ):
+        tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
+        if not self.ways or not tolerance > 0 or self.keep_adapters < 1 or not self.timeout > 0:
             raise TrainingError(
                 f"weights cannot be synced with {self}",
                 hint="Give at least one way, a tolerance and a timeout above 0, and keep_adapters of 1 or more.",
