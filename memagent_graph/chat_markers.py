@@ -7,12 +7,13 @@ Granite; their markers are public in the tokenizer files of the models.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+from memagent_graph.storage.bounded_files import json_file
 
 FAMILY_MARKERS: Final[Mapping[str, str]] = {
     "<": "|".join(
@@ -67,7 +68,7 @@ def folder_markers(folder: Path) -> frozenset[str]:
     """Return the control tokens that the tokenizer's settings and the chat template in a model's folder name."""
     found: frozenset[str] = frozenset()
     with suppress(OSError, ValueError):
-        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        config = json_file(folder / "tokenizer_config.json")
         found |= configured_markers(config) if isinstance(config, Mapping) else frozenset()
     with suppress(OSError, ValueError):
         found |= markers_in((folder / "chat_template.jinja").read_text("utf-8"))

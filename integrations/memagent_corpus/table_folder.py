@@ -145,7 +145,7 @@ class TableFolder:
         try:
             manifest = msgspec.json.decode(content, type=TableManifest)
             sorted(part.number for part in manifest.parts)  # raises ValueError if a name leads elsewhere
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise CorpusError(
                 f"the manifest of {self.shown} cannot be read: {error}",
                 hint="Use another folder with --out, or restore the manifest.",
@@ -202,6 +202,8 @@ class TableFolder:
                 return False
             if self._folder is None:
                 return True
+            if not (self._folder / part.name).is_file():
+                return False
             with (self._folder / part.name).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
 
@@ -334,6 +336,8 @@ class TableFolder:
         """Return a file's content; None if it does not exist."""
         with self._as_corpus_error("read"), store_errors(f"{self.location}/{name}"):
             self._filesystem.invalidate_cache()
+            if self._folder is not None and (self._folder / name).exists() and not (self._folder / name).is_file():
+                raise DocumentError(f"{name} is not a regular file")
             try:
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
             except FileNotFoundError:

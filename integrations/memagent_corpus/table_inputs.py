@@ -20,8 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
+from memagent_graph.documents.allowed_paths import file_below, path_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.extra_modules import extra_module
+from memagent_graph.storage.bounded_files import json_file
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _TEXT, _PATH = "text", "path"
@@ -218,10 +220,12 @@ class DatasetTable:
             ) from None
         folder = Path(self.location)
         try:
-            if (folder / "state.json").is_file():
-                return datasets.load_from_disk(str(folder))
             if (folder / "dataset_dict.json").is_file():
-                return datasets.load_from_disk(str(folder))[self.split]
+                folder = path_below(folder, self.split, hint="Choose another --split.")
+            if (folder / "state.json").is_file():
+                for part in json_file(folder / "state.json")["_data_files"]:
+                    file_below(folder, part["filename"], hint="Correct its state.json.")
+                return datasets.load_from_disk(str(folder))
             return datasets.load_dataset(self.location, self.subset, split=self.split, streaming=True)
         except Exception as error:  # the library raises many kinds of exceptions
             raise DocumentError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +24,7 @@ from memagent_graph.cli.options import (
 )
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import DocumentError
+from memagent_graph.storage.bounded_files import json_file
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -195,7 +195,7 @@ class ReportDocuments(ReaderOptions):
 
 def _metadata(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json_file(path)
         if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
             raise TypeError("it is not a JSON object whose values are objects")
     except (OSError, ValueError, TypeError) as error:

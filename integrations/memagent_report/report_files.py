@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from memagent_graph.errors import RunError
 from memagent_graph.plain_text import without_folders
+from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import write_whole
 from memagent_report.export_safety import spreadsheet_cell
@@ -119,7 +120,7 @@ def _require_own(report: Report, folder: Path, names: Iterable[str]) -> None:
     if not there:
         return
     try:
-        is_own = json.loads((folder / _OWN_RECORD).read_text("utf-8"))["report_id"] == report.report_id
+        is_own = json_file(folder / _OWN_RECORD)["report_id"] == report.report_id
     except (OSError, ValueError, KeyError, TypeError):
         is_own = False
     if not is_own or any((folder / name).is_symlink() for name in there):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import re
 import secrets
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -148,17 +150,24 @@ def installation_secret(folder: Path) -> bytes:
     Only salts of the model server's prefix cache depend on it: with another secret, the cache is filled again.
 
     Raises:
-        OSError: it cannot be written.
+        MemAgentError: it cannot be written.
     """
     path = folder / "secret"
-    if path.is_file():
-        secret = path.read_bytes()
-        if len(secret) == _SECRET_BYTES and not stat.S_IMODE(path.stat().st_mode) & 0o077:
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) and not mode & 0o077 and len(secret := path.read_bytes()) == _SECRET_BYTES:
             return secret
-        log.warning("%s was incomplete, or readable by other users; a new secret takes its place", path)
-    private_folder(folder)
+    if os.path.lexists(path):
+        log.warning("%s was incomplete, or not only yours; a new secret takes its place", path)
     secret = secrets.token_bytes(_SECRET_BYTES)
-    write_whole(path, secret)
+    try:
+        private_folder(folder)
+        write_whole(path, secret)
+    except OSError as error:
+        raise MemAgentError(
+            f"the secret {path} cannot be written: {error.strerror}",
+            hint="Get write access to its folder, or name another data folder: MEMAGENT_HOME names it.",
+        ) from error
     return secret
 
 

@@ -36,6 +36,7 @@ from memagent_graph.errors import (
     EmptyDocumentError,
     EncodingError,
 )
+from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import write_whole
 
@@ -196,7 +197,7 @@ class DocumentStore:
             return given
         stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
         try:
-            marks = [SourceMark(*each) for each in json.loads(stored.read_text("utf-8"))]
+            marks = [SourceMark(*each) for each in json_file(stored)]
         except (FileNotFoundError, ValueError):
             marks = headings(self._decoded(ref), ref["media_type"])
             # Where the store cannot be written, they are looked for again the next time.
@@ -211,7 +212,7 @@ class DocumentStore:
         if not re.fullmatch(r"[0-9a-f]{64}", name):
             raise DocumentError(f"{name!r} is not a list of sections that this version wrote")
         try:
-            marks = json.loads((self._sections / f"{name}.json").read_text(encoding="utf-8"))
+            marks = json_file(self._sections / f"{name}.json")
         except FileNotFoundError:
             return []
         return [SourceMark(start_char, label) for start_char, label in marks]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.paths import data_folder
 
 KNOWN: Final = ("smollm2", "smollm2-untrained", "english-untrained")
@@ -57,7 +58,7 @@ def default_policy() -> str | None:
 def read_origin(folder: Path) -> PolicyOrigin | None:
     """Return the record in a folder; None if there is none, or it cannot be parsed."""
     try:
-        return PolicyOrigin(**json.loads((folder / _RECORD).read_text("utf-8")))
+        return PolicyOrigin(**json_file(folder / _RECORD))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -25,6 +25,7 @@ from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.policies.added import KNOWN, PolicyOrigin, added_folder, policies_folder, read_origin, write_origin
 from memagent_graph.policies.base_weights import ENGLISH, SMOLLM2, Base, base_file, sha256_of
 from memagent_graph.policies.lora import Adapter, load_adapter
+from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.file_locks import locked
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def folder_digest(folder: Path) -> str:
 
 def _check_base(adapter: Path, base: Base) -> None:
     try:
-        bases = json.loads((adapter / "memagent.json").read_text("utf-8"))["bases"]
+        bases = json_file(adapter / "memagent.json")["bases"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PolicyError(
             f"the adapter in {adapter} does not say which base it was trained on",
@@ -209,7 +210,7 @@ def _write(target: Path, base: Base, file: Path, changes: Adapter | None) -> Non
             weight.data = weight.data.half()
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
-    config = json.loads((target / "config.json").read_text("utf-8"))
+    config = json_file(target / "config.json")
     config["dtype"] = "float32"  # to be computed in; float16 is how it is stored
     config.pop("_name_or_path", None)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -5,13 +5,13 @@ That takes a few lines, so a reader does not need peft. Other kinds of adapters 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memagent_graph.errors import PolicyError
+from memagent_graph.storage.bounded_files import json_file
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def load_adapter(folder: Path) -> Adapter:
     from safetensors.torch import load_file  # noqa: PLC0415  an optional dependency
 
     try:
-        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        config = json_file(folder / "adapter_config.json")
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         tensors = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

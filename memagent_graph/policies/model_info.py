@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import MissingExtraError
 from memagent_graph.policies.profile import Profile
+from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.tokenizers import Tokenizer
 
 
@@ -30,7 +30,7 @@ class ModelShape:
     def from_config(cls, folder: Path) -> ModelShape | None:
         """Return the shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
         try:
-            config = json.loads((folder / "config.json").read_text("utf-8"))
+            config = json_file(folder / "config.json")
             width, layers, heads = (
                 int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
             )

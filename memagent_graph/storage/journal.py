@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.storage.bounded_files import json_value
 from memagent_graph.storage.file_locks import locked
 from memagent_graph.storage.private_files import private_file
 
@@ -103,10 +104,10 @@ def _parse(content: bytes, path: Path, error: type[MemAgentError]) -> tuple[list
     rows = []
     for number, line in enumerate(content[:length].splitlines(), start=1):
         try:
-            row = json.loads(line)
+            row = json_value(line)
             if not isinstance(row, dict):
                 raise TypeError("it is not an object")
-        except (ValueError, TypeError, RecursionError) as cause:
+        except (ValueError, TypeError) as cause:
             raise error(
                 f"line {number} of {path} cannot be parsed: {cause}",
                 hint="Delete that line and continue, or name another folder.",

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import MissingExtraError, TokenizerError
 from memagent_graph.plain_text import did_you_mean
+from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.tokenizers.pieces import pieces
 from memagent_graph.words import without_surrogates
 
@@ -321,7 +322,7 @@ def _from_file(path: Path, name: str) -> Tokenizer:
         if not path.exists():
             raise TokenizerError(f"the folder {path.parent} has no tokenizer.json", hint=_CONVERT_HINT)
     try:
-        specification = json.loads(path.read_text(encoding="utf-8"))
+        specification = json_file(path)
         if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
             raise ValueError("it has no model")
     except (OSError, ValueError) as error:

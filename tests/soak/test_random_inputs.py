@@ -1,8 +1,12 @@
-"""Inputs at random: whatever a server, a client or somebody else's file says is read, or refused with our own error."""
+"""Inputs at random: whatever a server, a client or somebody else's file says is read, or refused with our own error.
+
+Each test goes on for an hour at full size, or for `MEMAGENT_FUZZ_SECONDS`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -34,7 +38,7 @@ from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.tokenizers.loading import load_tokenizer
 
-SECONDS = 3600
+SECONDS = int(os.environ.get("MEMAGENT_FUZZ_SECONDS", "3600"))
 BATCH = 20
 Size = Callable[[int, int], int]
 

@@ -1,35 +1,55 @@
 """Files from somebody else are data: whatever they say, no code runs, no file outside is read, and memory is bounded.
 
-A run's key and server, when it is resumed, are in `cli/test_runs_of_others.py`; the inputs of a corpus are in
-`corpus/test_corpus_inputs.py`.
+Two tables of attacks: every kind of file, cut off, of another kind, nested too deeply or replaced by a pipe; and what a
+file may say to make its reader do something. A run's key and server, when it is resumed, are in
+`cli/test_runs_of_others.py`; the inputs of a corpus are in `corpus/test_corpus_inputs.py`, files that are converted in
+`test_conversion.py` and `soak/test_mutated_files.py`, other versions of SQLite files in `test_database.py`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
 import sys
 import zlib
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ormsgpack
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from support.conversations import conversation
+from support.evaluation import row
 
+from memagent_corpus import CorpusRow, TableFolder
+from memagent_corpus.corpus_ledger import CorpusLedger
+from memagent_corpus.corpus_rows import column_values
+from memagent_evaluation import result_table
+from memagent_evaluation.data_files.table_rows import DatasetRows
+from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
+from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
 from memagent_graph import DocumentStore, MemAgent, ScriptedPolicy
 from memagent_graph.errors import MemAgentError
+from memagent_graph.policies.lora import load_adapter
 from memagent_graph.policies.profile import require_profile, save_profile
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.tokenizers.loading import load_tokenizer
+from memagent_serve.keys import Keys
+from memagent_serve.ledger import Ledger
 from memagent_serve.serve_settings import file_settings
+from memagent_training.job.presets import read_preset
 
 SECRET = "a private text"
 
@@ -160,6 +180,191 @@ def settings_of_serve(content: str) -> Callable[[Path], str]:
     return read
 
 
+def table_of_others(folder: Path) -> Path:
+    """The folder of a corpus's table with one row."""
+    table = TableFolder(str(folder / "table"))
+    table.take_over({}, "rows")
+    row = CorpusRow(id="a", document="a.txt", digest=None, question="?", answer="1904")
+    part = table.write_part(0, [column_values(row)])
+    assert part is not None
+    table.publish([part])
+    return folder / "table"
+
+
+def results_of_others(folder: Path) -> Path:
+    """The folder of an evaluation's results with one row."""
+    with open_results(folder / "results", {"model": "m"}) as journal:
+        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
+        journal.add(row())
+        write_table(journal.results, folder / "results" / TABLE)
+    return folder / "results"
+
+
+def policy_of_others(folder: Path) -> Path:
+    """A policy's folder."""
+    save_profile(require_profile("embedded"), folder / "policy")
+    (folder / "policy" / "tokenizer.json").write_text(json.dumps({"model": {}}))
+    (folder / "policy" / "adapter_config.json").write_text(json.dumps({"r": 1, "lora_alpha": 1}))
+    return folder / "policy"
+
+
+def export_of_others(folder: Path) -> Path:
+    with closing(RunLog(folder / "runs.sqlite")) as log:
+        export_runs(log, folder / "runs.parquet")
+    return folder
+
+
+def import_them(folder: Path) -> None:
+    with closing(RunLog(folder / "imported.sqlite")) as log:
+        import_runs(log, folder / "runs.parquet")
+
+
+def show_them(folder: Path) -> None:
+    with closing(RunLog(folder / "runs.sqlite")) as log:
+        shown(log, folder)
+
+
+def read_with_policy(folder: Path) -> None:
+    reader(folder, profile=folder).close()
+
+
+def resume_them(folder: Path) -> None:
+    with reader(folder) as agent:
+        agent.resume("r")
+
+
+def text_of_others(name: str, content: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_text(content)
+        return folder
+
+    return write
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file."""
+
+    name: str
+    make: Callable[[Path], Path]
+    """Writes one, and returns its folder."""
+    use: Callable[[Path], Any]
+    """Is given that folder."""
+    damages: tuple[str, ...] = ("half", "foreign", "deep", "pipe")
+
+
+def itself(folder: Path) -> Path:
+    return folder
+
+
+KINDS = (
+    Kind("runs.sqlite", itself, show_them, ("half", "foreign")),
+    Kind("checkpoints.sqlite", itself, resume_them, ("half", "foreign")),
+    Kind("runs.parquet", export_of_others, import_them, ("half", "foreign")),
+    Kind("_manifest.json", table_of_others, lambda folder: TableFolder(str(folder)).manifest()),
+    Kind("part-000000.parquet", table_of_others, lambda folder: list(TableFolder(str(folder)).rows())),
+    Kind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close() or folder,
+         lambda folder: CorpusLedger(folder / "ledger.sqlite").close(), ("half", "foreign")),
+    Kind("reads.sqlite", lambda folder: Ledger(folder / "reads.sqlite").close() or folder,
+         lambda folder: Ledger(folder / "reads.sqlite").close(), ("half", "foreign")),
+    Kind(JOURNAL, results_of_others, load_results, ("foreign", "deep")),
+    Kind(TABLE, results_of_others, lambda folder: read_table(folder / TABLE), ("half", "foreign")),
+    Kind("memagent.json", policy_of_others, read_with_policy),
+    Kind("templates/update.txt", policy_of_others, read_with_policy),
+    Kind("tokenizer.json", policy_of_others, load_tokenizer),
+    Kind("adapter_config.json", policy_of_others, load_adapter),
+    Kind("rl.yaml", text_of_others("rl.yaml", "model: [a"), lambda folder: read_preset(folder / "rl.yaml"),
+         ("half", "foreign", "deep")),
+    Kind("serve.toml", text_of_others("serve.toml", "max_reads = [1"),
+         lambda folder: file_settings(folder / "serve.toml", {"max_reads"}), ("half", "foreign", "deep")),
+    Kind("keys.toml", text_of_others("keys.toml", "alice = [1"), lambda folder: Keys.load(folder / "keys.toml"),
+         ("half", "foreign", "deep")),
+    Kind("schema.json", text_of_others("schema.json", '{"type": "object"}'),
+         lambda folder: ResponseFormat.named(str(folder / "schema.json")), ("half", "foreign", "deep")),
+    Kind("state.json", text_of_others("state.json", '{"_data_files": []}'), DatasetRows),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [pytest.param(kind, damage, id=f"{kind.name}: {damage}") for kind in KINDS for damage in kind.damages],
+)
+def test_a_file_that_is_damaged_or_foreign_is_an_error_that_names_it(folder: Path, kind: Kind, damage: str) -> None:
+    place = kind.make(folder)
+    path = place / kind.name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "pipe":
+        os.mkfifo(path)
+    else:
+        damages = {"half": content[: len(content) // 2], "foreign": b"\x7fELF\xff\x00" * 999, "deep": b"[" * 100_000}
+        path.write_bytes(damages[damage])
+    with pytest.raises(MemAgentError) as caught:
+        kind.use(place)
+    assert path.name in str(caught.value) or place.name in str(caught.value)
+    assert caught.value.hint
+
+
+def part_elsewhere(folder: Path) -> str:
+    manifest = table_of_others(folder) / "_manifest.json"
+    manifest.write_text(manifest.read_text().replace("part-000000.parquet", "../../private.txt"))
+    return str(list(TableFolder(str(manifest.parent)).rows()))
+
+
+def table_of_a_newer_version(folder: Path) -> str:
+    manifest = table_of_others(folder) / "_manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    return str(list(TableFolder(str(manifest.parent)).rows()))
+
+
+def dataset_elsewhere(folder: Path) -> str:
+    schema = pa.schema([("text", pa.string())])
+    with pa.OSFile(str(folder.parent / "private.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write(pa.record_batch([[SECRET]], schema=schema))
+    (folder / "data").mkdir()
+    (folder / "data" / "state.json").write_text('{"_data_files": [{"filename": "../../private.arrow"}]}')
+    return str(DatasetRows(folder / "data")[0])
+
+
+def results_bomb(folder: Path) -> str:
+    results = results_of_others(folder)
+    table = pq.read_table(results / TABLE)
+    answers = pa.array(["a" * 2**16] * 64)
+    many = pa.concat_tables([table] * 64)
+    column = many.schema.get_field_index("answer")
+    pq.write_table(many.set_column(column, many.schema.field("answer"), answers), results / TABLE, compression="zstd")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_table, "_MOST_BYTES", 2**20)
+        return str(read_table(results / TABLE).missing)
+
+
+def results_without_parts(folder: Path) -> str:
+    journal = results_of_others(folder) / JOURNAL
+    first, *rest = journal.read_text().splitlines(keepends=True)
+    values = {name: value for name, value in json.loads(first).items() if name in {"format", "fingerprint"}}
+    journal.write_text("".join([json.dumps(values) + "\n", *rest]))
+    return str(load_results(journal.parent))
+
+
+def preset(content: str) -> Callable[[Path], str]:
+    """A preset of a training with this content is read."""
+
+    def read(folder: Path) -> str:
+        (folder / "rl.yaml").write_text(content)
+        return str(read_preset(folder / "rl.yaml"))
+
+    return read
+
+
+def template_elsewhere(folder: Path) -> str:
+    """The template is a link to a file elsewhere."""
+    policy = policy_of_others(folder)
+    (policy / "templates" / "update.txt").unlink()
+    (policy / "templates" / "update.txt").symlink_to(folder.parent / "private.txt")
+    with reader(folder, profile=policy) as agent:
+        return str(agent.read("The tower was built in 1904.", "When?").answer)
+
+
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
 CHECKPOINT = r"checkpoints.*read"
 
@@ -186,8 +391,14 @@ CHECKPOINT = r"checkpoints.*read"
             for name in ("evil:Nice", "../evil.py:Nice")
             for end in ("", ":x=1", "+converged")
         ),
-        pytest.param(profile("", "[" * 100_000), "memagent.json", id="profile: depth"),
-        pytest.param(settings_of_serve("max_reads = " + "[" * 100_000), "serve.toml", id="settings of serve: depth"),
+        pytest.param(template_elsewhere, "update.txt", id="profile: link"),
+        pytest.param(part_elsewhere, "manifest", id="table: path"),
+        pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
+        pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
+        pytest.param(results_bomb, "more than", id="results: size"),
+        pytest.param(results_without_parts, "journal", id="results: a part"),
+        pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),
+        pytest.param(preset("a: 2021-99-99"), "rl.yaml", id="preset: date"),
         pytest.param(settings_of_serve("policy = 'evil:Nice'"), "unknown settings", id="settings of serve: code"),
     ],
 )  # fmt: skip

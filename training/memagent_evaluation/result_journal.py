@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -51,6 +51,14 @@ _SYNC_SECONDS: Final = 1.0
 """How much work a power failure may cost; a killed process loses nothing that it wrote."""
 
 
+class _Header(TypedDict):
+    """The first line."""
+
+    format: str
+    evaluation: str
+    settings: dict[str, Any]
+
+
 class ResultJournal:
     """The rows of one evaluation, in order of completion; see `open_results`. Close it.
 
@@ -67,12 +75,12 @@ class ResultJournal:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings that determine a row."""
-        return self._header["settings"]  # type: ignore[no-any-return]
+        return self._header["settings"]
 
     @property
     def evaluation(self) -> str:
         """The evaluation's id."""
-        return str(self._header["evaluation"])
+        return self._header["evaluation"]
 
     def plan(self, plan: EvaluationPlan) -> None:
         """Add the new parts of a plan.
@@ -137,7 +145,7 @@ def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
         EvaluationError: the folder has results but this is not a resume, or they have other settings (the message names
             them); another process writes to it; it cannot be parsed or written.
     """
-    if not (resume and (folder / JOURNAL).exists()):
+    if not (resume and (folder / JOURNAL).is_file()):
         require_no_results(folder)
     with writing(folder / JOURNAL):
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +190,7 @@ def load_results(path: Path) -> Results:
     Raises:
         EvaluationError: there are none, or they cannot be parsed.
     """
-    if (path / JOURNAL).exists():
+    if (path / JOURNAL).is_file():
         try:
             entries = read_journal(path / JOURNAL, error=EvaluationError)
         except OSError as error:
@@ -200,12 +208,17 @@ def load_results(path: Path) -> Results:
 
 def _parsed(
     entries: Sequence[dict[str, Any]], path: Path
-) -> tuple[dict[str, Any], tuple[EvaluationPlan, ...], tuple[str, ...], list[ResultRow]]:
+) -> tuple[_Header, tuple[EvaluationPlan, ...], tuple[str, ...], list[ResultRow]]:
     """Return the header, the plans, the command lines and the rows."""
-    if not entries or entries[0].get("format") != FORMAT:
+    try:
+        header = msgspec.convert(entries[0] if entries else {}, _Header)
+        if header["format"] != FORMAT:
+            raise ValueError(f"its format is {header['format']}")
+    except ValueError as error:
         raise EvaluationError(
-            f"{path} is not the journal of an evaluation by this version of memagent-graph", hint="Name another folder."
-        )
+            f"{path} is not the journal of an evaluation by this version of memagent-graph: {error}",
+            hint="Name another folder.",
+        ) from error
     plans: list[EvaluationPlan] = []
     commands: list[str] = []
     rows: list[ResultRow] = []
@@ -222,4 +235,4 @@ def _parsed(
                 f"line {number} of {path} cannot be understood: {error}",
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",
             ) from error
-    return entries[0], tuple(plans), tuple(commands), rows
+    return header, tuple(plans), tuple(commands), rows

@@ -21,11 +21,14 @@ import msgspec
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
 from memagent_graph.extra_modules import extra_module
+from memagent_graph.storage.bounded_files import json_value
 from memagent_graph.storage.whole_files import whole_file
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"
 _METADATA: Final = "memagent."
+_ROWS_AT_ONCE: Final = 256
+_MOST_BYTES: Final = 4 << 30
 
 Key: TypeAlias = tuple[str, str, int, int, int]
 """System, task, length, index, repeat."""
@@ -306,18 +309,23 @@ def read_table(path: Path) -> Results:
     """
     pa = _pyarrow()
     try:
-        table = pa.parquet.read_table(path)
-        metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+        table = pa.parquet.ParquetFile(path)
+        metadata = {name.decode(): value.decode() for name, value in (table.schema_arrow.metadata or {}).items()}
         if metadata.get(_METADATA + "format") != FORMAT:
             raise ValueError("it has other columns")
-        rows = tuple(msgspec.convert(values, ResultRow) for values in table.to_pylist())
+        rows, size = list[ResultRow](), 0
+        for batch in table.iter_batches(_ROWS_AT_ONCE):
+            size += batch.nbytes
+            if size > _MOST_BYTES:
+                raise ValueError(f"its rows have more than {_MOST_BYTES:,} bytes")
+            rows += msgspec.convert(batch.to_pylist(), list[ResultRow])
         texts = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
         return Results(
-            rows,
-            json.loads(texts["settings"]),
+            tuple(rows),
+            msgspec.convert(json_value(texts["settings"]), dict[str, Any]),
             texts["evaluation"],
             int(texts["missing"]),
-            tuple(json.loads(texts["commands"])),
+            tuple(json_value(texts["commands"])),
         )
     except (pa.ArrowException, OSError, ValueError, KeyError, msgspec.ValidationError) as error:
         raise EvaluationError(

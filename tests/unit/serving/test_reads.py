@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 import time
@@ -231,13 +232,38 @@ def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path
     assert salts == {salt_of(Owner("alice"), secret.read_bytes())}, "the same after a restart"
 
 
-def test_a_secret_that_others_could_read_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.chmod(0o644),
+        lambda path: path.write_bytes(b"short"),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), path.symlink_to(path.with_name("nowhere"))),
+    ],
+    ids=["open to others", "cut off", "lost", "a pipe", "a link"],
+)
+def test_a_secret_that_is_not_whole_and_private_is_replaced(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
     first = installation_secret(tmp_path)
     assert installation_secret(tmp_path) == first
-    (tmp_path / "secret").chmod(0o644)
+    damage(tmp_path / "secret")
     second = installation_secret(tmp_path)
     assert second != first
     assert installation_secret(tmp_path) == second
+
+
+def test_a_secret_that_is_lost_between_two_starts_costs_no_read(slow: FakeServer, tmp_path: Path) -> None:
+    slow.delay = 0.5
+    with ThreadPoolExecutor(1) as pool, served(slow.base_url, tmp_path, keys=KEYS) as server:
+        stopped = pool.submit(post, server.api, body())
+        until(lambda: len(slow.requests) > 1)
+    assert stopped.result().status_code == 503
+    slow.delay = 0.0
+    (tmp_path / "serve" / "secret").unlink()
+    for kind in ("resumed", "repeated"):
+        with served(slow.base_url, tmp_path, keys=KEYS) as server:
+            reply = post(server.api, body())
+            assert (answer(reply), reply.headers["X-Memagent-Read"]) == ("4711", kind)
 
 
 def test_refused_requests_leave_no_texts(slow: FakeServer, tmp_path: Path) -> None:

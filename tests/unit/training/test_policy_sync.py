@@ -551,7 +551,7 @@ async def test_an_endpoint_that_is_not_there_names_how_to_start_the_server(base,
 async def test_a_rank_that_is_too_large_names_the_option(fake, base, tmp_path) -> None:
     policy = write_adapter(tmp_path / "1", base, 0.5, rank=16)
     for sync in (remote(fake, model=base), own(fake, base, max_lora_rank=8)):
-        with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
+        with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger `--max-lora-rank"):
             await sync.sync(policy, "1")
 
 

@@ -14,7 +14,6 @@ says otherwise below. Other fields are ignored.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.scorers import similarity_after_prefix
 from memagent_graph.errors import EvaluationError
+from memagent_graph.storage.bounded_files import json_value
 
 ANSWER_TOKENS: Final = 128
 """The longest answer that RULER and RULER-HQA allow in any task; LongBench allows 512."""
@@ -183,7 +183,7 @@ def _messages(row: TableRow) -> list[tuple[str, str]]:
     value: Any = row.get("prompt")
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json_value(value)
         except ValueError as error:
             raise DamagedRowError(f'"prompt" is not valid JSON: {error}') from error
     if not isinstance(value, list) or not value:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 import mmap
 import re
 from array import array
@@ -17,8 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_graph.errors import EvaluationError
+from memagent_graph.documents.allowed_paths import file_below
+from memagent_graph.errors import DocumentError, EvaluationError
 from memagent_graph.extra_modules import extra_module
+from memagent_graph.storage.bounded_files import json_file, json_value
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -140,7 +141,7 @@ class JsonRows:
         try:
             with self.path.open("rb") as file:
                 file.seek(start)
-                row = json.loads(file.read(end - start))
+                row = json_value(file.read(end - start))
         except OSError as error:
             raise _unreadable(self.path, error) from error
         except ValueError as error:
@@ -209,10 +210,11 @@ class DatasetRows:
         self.path = path
         pa = extra_module("pyarrow", "eval", f"reading the dataset folder {path.name}")
         try:
-            names = [part["filename"] for part in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
-            tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
+            names = [part["filename"] for part in json_file(path / "state.json")["_data_files"]]
+            files = [file_below(path, name, hint="Name another dataset folder.") for name in names]
+            tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
             self._table = pa.concat_tables(tables)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (DocumentError, OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(path, error) from error
         if not len(self):
             raise EvaluationError(f"{path} has no rows", hint="Name another dataset folder.")
@@ -259,7 +261,7 @@ class CsvRows:
 def _cell(text: str | None) -> Any:
     if text is not None and text.startswith("["):
         try:
-            return json.loads(text)
+            return json_value(text)
         except ValueError:
             return text
     return text

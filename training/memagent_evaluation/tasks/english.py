@@ -156,7 +156,7 @@ class EnglishTask(GeneratedTask):
 def _more_facts(path: str) -> MoreFacts:
     try:
         return MoreFacts.read(Path(path).expanduser())
-    except (OSError, ValueError) as error:  # msgspec's and tomllib's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's and tomllib's errors are ValueErrors
         raise EvaluationError(
             f"{path} has no facts: {error}", hint="Name a file in the format of training_facts.toml."
         ) from error

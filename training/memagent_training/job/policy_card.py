@@ -49,6 +49,6 @@ def _license(card: Path) -> str | None:
     parts = card.read_text("utf-8", errors="replace").split("---\n", 2)
     try:
         header = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return None
     return str(header["license"]) if isinstance(header, dict) and header.get("license") else None

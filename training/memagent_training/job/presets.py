@@ -71,7 +71,7 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
         raise TrainingError(
             f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(preset_names())}, or give a file's path."
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TrainingError(f"{name} is not valid YAML: {error}", hint=_LINES) from error
     if not isinstance(settings, dict):
         raise TrainingError(f"{name} is not a mapping of settings", hint=_LINES)

@@ -10,7 +10,6 @@ whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.run_log import RunLog
+from memagent_graph.storage.bounded_files import json_value
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import Schedule
@@ -218,7 +218,7 @@ def read_groups(path: Path) -> dict[str, str]:
     try:
         text = path.read_text("utf-8")
         if path.suffix.lower() == ".json":
-            read = json.loads(text)
+            read = json_value(text)
             if not isinstance(read, dict):
                 raise ValueError("it is not a JSON object")
             return {str(run): str(group) for run, group in read.items()}

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from memagent_graph.storage.bounded_files import json_file
 from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
@@ -102,7 +103,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
         TrainingError: something differs; the message says what.
     """
     try:
-        kept = json.loads((out / RECORD).read_text("utf-8"))
+        kept = json_file(out / RECORD)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
@@ -136,7 +137,7 @@ def complete_policy(out: Path, base: Path) -> None:
 
 def _restore_cache(config: Path, of_base: Path) -> None:
     """Let generation use a cache if the base model does: the Transformers trainer turns it off in saved models."""
-    settings, wanted = (json.loads(path.read_text("utf-8")) for path in (config, of_base))
+    settings, wanted = map(json_file, (config, of_base))
     if settings.get("use_cache", True) != wanted.get("use_cache", True):
         settings["use_cache"] = wanted.get("use_cache", True)
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,43 @@
+"""Files that somebody else may have written: whatever is wrong with them is a `ValueError`, and they are bounded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+_MOST_BYTES: Final = 64 << 20
+"""The largest tokenizers have half of it."""
+
+
+def text_file(path: Path) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, too large, or a pipe or device.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return content.decode("utf-8")
+
+
+def json_file(path: Path) -> Any:
+    """Return the value in a JSON file. Errors are those of `text_file` and `json_value`."""
+    return json_value(text_file(path))
+
+
+def json_value(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
