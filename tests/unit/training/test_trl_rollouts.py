@@ -13,12 +13,12 @@ pytest.importorskip("trl")
 
 from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from trl.experimental.async_grpo.packing import TreeRow
+from trl_rollouts import ReaderRollouts
 
 from benchmarks.own_questions import questions
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph import LocalPolicy, MemAgent, RunLog
 from memagent_training.data.training_runs import TrainingRun
-from memagent_training.engines.trl_rollouts import ReaderRollouts
 from memagent_training.job.collect import CollectSettings
 from memagent_training.training_errors import TrainingError
 
