@@ -135,13 +135,13 @@ class ReaderRollouts:
 def _sample_of(row: TrainingRow, group: int, version: int, of: CollectedGroup) -> RolloutSample:
     conversation = row.conversation
     prompt, completion = conversation.prompt_ids_P, conversation.completion_ids_T
-    mask_T = conversation.loss_mask_T or [True] * len(completion)
+    mask = conversation.loss_mask or [True] * len(completion)
     before = numpy.zeros(len(prompt))
     return RolloutSample(
         prompt=[],
         completion=[],
         input_ids=numpy.array([*prompt, *completion], dtype=numpy.int64),
-        completion_mask=numpy.concatenate([before, mask_T]).astype(numpy.int64),
+        completion_mask=numpy.concatenate([before, mask]).astype(numpy.int64),
         old_log_probs=numpy.concatenate([before, conversation.logprobs_T]).astype(numpy.float32),
         advantage=row.advantage,
         model_version=version,
