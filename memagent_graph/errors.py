@@ -33,8 +33,8 @@
     ├── CorpusError                 the output of a corpus cannot be used: another run's, other settings, not writable
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name settings as options
-of the command line (`--chunk-tokens`); `remedy` and `str(error)` name the reader's as arguments (`chunk_tokens`).
+Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name options of the
+command line (`--chunk-tokens`); `remedy` and `str(error)` name the same as arguments in Python (`chunk_tokens`).
 Errors that a retry cannot mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or
 request, a missing extra.
 """
@@ -46,20 +46,8 @@ from typing import Final
 
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
-PYTHON_ARGUMENTS: Final = frozenset({
-    "answer_format", "answer_template", "answer_tokens", "api_key", "base_url",
-    "boundary", "branches", "ca_file", "chat_template_kwargs", "checkpoints", "chosen_by",
-    "chunk_tokens", "concurrency", "context_window", "converter", "dtype",
-    "empty_memory", "encoding", "header", "layout", "limits",
-    "logprobs", "max_chunks", "max_seconds", "max_tokens_total", "memory_tokens",
-    "model", "on_empty", "on_incomplete", "on_invented", "on_malformed",
-    "on_refused", "on_truncated", "pages", "policy", "profile",
-    "prompts", "proxy", "question_tokens", "replace_undecodable", "requests_per_minute",
-    "retries", "seed", "session_header", "stop_texts", "store",
-    "strategy", "temperature", "timeout", "tokenizer", "tokens_per_minute",
-    "top_p", "unsupported", "update_retries", "update_template",
-})  # fmt: skip
-"""Options that are arguments of the reader in Python, too; those of commands alone stay options in every message."""
+_OTHER_NAMES: Final = {"log": "run_log", "no_log": "run_log=False"}
+"""The options whose argument in Python has another name."""
 
 
 class MemAgentError(Exception):
@@ -111,8 +99,10 @@ class MemAgentError(Exception):
 
 
 def _in_python(match: re.Match[str]) -> str:
-    name = (match[3] or "").replace("-", "_")
-    return match[2] + name if name in PYTHON_ARGUMENTS else match[0]
+    if match[1]:
+        return match[1]
+    name = match[3].replace("-", "_")
+    return match[2] + _OTHER_NAMES.get(name, name)
 
 
 def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:

@@ -177,7 +177,8 @@ class WordingSettings:
     )
     profile: NameOrObject = setting(
         None,
-        'Budgets and prompts that the policy was trained with: a folder with memagent.json, or "embedded".',
+        'Budgets and prompts that the policy was trained with: a folder with memagent.json, "embedded", or '
+        '"rl-memoryagent" (RL-MemoryAgent-7B and -14B, with their authors\' wording).',
         kind=_TEXT,
     )
     layout: Literal["paper", "section_first"] | None = setting(None, "Order of the update prompt's parts.")
@@ -237,8 +238,14 @@ class RuleSettings:
 class SamplingSettings:
     """How completions are sampled; the budget sets their length."""
 
-    temperature: float = setting(0.0, "0 is greedy.", minimum=0.0)
-    top_p: float = setting(1.0, "Sample from the most likely tokens with this mass.", minimum=0.0, maximum=1.0)
+    temperature: float | None = setting(None, "0 is greedy.", shown="the profile's, or 0", minimum=0.0)
+    top_p: float | None = setting(
+        None,
+        "Sample from the most likely tokens with this mass.",
+        shown="the profile's, or 1",
+        minimum=0.0,
+        maximum=1.0,
+    )
     seed: int | None = setting(None, "Seed of the sampling.")
     logprobs: bool | None = setting(
         None, "Ask for token ids and log-probs.", shown="if logged, and the policy has them"

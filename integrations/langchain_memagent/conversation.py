@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph import END
-from langgraph.store.base import BaseStore, Item
+from langgraph.store.base import BaseStore
 
 from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
 from memagent_graph.calls import calls_of
-from memagent_graph.concurrency.background import run_sync
+from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import MemAgent
@@ -136,27 +136,23 @@ class MemAgentConversationMemory:
             MemAgentError: something that is not a message.
             PolicyError: the policy failed; the memory is as it was before the call.
         """
-        return await self._take(_messages(messages), question, self._aget, self._aput)
+        return await self._take(_messages(messages), question)
 
-    def add(self, messages: Messages, *, question: str | None = None) -> str:
-        """`aadd` for synchronous code."""
-        return run_sync(self._take(_messages(messages), question, self._get, self._put))
+    add = synchronous(aadd)
 
     async def aflush(self) -> str:
         """Read the waiting messages, and return the memory."""
-        return await self._take([], None, self._aget, self._aput, read_all=True)
+        return await self._take([], None, read_all=True)
 
-    def flush(self) -> str:
-        """`aflush` for synchronous code."""
-        return run_sync(self._take([], None, self._get, self._put, read_all=True))
+    flush = synchronous(aflush)
 
     async def aload(self) -> MemAgentConversationMemory:
         """Load the memory from the store, and return it."""
-        return await self._loaded(self._aget)
+        async with self._turn():
+            await self._get()
+        return self
 
-    def load(self) -> MemAgentConversationMemory:
-        """`aload` for synchronous code."""
-        return run_sync(self._loaded(self._get))
+    load = synchronous(aload)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the complete state as JSON-ready values, for `from_dict`."""
@@ -173,22 +169,9 @@ class MemAgentConversationMemory:
         memory._adopt(values)
         return memory
 
-    async def _loaded(self, get: Callable[[], Awaitable[Item | None]]) -> MemAgentConversationMemory:
+    async def _take(self, messages: list[BaseMessage], question: str | None, *, read_all: bool = False) -> str:
         async with self._turn():
-            self._accept(await get())
-        return self
-
-    async def _take(
-        self,
-        messages: list[BaseMessage],
-        question: str | None,
-        get: Callable[[], Awaitable[Item | None]],
-        put: Callable[[dict[str, Any]], Awaitable[None]],
-        *,
-        read_all: bool = False,
-    ) -> str:
-        async with self._turn():
-            self._accept(await get())
+            await self._get()
             text, read, old, new = self._text, self._messages_read, self._unread, messages
             if read_all or await self._are_too_many(new):
                 old, new = [*old, *new], []
@@ -197,7 +180,7 @@ class MemAgentConversationMemory:
             if read_all or len(new) < len(messages) or await self._are_too_many(waiting):
                 text = await read_on(self._agent, text, old, question or self._question, config=ensure_config())
                 read, waiting = read + len(old), new
-            await put(self._values(text, read, waiting))
+            await self._put(self._values(text, read, waiting))
             self._text, self._messages_read, self._unread = text, read, waiting
         return text
 
@@ -223,15 +206,12 @@ class MemAgentConversationMemory:
             else:  # cancelled while it waited: the next call still has to wait
                 before.add_done_callback(lambda _: mine.set_result(None))
 
-    async def _aget(self) -> Item | None:
-        return None if self._store is None else await self._store.aget(self._namespace, self._key)
-
-    async def _aput(self, values: dict[str, Any]) -> None:
+    async def _get(self) -> None:
+        """Take over the stored memory, if there is one, in a thread: a store's asynchronous methods need its loop."""
         if self._store is not None:
-            await self._store.aput(self._namespace, self._key, values)
-
-    async def _get(self) -> Item | None:
-        return None if self._store is None else await asyncio.to_thread(self._store.get, self._namespace, self._key)
+            item = await asyncio.to_thread(self._store.get, self._namespace, self._key)
+            if item is not None:
+                self._adopt(item.value)
 
     async def _put(self, values: dict[str, Any]) -> None:
         if self._store is not None:
@@ -245,10 +225,6 @@ class MemAgentConversationMemory:
             "question": self._question,
             "unread": messages_to_dict(unread),
         }
-
-    def _accept(self, item: Item | None) -> None:
-        if item is not None:
-            self._adopt(item.value)
 
     def _adopt(self, values: Mapping[str, Any]) -> None:
         text, messages_read, question = (values.get(name) for name in ("text", "messages_read", "question"))

@@ -310,7 +310,7 @@ class OpenAICompatiblePolicy:
 
         Raises:
             PolicyRequestError: no model is named, and the server has none or several; the message names them.
-            PolicyError: as for `complete`; if the model is named, only if there is no connection.
+            PolicyError: as for `complete`. If the model is named, the only one is that there is no connection.
         """
         if self._served is None:
             try:

@@ -3,29 +3,43 @@
 A small or fine-tuned policy works only with the budgets and the wording that it was trained on. They are kept with the
 weights: `memagent.json` has the budgets, the folder `templates` the prompts (`update.txt`, `answer.txt`, and a file for
 each other role that the policy was trained for).
+
+`PUBLISHED` are the profiles of models that others published. Their wording is their authors', so it is not here: the
+user saves it in the data folder, under `profiles`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, Final, get_args
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import ProfileError
+from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
-from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.bounded_files import json_file, text_file
+from memagent_graph.storage.paths import data_folder
 
+PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "rl-memoryagent": {
+        "context_window": 8192, "question_tokens": 1024, "chunk_tokens": 5000, "memory_tokens": 1024,
+        "answer_tokens": 1024, "temperature": 0.7, "top_p": 0.95,
+    },
+}  # fmt: skip
+"""`memagent.json` of published models, by name: RL-MemoryAgent-7B and -14B as in their authors' evaluation."""
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
 
 
 def policy_folder(name: Path | str) -> Path:
-    """Return the folder of a name: "embedded", a policy that was added to this machine, or a path."""
+    """Return the folder of a name: "embedded", a policy that was added here, a published profile, or a path."""
+    if name in PUBLISHED:
+        return data_folder() / "profiles" / str(name)
     return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
 
 
@@ -43,16 +57,19 @@ class Profile:
     dtype: str = ""
     """The number format in which a policy in this process computes where that is fast; "" for float32. See
     `LocalPolicy`."""
+    temperature: float = 0.0
+    top_p: float = 1.0
 
     @property
-    def values(self) -> dict[str, int | str]:
+    def values(self) -> dict[str, int | float | str]:
         """Everything but the templates, as in `memagent.json`."""
         prompts = self.prompts
         words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
         rules = {"on_invented": self.on_invented.value}
         strategy = {"strategy": self.strategy} if self.strategy else {}
         dtype = {"dtype": self.dtype} if self.dtype else {}
-        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words, **strategy, **dtype}
+        sampling = {"temperature": self.temperature, "top_p": self.top_p} if self.temperature else {}
+        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words, **strategy, **dtype, **sampling}
 
 
 def load_profile(folder: Path | str) -> Profile | None:
@@ -62,12 +79,13 @@ def load_profile(folder: Path | str) -> Profile | None:
         ProfileError: a `memagent.json` that cannot be parsed.
         PromptError: a template that is missing or lacks a field.
     """
+    published = PUBLISHED.get(folder) if isinstance(folder, str) else None
     folder = policy_folder(folder)
     path = folder / "memagent.json"
-    if not path.is_file():
+    if published is None and not path.is_file():
         return None
     try:
-        values = json_file(path)
+        values = {**published, "empty_memory": _authors_wording(folder)} if published else json_file(path)
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
         boundary: Boundary = values.get("boundary", "token")
         if boundary not in get_args(Boundary):
@@ -76,23 +94,42 @@ def load_profile(folder: Path | str) -> Profile | None:
         on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
         strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
+        temperature, top_p = float(values.get("temperature", 0.0)), float(values.get("top_p", 1.0))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
             "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory, answer_format, "
-            "strategy and dtype.",
+            "strategy, dtype, temperature and top_p.",
         ) from error
-    templates = folder / "templates"
+    templates = folder if published else folder / "templates"
     prompts = load_prompts(
         answer_format=answer_format,
         update_file=templates / "update.txt",
         answer_file=templates / "answer.txt",
         empty_memory=empty_memory,
     )
-    files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer"})
+    files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
     prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
-    return Profile(budget, prompts, boundary, on_invented, strategy, dtype)
+    return Profile(budget, prompts, boundary, on_invented, strategy, dtype, temperature, top_p)
+
+
+def _authors_wording(folder: Path) -> str:
+    """Return the text of the empty memory, which is beside both prompts.
+
+    Raises:
+        PromptError: the user has not saved them yet.
+    """
+    files = [folder / f"{text}.txt" for text in ("update", "answer", "empty_memory")]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise PromptError(
+            f"the wording of {folder.name} is its authors' and not a part of this package; {' and '.join(missing)} "
+            "must be saved once",
+            hint=f"Save them in {folder}, as in the authors' repository: update.txt with {{prompt}}, {{memory}} and "
+            "{chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
+        )
+    return text_file(files[-1]).strip()
 
 
 def require_profile(folder: Path | str) -> Profile:

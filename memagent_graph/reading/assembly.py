@@ -62,7 +62,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     if tokenizer is None:
         raise TokenizerError(
             f"it is not known which tokenizer {parts.policy.name} uses",
-            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
+            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, a hub id, or "
+            "--tokenizer embedded, because any that counts roughly alike will do.",
         )
     profile = parts.profile or info.profile
     prompts = changed_prompts(
@@ -85,7 +86,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         ),
         budget=_budget(settings, info.context_window, profile, tokenizer, prompts),
         may_shrink=profile is None and settings.chunk_tokens is None,
-        sampling=_sampling(parts, info),
+        sampling=_sampling(parts, info, profile),
         rules=_rules(settings, profile),
         limits=settings.limits or Limits(),
         concurrency=settings.branches,
@@ -101,12 +102,13 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     )
 
 
-def _sampling(parts: Parts, info: ModelInfo) -> SamplingParams:
+def _sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
     """Return the sampling; logged runs have token ids and log-probs if the policy can return them."""
     settings, logprobs = parts.settings, parts.settings.logprobs
+    usual = profile or SamplingParams()
     return SamplingParams(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
+        temperature=usual.temperature if settings.temperature is None else settings.temperature,
+        top_p=usual.top_p if settings.top_p is None else settings.top_p,
         seed=settings.seed,
         stop=settings.stop_texts,
         logprobs=parts.run_log is not None and info.gives_token_ids if logprobs is None else logprobs,

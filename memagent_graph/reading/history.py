@@ -38,7 +38,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     if not graph.checkpointer:
         raise RunError(
             "this reader does not save checkpoints, so runs cannot be resumed",
-            hint='Make it with checkpoints, as in MemAgent(..., checkpoints="runs.sqlite").',
+            hint='Make it with checkpoints, as in MemAgent(..., checkpoints="checkpoints.sqlite").',
         )
     try:
         snapshot = await graph.aget_state(thread(run_id))

@@ -80,7 +80,7 @@ class RunView:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """The quotes that support the answer; as long as there is no answer, those of every line of memory."""
+        """The quotes that support the answer. If there is none yet, the quotes of all lines of memory."""
         if self.answer is None or self.trace.excerpt is not None:
             return self.provenance.evidence
         lines = supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])

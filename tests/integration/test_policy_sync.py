@@ -198,7 +198,7 @@ async def test_a_rank_that_is_too_large_is_refused_by_the_server_in_words_that_h
         str(tmp_path / "64")
     )
     remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
-    with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*--max-lora-rank"):
+    with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*`--max-lora-rank`"):
         await remote.sync(tmp_path / "64", "1")
 
 

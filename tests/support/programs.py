@@ -33,6 +33,8 @@ _IMPORTED = (
     "memagent_graph.cli.read",
     "memagent_graph.policies.openai_compatible",
     "langgraph.checkpoint.sqlite.aio",
+    "memagent_mcp.transports",
+    "memagent_mcp.server",
     "memagent_evaluation.harness",
     "memagent_graph.policies.local",
     "memagent_training.job.trainer",

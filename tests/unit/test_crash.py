@@ -50,9 +50,9 @@ with reader:
 def test_a_read_killed_at_random_moments_ends_with_the_same_answer(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    kills, chunks = size(8, 40), size(150, 300)
+    kills, chunks = size(4, 40), size(100, 300)
     tokenizer = load_tokenizer("embedded")
-    text = document_with({0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=15_000)
+    text = document_with({0.1: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=15_000)
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * CHUNK_TOKENS)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
@@ -131,7 +131,7 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
     (tmp_path / "readers.py").write_text(READERS)
     moments = random.Random(11)
     finished: set[tuple[str, int]] = set()
-    rounds, wanted = 0, size(10, 100)
+    rounds, wanted = 0, size(5, 100)
     while rounds < wanted or len({run for run, _ in finished}) < 8:
         rounds += 1
         assert rounds <= 4 * wanted, "a reader never finished a conversation"

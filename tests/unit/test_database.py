@@ -103,7 +103,7 @@ def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "remedy"), [(RunLog, "--log"), (Ledger, "Move it away"), (CorpusLedger, "it is built again")]
+    ("kind", "remedy"), [(RunLog, "run_log"), (Ledger, "Move it away"), (CorpusLedger, "it is built again")]
 )
 @pytest.mark.parametrize("version", [3, 0])
 def test_a_file_of_another_version_or_program_is_refused_and_left_alone(tmp_path, kind, remedy, version) -> None:

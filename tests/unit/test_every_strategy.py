@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,18 @@ from support.scripts import document_with, part
 from support.strategies import EVERY, SEGMENTS, policy_prompt_ids, reads_perfectly, short
 
 from memagent_graph import (
+    Budget,
     Completion,
     FinishReason,
     Limits,
     MemAgent,
+    ReadResult,
     RunLog,
     SamplingParams,
     ScriptedPolicy,
     StopReason,
     Trace,
+    load_prompts,
     load_tokenizer,
 )
 from memagent_graph.errors import PolicyError, RunMismatchError
@@ -44,8 +48,9 @@ from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_training.data.replay import load_groups
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1200)
 QUESTION = "What is the key of harbor?"
+SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
 
 def exactly(prompt: str) -> Completion:
@@ -64,9 +69,23 @@ def exactly(prompt: str) -> Completion:
     )
 
 
-@pytest.fixture(params=EVERY, ids=short)
+@pytest.fixture(scope="module", params=EVERY, ids=short)
 def strategy(request) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, ReadResult]]:
+    """A reader, its log, and the run r, for tests that only look at them."""
+    folder = tmp_path_factory.mktemp("finished")
+    with (
+        closing(RunLog(folder / "runs.sqlite")) as log,
+        MemAgent(
+            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(),
+            store=folder / "documents", run_log=log,
+        ) as agent,
+    ):  # fmt: skip
+        yield agent, log, agent.read(TEXT, QUESTION, run_id="r")
 
 
 @pytest.fixture
@@ -88,8 +107,8 @@ def comparable(trace: Trace) -> list[object]:
     return [replace(step, seconds=0) for step in trace.steps]
 
 
-def test_it_reads_right_and_says_who_read(agent, log) -> None:
-    result = agent.read(TEXT, QUESTION, run_id="r")
+def test_it_reads_right_and_says_who_read(finished) -> None:
+    agent, log, result = finished
     assert result.answer == "4711"
     assert result.stop_reason is StopReason.ANSWERED
     chunks = [each.chunk_index for each in result.updates if each.chunk_index is not None]
@@ -102,8 +121,8 @@ def test_it_reads_right_and_says_who_read(agent, log) -> None:
     assert len(result.strategy_fingerprint) == 16
 
 
-def test_it_is_logged_exactly(agent, log) -> None:
-    result = agent.read(TEXT, QUESTION, run_id="r")
+def test_it_is_logged_exactly(finished) -> None:
+    _, log, result = finished
     assert sorted(comparable(log.trace("r")), key=lambda step: step.id) == sorted(
         comparable(result.trace), key=lambda step: step.id
     )
@@ -118,8 +137,8 @@ def test_it_is_logged_exactly(agent, log) -> None:
     assert len({(each.branch, each.role, each.slot, each.attempt) for each in conversations}) == len(conversations)
 
 
-def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(agent, log) -> None:
-    agent.read(TEXT, QUESTION, run_id="r")
+def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(finished) -> None:
+    _, log, _ = finished
     trace = log.trace("r")
     seen: set[str] = set()
     for step in trace.steps:
@@ -173,8 +192,8 @@ def test_another_way_of_reading_may_not_continue_it(agent, make_reader, tmp_path
     assert agent.resume("r").answer == "4711"
 
 
-def test_it_is_shown_in_a_terminal_and_on_a_page(agent, log) -> None:
-    agent.read(TEXT, QUESTION, run_id="r")
+def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
+    agent, log, _ = finished
     timeline = build_timeline(view_of_run(log, "r", agent.store))
     out = io.StringIO()
     rich.console.Console(file=out, width=100).print(render_timeline(timeline))

@@ -325,7 +325,7 @@ def test_runs_without_ids_are_refused_for_training_or_left_out_by_name(tmp_path,
     ) as error:
         export_runs(log, path, for_training=True)
     assert "logprobs" in str(error.value)
-    assert "--skip-incomplete" in str(error.value)
+    assert "skip_incomplete" in str(error.value)
     assert not path.exists()
     report = export_runs(log, path, for_training=True, skip_incomplete=True)
     assert (report.runs, report.conversations) == (1, 2)
@@ -346,7 +346,7 @@ def test_what_is_left_out_as_superseded_needs_no_ids_for_training(tmp_path, log)
 def test_a_file_that_is_there_is_replaced_only_on_demand(tmp_path, log) -> None:
     path = tmp_path / "runs.parquet"
     path.write_text("precious")
-    with pytest.raises(RunLogError, match=r"exists.*--overwrite"):
+    with pytest.raises(RunLogError, match=r"exists.*overwrite"):
         export_runs(log, path)
     assert path.read_text() == "precious"
     export_runs(log, path, overwrite=True)
@@ -400,7 +400,7 @@ def test_a_run_with_other_content_is_refused_or_replaced(tmp_path, log, other) -
     export_runs(log, path)
     write_run(other, "r", 3)
     before = content(other)
-    with pytest.raises(RunLogError, match=r"run 'r' with other content.*--replace"):
+    with pytest.raises(RunLogError, match=r"run 'r' with other content.*replace"):
         import_runs(other, path)
     assert content(other) == before
     assert import_runs(other, path, replace=True).runs == 1

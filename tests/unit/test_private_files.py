@@ -103,14 +103,14 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
     assert not default_run_log().with_name("runs.sqlite-wal").exists()
     assert as_other_user(lambda: answers(open_existing(None).path)) == expected
     assert as_other_user(lambda: len(list(stored_run(open_existing(None), "r").conversations))) == len(expected) - 1
-    with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*--log"):
+    with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*run_log"):
         as_other_user(lambda: RunLog(default_run_log()).reward("r", 1.0))
 
 
 @pytest.mark.parametrize(
     ("use", "error"),
     [
-        (lambda: open_existing(None), r"RunLogError.*runs\.sqlite cannot be used.*--log"),
+        (lambda: open_existing(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log"),
         (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
         (lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
          "CheckpointError.*keep checkpoints elsewhere"),

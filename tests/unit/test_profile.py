@@ -6,15 +6,17 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from support.fake_server import FakeServer
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
-from memagent_graph.errors import ProfileError, TokenizerError
+from memagent_graph.budget import Budget
+from memagent_graph.errors import ProfileError, PromptError, TokenizerError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile, save_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder, require_profile, save_profile
 from memagent_graph.prompts import load_prompts
 from memagent_graph.strategies import load_strategy
 
@@ -127,3 +129,24 @@ def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader)
     text = document_with({0.3: "The key of harbor is 4711."}, words=600)
     assert reader.read(text, "What is the key of harbor?").chunks_read > 1
     assert "Our gate:" in policy.prompts[0]
+
+
+async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wording_is_saved(policy, tmp_path) -> None:
+    options = {"profile": "rl-memoryagent", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
+    with pytest.raises(PromptError, match=r"authors'.*Save them in (\S+), .*update\.txt.*empty_memory\.txt"):
+        MemAgent(policy, **options)
+    folder = policy_folder("rl-memoryagent")
+    folder.mkdir(parents=True)
+    (folder / "update.txt").write_text("<q>{prompt}</q> <notes>{memory}</notes> <part>{chunk}</part> Write.")
+    (folder / "answer.txt").write_text("<notes>{memory}</notes> <q>{prompt}</q> Answer in \\boxed{}.")
+    (folder / "empty_memory.txt").write_text("nothing so far\n")
+    with MemAgent(policy, **options) as reader, MemAgent(policy, temperature=0.0, **options) as greedy:
+        context = await reader.aprepare()
+        assert (await greedy.aprepare()).sampling.temperature == 0.0
+    assert context.prompts.update_messages("Who?", "", "text")[0]["content"] == (
+        "<q>Who?</q> <notes>nothing so far</notes> <part>text</part> Write."
+    )
+    assert context.budget == Budget(8192, 1024, 1024, 5000, 1024)
+    assert (context.sampling.temperature, context.sampling.top_p) == (0.7, 0.95)
+    save_profile(require_profile("rl-memoryagent"), tmp_path / "copy")
+    assert require_profile(tmp_path / "copy") == replace(require_profile("rl-memoryagent"), prompts=ANY)

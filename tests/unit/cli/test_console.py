@@ -1,13 +1,10 @@
 """What a document, a policy or a server wrote reaches the terminal as text, and steers nothing there."""
 
-import dataclasses
-
 from memagent_graph import MemAgent
 from memagent_graph.cli.console import Console
-from memagent_graph.errors import PYTHON_ARGUMENTS, MemAgentError, PolicyError
+from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.plain_text import in_one_line, plain
 from memagent_graph.policies import ScriptedPolicy
-from memagent_graph.settings import ReadSettings
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
 
@@ -53,9 +50,9 @@ def test_work_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:
 
 
 def test_errors_name_the_readers_settings_as_python_does() -> None:
-    known = {field.name for field in dataclasses.fields(ReadSettings)}
-    assert known <= PYTHON_ARGUMENTS
     error = MemAgentError(
-        "it does not fit", hint="Lower --chunk-tokens (--context-window), or `memagent x --out y` --out."
+        "it does not fit", hint="Lower --chunk-tokens (--context-window), or `memagent x --out y`, or --no-log."
     )
-    assert str(error) == "it does not fit. Lower chunk_tokens (context_window), or `memagent x --out y` --out."
+    assert (
+        str(error) == "it does not fit. Lower chunk_tokens (context_window), or `memagent x --out y`, or run_log=False."
+    )

@@ -420,7 +420,7 @@ def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
         )  # fmt: skip
     if not keeps_ledger:
         shutil.rmtree(world.out / "_work")
-    with pytest.raises(CorpusError, match=rf"1 of the 3 parts.*{first.name}.*--retry-failed"):
+    with pytest.raises(CorpusError, match=rf"1 of the 3 parts.*{first.name}.*retry_failed"):
         world.run()
     with pytest.raises(CorpusError, match=rf"the part {first.name} of .* is (missing|damaged)"):
         list(TableFolder(str(world.out)).rows())

@@ -43,7 +43,7 @@ def test_the_report_has_slow_questions_and_the_price() -> None:
 def test_one_price_alone_is_refused() -> None:
     assert prices_of(None, None) is None
     assert prices_of(0.0, 0.0) == Prices(0.0, 0.0)
-    with pytest.raises(EvaluationError, match=r"only one.*--price-in and --price-out"):
+    with pytest.raises(EvaluationError, match=r"only one.*price_in and price_out"):
         prices_of(1.0, None)
 
 

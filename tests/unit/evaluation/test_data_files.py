@@ -518,7 +518,7 @@ def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
 def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, name, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
     for path in (tmp_path / "none.json", tmp_path, None):
-        with pytest.raises(EvaluationError, match=rf"(no|needs a) (data file|file called).*{name} reads .*--data PATH"):
+        with pytest.raises(EvaluationError, match=rf"(no|needs a) (data file|file called).*{name} reads .*data PATH"):
             load_data_task(name, path, SETTINGS)
 
 

@@ -86,8 +86,8 @@ def test_the_services_in_the_docs_and_the_container_file_start_the_server(asked:
     [
         ({"host": "0.0.0.0"}, "there are no keys"),
         ({"host": "192.168.1.7"}, "there are no keys"),
-        ({"host": "0.0.0.0", "without_keys": True}, "--server-name"),
-        ({"host": "::", "without_keys": True}, "--server-name"),
+        ({"host": "0.0.0.0", "without_keys": True}, "server_name"),
+        ({"host": "::", "without_keys": True}, "server_name"),
     ],
 )
 def test_no_start_on_an_open_address_without_keys_and_names(options: dict[str, Any], words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from test_trainer_equals_reference import Reference, assert_equal
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
 from memagent_training.data.replay import load_groups
+from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
 from memagent_training.rewards.reward_names import term_rewards
 
@@ -25,8 +27,8 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
 
 
-@pytest.mark.parametrize("strategy", EVERY, ids=short)
-def test_a_step_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, strategy: str) -> None:
+def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_path: Path) -> None:
+    """All in one step, since a trainer takes longer to start than to train; each is compared by its own log-probs."""
     noise = random.Random(3)
 
     def exactly(prompt: str) -> Completion:
@@ -37,19 +39,22 @@ def test_a_step_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, stra
         logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
         return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")
 
-    log = RunLog(tmp_path / "runs.sqlite")
-    agent = make_reader(ScriptedPolicy(exactly), strategy=strategy, run_log=log)
-    for key in ("harbor", "castle", "nothing"):
+    groups: list[RolloutGroup] = []
+    for place, strategy in enumerate(EVERY):
+        log = RunLog(tmp_path / f"runs{place}.sqlite")
+        agent = make_reader(ScriptedPolicy(exactly), strategy=strategy, run_log=log)
         for number in range(3):
-            agent.read(TEXT, f"What is the key of {key}?", run_id=f"{key}{number}")
-            log.reward(f"{key}{number}", noise.random())
+            agent.read(TEXT, "What is the key of harbor?", run_id=f"{place}-{number}")
+            log.reward(f"{place}-{number}", noise.random())
+        (group,) = load_groups(log).require_groups()
+        assert len(group.rollouts_G) == 3, strategy
+        groups.append(replace(group, group_id=f"{short(strategy)}"))
+        log.close()
     training_world.make_world(tmp_path)
-    groups = load_groups(log).require_groups()
-    assert [len(group.rollouts_G) for group in groups] == [3, 3, 3]
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
-    steps = training_world.run_case(tmp_path, CASE, tmp_path)
-    assert_equal(Reference(tmp_path, groups), CASE, steps, tmp_path)
-    log.close()
+    case = {**CASE, "changes": {**CASE["changes"], "groups_per_step": len(groups) // 2}}
+    steps = training_world.run_case(tmp_path, case, tmp_path)
+    assert_equal(Reference(tmp_path, groups), case, steps, tmp_path)
 
 
 GOLD = {

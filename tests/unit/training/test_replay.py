@@ -584,7 +584,7 @@ def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) 
     write(log, "a", reward=None)
     with pytest.raises(
         ReplayError,
-        match=r"none of the 1 runs .* \(no_reward: a; outcome: .* in 1\) \(run a\).*memagent reward.*--gold",
+        match=r"none of the 1 runs .* \(no_reward: a; outcome: .* in 1\) \(run a\).*memagent reward.*gold",
     ):
         load_groups(log).require_groups()
     log.reward("a", 1.0)

@@ -134,11 +134,11 @@ def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
         ([{"question": "Who?", "document": "Ada."}], {}, r"line 1.*\"answers\" is missing"),
         ([*rows(4), rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
         (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*with how many.*\(10\)"),
-        (rows(1), {}, r"1 questions.*share of 0.1.*none is left.*--held-out"),
-        (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*--held-out 0.1.*--measure-every 0"),
+        (rows(1), {}, r"1 questions.*share of 0.1.*none is left.*held_out"),
+        (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*held_out 0.1.*measure_every 0"),
         (rows(10), {"held_out": 1.0}, r"share of 1 is held out"),
         (rows(10), {"tasks": ("qa_files", "niah_single_1"), "lengths": (500,)}, r"makes new ones without end"),
-        (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*--lengths"),
+        (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*Give lengths"),
     ],
     ids=["no answers", "repeats", "too short", "one question", "nothing held out", "all held out", "mixed", "lengths"],
 )
@@ -175,7 +175,7 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
     for system in ("full_context", "no_document"):
         assert CliRunner().invoke(app, [*command, system, "--resume"]).exit_code == 0
         if system == "full_context":
-            with pytest.raises(MemAgentError, match=r"no answers without the document.*--systems no_document"):
+            with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepared(tmp_path, of, drop_answered_without=results)
     loop = prepared(tmp_path, of, drop_answered_without=results)
     trained, held_out = loop.curriculum.questions(0, 0), loop.curriculum.held_out(loop.job.lengths[0], 100)
@@ -184,5 +184,5 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
 
 
 def test_a_file_of_results_without_a_data_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MemAgentError, match=r"left out of a data file, and none is named.*--data"):
+    with pytest.raises(MemAgentError, match=r"left out of a data file, and none is named.*data"):
         prepare(small_job(tmp_path / "rl", drop_answered_without=tmp_path))

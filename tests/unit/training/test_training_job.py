@@ -187,7 +187,7 @@ def test_a_conversation_beyond_the_window_is_refused(world, job, tmp_path) -> No
 
 def test_a_conversation_beyond_the_token_budget_is_refused_before_training(job) -> None:
     told = refusal(job(settings={"token_budget": 20}))
-    assert "token_budget" in told and "--set token_budget=" in told and "run-" in told
+    assert "token_budget" in told and "set token_budget=" in told and "run-" in told
 
 
 def test_runs_of_stale_weights_are_refused(job) -> None:
@@ -225,7 +225,7 @@ def test_runs_that_a_groups_file_leaves_out_are_refused(world, job, tmp_path) ->
 
 def test_a_model_with_another_tokenizer_is_the_wrong_one_unless_the_user_knows_better(job) -> None:
     told = refusal(job(model="embedded"))
-    assert "wrong base model" in told and "--trust-tokenizer" in told
+    assert "wrong base model" in told and "trust_tokenizer" in told
     assert isinstance(prepare(job(model="embedded", trust_tokenizer=True)), PreparedJob)
 
 
@@ -259,7 +259,7 @@ def test_processes_that_did_not_find_each_other_are_refused(monkeypatch) -> None
 def test_a_folder_in_which_something_was_trained_is_refused_unless_it_is_gone_on_with(job, tmp_path) -> None:
     (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
     told = refusal(job())
-    assert "checkpoint-3" in told and "--resume" in told and "--out" in told
+    assert "checkpoint-3" in told and "(resume)" in told and "(out)" in told
 
 
 def test_the_model_s_own_folder_and_a_file_are_no_output_folders(world, job, tmp_path) -> None:
@@ -334,8 +334,8 @@ def test_settings_are_read_as_what_they_are_declared_to_be() -> None:
         ("learning_rate=fast", "a number"),
         ("divide_by_std=maybe", "true or false"),
         ("model_init_kwargs={", "JSON"),
-        ("output_dir=here", "--out"),
-        ("resume_from_checkpoint=true", "--resume"),
+        ("output_dir=here", "with out"),
+        ("resume_from_checkpoint=true", "with resume"),
     ],
 )
 def test_a_setting_that_cannot_be_read_is_refused(text, told) -> None:
@@ -404,7 +404,7 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
 
 
 def test_step_rewards_and_their_share_go_together(job) -> None:
-    assert "--step-reward" in refusal(job(settings={"step_reward_share": 0.5}))
+    assert "(step_reward)" in refusal(job(settings={"step_reward_share": 0.5}))
     assert "ignores it" in refusal(job(step_reward="format"))
     prepared = prepare(job(settings={"step_reward_share": 0.5}, step_reward=FormatReward(boxed=False)))
     assert prepared.replay.groups[0].rollouts_G[0].step_rewards_K is not None

@@ -220,7 +220,7 @@ class PreparedLoop:
         }
 
 
-def _read_with(profile: Profile) -> dict[str, int | str]:
+def _read_with(profile: Profile) -> dict[str, int | float | str]:
     """Everything except the rule for invented words, which loops ignore."""
     values = {name: value for name, value in profile.values.items() if name != "on_invented"}
     return {**values, "prompts": profile.prompts.fingerprint}

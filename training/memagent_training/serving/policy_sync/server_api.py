@@ -17,8 +17,8 @@ import msgspec
 from memagent_training.serving.policy_sync.served import SyncError
 
 _ADAPTER_REMEDY: Final = (
-    "Start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the option --enable-lora, and"
-    " --max-lora-rank where the rank exceeds 16 (VLLMServer: max_lora_rank=...)."
+    "Start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options `--enable-lora`, and"
+    " `--max-lora-rank` where the rank exceeds 16 (VLLMServer: max_lora_rank=...)."
 )
 _DEV_REMEDY: Final = (
     "Start the server with VLLM_SERVER_DEV_MODE=1 in its environment (VLLMServer: dev_mode=True), on a port that only"
@@ -159,7 +159,7 @@ class ServerAPI:
         words = words or "no words"
         kind = NotServedError if status == 404 and "does not exist" in words else SyncError
         if "max_lora_rank" in words:
-            remedy = "Start the server with a larger --max-lora-rank (VLLMServer: max_lora_rank=...)."
+            remedy = "Start the server with a larger `--max-lora-rank` (VLLMServer: max_lora_rank=...)."
         return kind(f"{self.root_url}{path} failed ({status}): {words}", hint=remedy)
 
 
