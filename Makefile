@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-llama litellm test-litellm test-browser test-services test-verifiers ray test-ray soak docs clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama litellm test-litellm test-browser test-services test-verifiers test-verl ray test-ray soak docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -83,6 +83,14 @@ test-services: .venv-services/.installed  ## The tests against PostgreSQL and S3
 test-verifiers: vllm .venv-verifiers/.installed  ## The tests that roll out with verifiers, through a real vLLM server
 	.venv-verifiers/bin/python -m pytest tests/on_verifiers
 
+.venv-verl/.installed: pyproject.toml constraints/verl.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --constraint constraints/verl.txt --editable . verl torch TransferQueue cachetools nvtx uvicorn fastapi pytest pytest-asyncio pytest-timeout
+	touch $@
+
+test-verl: .venv-verl/.installed  ## The tests of verl's agent loop (2 GB; PIP_EXTRA_INDEX_URL for PyTorch's CPU wheels)
+	.venv-verl/bin/python -m pytest tests/on_verl
+
 ray:  ## A virtual environment with Ray, for test-ray
 	PYTHON=$(PYTHON) scripts/install_ray.sh
 
@@ -105,4 +113,4 @@ docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray .venv-litellm .venv-verifiers site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray .venv-litellm .venv-verifiers .venv-verl site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -36,9 +36,20 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
 }
 """What follows a marker's first character, as a regular expression, by that character."""
 TURN_END: Final = re.compile(
-    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>|<end_of_turn>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[\|endofturn\|\]|\[/INST\])\s*\Z"
+    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<(?:eos|eop|pad|end_of_turn)>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[(?:\|endofturn\||PAD|/INST)\])\s*\Z"
 )
 """A token at a text's end with which a template ends a turn, and which a server may leave there."""
+TURN_BEGIN: Final = re.compile(
+    r"\s*(?:(?:<s>|<bos>|<sop>|\[gMASK\]|<\|(?:begin_of_text|startoftext)\|>|<｜begin▁of▁sentence｜>)\s*)+",
+    re.IGNORECASE,
+)
+"""Tokens with which a template begins a text."""
+NEXT_TURN: Final = re.compile(
+    r"(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|</s>)\s*"
+    r"(<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]).*\Z",
+    re.DOTALL,
+)
+"""A turn's end and all that a model wrote after it as another turn."""
 _MARKER: Final = re.compile("|".join(f"{re.escape(first)}(?:{rest})" for first, rest in FAMILY_MARKERS.items()))
 _WORDS: Final = re.compile(r"[\w\s]*")
 

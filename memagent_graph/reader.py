@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
@@ -85,24 +85,6 @@ class ReadOptions(TypedDict, total=False):
     """Bounds for each question's run in this call, instead of the reader's own."""
     config: RunnableConfig | None
     """LangChain's, of which callbacks, tags, metadata and the run's name are used."""
-
-
-def _check_options(options: ReadOptions) -> None:
-    """Raise MemAgentError for an option that a call does not have, and for limits that are none."""
-    known = sorted(ReadOptions.__annotations__)
-    unknown = next((name for name in options if name not in known), None)
-    if unknown is not None and unknown in {each.name for each in fields(ReadSettings)}:
-        raise MemAgentError(
-            f"{unknown} is a setting of the reader, not of a call",
-            hint=f"Choose it when you make the reader, MemAgent(..., {unknown}=...), or in agent.copy({unknown}=...).",
-        )
-    if unknown is not None:
-        raise MemAgentError(
-            f"a read has no option {unknown!r}",
-            hint=did_you_mean(unknown, [*known, "questions"], f"Options are: {', '.join(known)}."),
-        )
-    if not isinstance(options.get("limits"), Limits | None):
-        raise MemAgentError("limits must be Limits", hint="Write limits=Limits(max_chunks=3), for example.")
 
 
 class MemAgent:
@@ -262,7 +244,6 @@ class MemAgent:
                 "there is no question" if question is None else "both question and questions were given",
                 hint='Give one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
             )
-        _check_options(options)
         if question is not None:
             if return_exceptions or on_update is not None:
                 raise MemAgentError(
@@ -282,7 +263,6 @@ class MemAgent:
 
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
-        _check_options(options)
         async with aclosing(self._start(document, question, options, pace=pace)) as parts:
             async for part in parts:
                 yield part
@@ -609,6 +589,10 @@ class MemAgent:
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         """Return the document's reference, with the pages that were chosen; another source is stored first."""
+        names = ReadOptions.__annotations__
+        if unknown := next((name for name in options if name not in names), None):
+            hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
+            raise MemAgentError(f"a read has no option {unknown!r}", hint=hint)
         pages = options.get("pages")
         if is_reference(document) and pages is not None:
             raise DocumentError(

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from memagent_graph.chat_markers import TURN_END
+from memagent_graph.chat_markers import NEXT_TURN, TURN_BEGIN, TURN_END
 
 _NAMES: Final = r"(?:\w+:)?(?:ant)?(?:thinking|think|thoughts?|reasoning|scratchpad)"
 _FAMILIES: Final = (
@@ -47,11 +47,13 @@ _BARE_CHANNELS: Final = re.compile(r"\A\s*analysis(?=\S).*assistant\s?final(?=\S
 """GPT-OSS's channels, if the server left out special tokens."""
 _HEADER: Final = re.compile(
     r"\s*(?:<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>|<start_of_turn>model\n"
-    r"|<\|(?:start_response|begin_of_solution)\|>|(?:<\|(?:begin|start)\|>assistant)?<\|(?:content|message)\|>)",
+    r"|(?-i:assistant\n\n)|<\|(?:start_response|begin_of_solution)\|>|(?:<\|(?:begin|start)\|>assistant)?<\|(?:content|message)\|>)",
     re.IGNORECASE,
 )
 _WRAPPED: Final = re.compile(r"\s*<(answer|response|output)>(.*)</\1>\s*", re.DOTALL | re.IGNORECASE)
-_MARK: Final = re.compile(r"[<\[◁]|\A\s*(?:analysis\S|here(?: is|'s) my thought process:)", re.IGNORECASE)
+_MARK: Final = re.compile(
+    r"[<\[◁]|\A\s*(?:(?-i:assistant\n\n)|analysis\S|here(?: is|'s) my thought process:)", re.IGNORECASE
+)
 _FENCE: Final = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
 _GOES_ON: Final = re.compile(r"[ \t]+[^\W\dA-Z_]|[ \t]*[,;:.)!?]")
 """What follows a marker in the middle of a sentence."""
@@ -66,8 +68,11 @@ def extract_reply(text: str) -> str:
 
     Reasoning that was cut off before its end leaves nothing. A text without any of these is returned unchanged.
     """
+    text = text.rstrip("\0")
     if not _MARK.search(text):
         return text
+    if (begin := TURN_BEGIN.match(text)) and "</s>" not in text.rstrip()[:-4]:
+        text = text[begin.end() :]
     reply = _without_line_blocks(_without_first_blocks(_final_channel(text)))
     reply = reply[_end_of_open_block(reply) :]
     if header := _HEADER.match(reply):
@@ -168,7 +173,9 @@ def _ends_line(text: str, place: int) -> bool:
 
 
 def _without_turn_ends(text: str) -> str:
-    """Return the text without the end-of-turn tokens that a server left at its end."""
+    """Return the text without the end-of-turn tokens that a server left at its end, and without turns after them."""
+    if (following := NEXT_TURN.search(text)) and following[1] not in text[: following.start()]:
+        text = text[: following.start()]
     while marker := TURN_END.search(text):
         before, opening = text[: marker.start()], marker[0].replace("/", "").replace("_end", "_start")
         if before[-1:] == " " or before[-1:] in set(_QUOTES) or (opening != marker[0] and opening in before):

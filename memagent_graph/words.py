@@ -54,19 +54,14 @@ _APART: Final = re.compile("[\x00-\u02ff\u3000-\u3029\u3041-\u3096\u30a1-\u9fff\
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
-_STOP_BEFORE_LOWER_CASE: Final = regex.compile(r"\.[)\]`'\"”’»]*\s+(?=[^\w\s.]*\p{Ll})")
-_WHOLE_WORD: Final = regex.compile(
-    r"(?:(?<![\p{L}\p{M}.])(?!(?:al|ca|cf|ed|eg|eq|ff|ie|no|nr|op|pp|vs|др|гг|ул|см|etc|approx|incl|excl|resp|dept|est"
-    r"|vol|figs?|eqs?|sec|chap|viz|bzw|ggf|vgl|usw|evtl|inkl|zzgl|env|pág|núm|напр|руб|рис|стр|млн|тыс)\Z)"
-    r"[\p{L}\p{M}]{2,}|(?<![\d.])\d{3,}|[)\]`'\"”’»])\Z",
-    regex.IGNORECASE,
+_STOP_BEFORE_LOWER_CASE: Final = regex.compile(
+    r"(?:\b[\p{L}\p{M}]{4,40}|(?<![\d.])\d{3,40}|[)\]`'\"”’»])\.[)\]`'\"”’»]*\s+(?=[^\w\s.]*\p{Ll})"
 )
-"""What a full stop before a small letter ends a sentence after; ICU takes all such for those of abbreviations."""
+"""A full stop that is no abbreviation's, as those are short; ICU takes all before small letters for abbreviations'."""
 _SENTENCE_MARKS: Final = {"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u0f0e": "。"}
 """Lines wrap within sentences, and ICU does not count these marks as ends."""
 _GREEK_QUESTION: Final = re.compile("(?<=[\u0370-\u03ff\u1f00-\u1fff]);")
 _OPENING: Final = "「『（《〈【“‘"
-_LONGEST_WORD: Final = 40
 _REACH: Final = 200
 """Characters around a place that decide whether a sentence or a word ends there."""
 _LONGEST: Final = 1024
@@ -105,17 +100,13 @@ def is_character_end(text: str, at: int) -> bool:
 def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int]:
     """Return where sentences and paragraphs end after `start` and up to `end`, in order, with the space after them.
 
-    An abbreviation such as "Dr." or "e.g." ends none, nor does a single line's end; a full stop after a whole word does
-    before a small letter, too. The text's own end is not among them.
+    An abbreviation such as "Dr." or "e.g." ends none, nor does a single line's end; a full stop after a longer word
+    does before a small letter, too. The text's own end is not among them.
     """
     end = len(text) if end is None else end
     begin = max(0, start - _REACH)
     window = text[begin : end + _REACH]
-    ends = {
-        match.end()
-        for match in _STOP_BEFORE_LOWER_CASE.finditer(window)
-        if _WHOLE_WORD.search(window, max(0, match.start() - _LONGEST_WORD), match.start())
-    }
+    ends = {match.end() for match in _STOP_BEFORE_LOWER_CASE.finditer(window)}
     marked = _GREEK_QUESTION.sub("?", window) if ";" in window else window
     for mark, same in _SENTENCE_MARKS.items():
         marked = marked.replace(mark, same)

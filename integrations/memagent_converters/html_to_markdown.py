@@ -45,7 +45,7 @@ _TYPED: Final = frozenset(("hidden", "password", "submit", "button", "reset", "i
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
 _MOST_COLUMNS: Final = 1000
-_LONGEST_REPEATED: Final = 200
+LONGEST_REPEATED: Final = 200
 """Characters of a cell that is repeated in each row and column that it spans."""
 _BEGIN: Final = "\x02"
 """Stands before a heading while its text is put together."""
@@ -53,6 +53,11 @@ _HEADING: Final = re.compile(rf"{_BEGIN}(#{{1,6}}) ([^\n]*)")
 _PICTURE: Final = re.compile(r"<(?:img|image)\b", re.IGNORECASE)
 _INLINE: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
 """Marks of Markdown in a heading's text."""
+
+_CLASS: Final = re.compile(r"\.([\w-]+)\s*(?:,|$)")
+_RAISED: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+
+_NOTE: Final = frozenset(("noteref", "doc-noteref"))
 
 Token = str | int
 """A piece of text, or after how many newlines the next one begins."""
@@ -135,17 +140,23 @@ def _marked(html: str, lost: Counter[str]) -> str:
         tree = LexborHTMLParser(html.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except SelectolaxError as error:
         raise MemoryError from error  # any text is HTML; only memory can be missing
+    if "<math" in html:  # what some pages show of a formula beside it
+        for node in tree.css(".katex-html, .mwe-math-element > img"):
+            node.decompose()
+    raised = _raised_classes(tree) if "vertical-align" in html else None
     frames = [_Frame("", {})]
     in_pre = 0
     for node, is_end in _walk(tree.root):
         frame = frames[-1]
         tag = node.tag
+        if tag == "span" and raised is not None:
+            tag = _script(node.attributes, raised)
         if tag == "-text":
             _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
         elif tag in _FRAMED:
             in_pre += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
-                frames.append(_Frame(tag, node.attributes, number=_start(tag, node.attributes)))
+                frames.append(_Frame(tag, node.attributes, number=_start(node) if tag == "ol" else 0))
             else:
                 frames.pop()
                 _close(frame, frames, node)
@@ -154,6 +165,24 @@ def _marked(html: str, lost: Counter[str]) -> str:
             if not is_end and tag in _LOST and _is_lost(node.attributes):
                 lost[_LOST[tag]] += 1
     return _text(frames[0].tokens)
+
+
+def _raised_classes(tree: Any) -> dict[str, str]:
+    """Return the classes that a page's own style sheets write as powers or indices, with the element that means it."""
+    rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
+    return {
+        name: match[1][:3]
+        for names, _, rule in rules
+        if (match := _RAISED.search(rule))
+        for name in _CLASS.findall(names)
+    }
+
+
+def _script(attributes: Mapping[str, str | None], raised: Mapping[str, str]) -> str:
+    """Return what a span is by its style: sup, sub, or still a span."""
+    if match := _RAISED.search(attributes.get("style") or ""):
+        return match[1][:3]
+    return next((raised[name] for name in (attributes.get("class") or "").split() if name in raised), "span")
 
 
 def _walk(root: Any) -> Iterator[tuple[Any, bool]]:
@@ -187,7 +216,7 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
             tokens.append(1)
         case "hr":
             tokens += [2, "---", 2]
-        case "img":
+        case "img" | "area":
             if alt := (node.attributes.get("alt") or "").strip():
                 tokens.append(f"![{_SPACE.sub(' ', alt)}]")
         case "input":
@@ -222,8 +251,11 @@ def _math(node: Any) -> tuple[str, str, list[Any]]:
     return node.tag, "" if children else (node.text() or "").strip(), children
 
 
-def _start(tag: str, attributes: Mapping[str, str | None]) -> int:
-    return _number(attributes.get("start"), 1) - 1 if tag == "ol" else 0
+def _start(node: Any) -> int:
+    """Return the number before a list's first one."""
+    if "reversed" not in node.attributes:
+        return _number(node.attributes.get("start"), 1) - 1
+    return _number(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
 
 
 def _number(text: str | None, default: int) -> int:
@@ -284,10 +316,12 @@ def _close_inline(frame: _Frame, around: _Frame) -> None:
     before, after = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :] if inner else ""
     match tag:
         case "sup" if inner and not _ORDINAL.fullmatch(inner):
-            mark = re.fullmatch(r"\[?\(?([^\]]{1,6}?)\)?\]?\(#.*\)", inner)
+            mark = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", inner)
             text = f"[^{mark[1]}]" if mark else inner if inner.startswith("[^") else scripted("^", inner)
         case "sub" if inner:
             text = scripted("_", inner)
+        case "a" if inner and _NOTE & {frame.attributes.get("epub:type"), frame.attributes.get("role")}:
+            text = f"[^{inner.strip('[]^')}]"
         case "a" if inner and (target := (frame.attributes.get("href") or "").strip()):
             text = inner if target == inner else f"[{inner}]({target})"
         case "rt" if inner:
@@ -314,7 +348,8 @@ def _item(frame: _Frame, around: _Frame) -> str:
     indent = "  " * min(_number(frame.attributes.get("level"), 0), 20)
     marker = frame.attributes.get("marker") or "-"
     if around.tag == "ol":
-        around.number = _number(frame.attributes.get("value"), around.number + 1)
+        step = -1 if "reversed" in around.attributes else 1
+        around.number = _number(frame.attributes.get("value"), around.number + step)
         style = around.attributes.get("type") or "1"
         marker = f"{numeral(around.number, STYLES.get(style, 'decimal'))}."
     lines = _text(frame.tokens).split("\n")
@@ -383,14 +418,14 @@ def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
                 line.append("")
                 continue
             text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
-            repeated = text if len(text) <= _LONGEST_REPEATED else ""
+            repeated = text if len(text) <= LONGEST_REPEATED else ""
             for column in range(cell.columns):
                 spanning[len(line)] = cell.rows - 1, repeated
                 line.append(repeated if column else text)
         yield line
 
 
-def rows_text(rows: Iterator[list[str]]) -> str:
+def rows_text(rows: list[list[str]]) -> str:
     """Return rows of plain texts as a Markdown table."""
     return table_text([[_Cell(text) for text in row] for row in rows])
 

@@ -1,6 +1,7 @@
 """E-mail: one message (.eml, also .mhtml), or a box of them (.mbox), with the standard library.
 
-Of a message's alternatives plain text is read, or else HTML. What is attached is converted as a file of its own.
+Of a message's alternatives plain text is read, or HTML if that says far more. What is attached is converted as a file
+of its own.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [each for each in part.get_payload() if isinstance(each, Message)]
         if kind == "multipart/alternative":
-            best = [each for each in parts if each.get_content_type() == "text/plain" and _text(each).strip()]
-            parts = best[:1] or parts[-1:]
+            plain = next((each for each in parts if each.get_content_type() == "text/plain"), parts[-1])
+            html = "".join(_text(each) for each in parts[-1].walk() if each.get_content_type() == "text/html")
+            says_little = len(markdown(html).split()) > 3 * len(_text(plain).split())
+            parts = parts[-1:] if says_little else [plain]
         for each in parts:
             yield from _content(source, each)
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Final
 from xml.etree.ElementTree import Element
@@ -20,7 +21,7 @@ from memagent_converters.xml_archives import (
 from memagent_graph.converters import GAP, ConversionError, Parts, SourceFile
 
 _UNREAD: Final = frozenset(
-    ("tracked-changes", "sequence-decls", "variable-decls", "forms", "notes", "settings", "bookmark-ref-format")
+    ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
 _MOST_REPEATED: Final = 1000
 """How often a row or cell with a value is repeated at most; empty ones are left out."""
@@ -96,6 +97,11 @@ class _OpenDocument:
                 return self._table(element)
             case name if name in _UNREAD:
                 return ""
+            case "notes":
+                text = "".join(map(self.block, element))
+                return f"<p>Notes:</p>{text}" if re.sub("<[^>]*>", "", text).strip() else ""
+            case "annotation":
+                return f"<p>{self._piece(element)}</p>"
             case "frame" if attribute(element, "class") == "title":
                 return "".join(f"<h2>{self._inline(each)}</h2>" for each in descendants(element, "p"))
             case "frame" if child(element, "text-box", "table") is None:
@@ -144,10 +150,10 @@ class _OpenDocument:
                 cells.pop()
             if cells:
                 rows += [cells] * min(int(attribute(row, "number-rows-repeated", "1")), _MOST_REPEATED)
-        return html_table(rows)
+        return html_table(rows) + "".join(self.block(each) for each in table if local(each) == "shapes")
 
     def _cell(self, cell: Element) -> tuple[str, int, int]:
-        html = "".join(map(self.block, cell))
+        html = "".join(map(self.block, cell)) or quoted(attribute(cell, "value"))
         spans = [int(attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows")]
         return html, spans[0], spans[1]
 

@@ -11,15 +11,22 @@ from collections.abc import Iterator
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from memagent_converters.equations import scripted
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
 _OCR: Final = "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
 _LINE_END_HYPHEN: Final = re.compile(r"(\w+)(?:\ufffe|\xad\r?\n?|\xad)(\w+)")
+_NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
+_SMALLER: Final = 0.85
+_SHIFTED: Final = 0.1
+"""Of the height of the character before it."""
 _UNMAPPED: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
 _MOST_UNMAPPED: Final = 0.15
 """The share of a page's characters; a font's own bullets are fewer."""
 _FEW_CHARACTERS: Final = 100
 """What a scan may have beside its image, such as a stamp or a page number."""
+_REOPENED: Final = 100
+"""Pages after which a document is opened anew."""
 _MOST_VALUES: Final = 100_000
 
 
@@ -31,17 +38,12 @@ def convert(source: SourceFile) -> Parts:
     """
     import pypdfium2  # noqa: PLC0415  the extra `files`
 
-    try:
-        document = pypdfium2.PdfDocument(source.file)
-        count = len(document)
-    except pypdfium2.PdfiumError as error:
-        raise ConversionError(
-            f"the PDF file {source.name} cannot be opened: {error}",
-            "It may be damaged or protected by a password; save an unprotected copy first.",
-        ) from error
-    document.init_forms()
-    chosen = _chosen(source, count)
-    for number in chosen:
+    document = _opened(pypdfium2, source)
+    chosen = _chosen(source, len(document))
+    for index, number in enumerate(chosen, 1):
+        if index % _REOPENED == 0:  # it keeps the fonts of all pages
+            document.close()
+            document = _opened(pypdfium2, source)
         label = f"page {number + 1}"
         try:
             page = document[number]
@@ -59,6 +61,18 @@ def convert(source: SourceFile) -> Parts:
         attachment = document.get_attachment(index)
         yield Block(GAP)
         yield from source.embedded(attachment.get_name(), bytes(attachment.get_data()))
+
+
+def _opened(pdfium: Any, source: SourceFile) -> Any:
+    try:
+        document = pdfium.PdfDocument(source.file)
+        document.init_forms()
+    except pdfium.PdfiumError as error:
+        raise ConversionError(
+            f"the PDF file {source.name} cannot be opened: {error}",
+            "It may be damaged or protected by a password; save an unprotected copy first.",
+        ) from error
+    return document
 
 
 def _chosen(source: SourceFile, count: int) -> list[int]:
@@ -81,9 +95,9 @@ def _chosen(source: SourceFile, count: int) -> list[int]:
 def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with the values of its fields and its notes, and what it has beside them."""
     textpage = page.get_textpage()
-    raw = str(textpage.get_text_range()).replace("\r\n", "\n")
+    raw = _with_scripts(pdfium.raw, textpage, str(textpage.get_text_range()))
     textpage.close()
-    text = _joined_words(raw)
+    text = _joined_words(raw.replace("\r\n", "\n"))
     omissions = []
     characters = len("".join(text.split()))
     unmapped = len(_UNMAPPED.findall(text))
@@ -96,6 +110,33 @@ def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[
         omissions.append(Omission(what, label, _OCR))
     values = list(_annotations(pdfium.raw, document, page))
     return "\n".join([*filter(None, [text]), *values]), omissions
+
+
+def _with_scripts(raw: Any, textpage: Any, text: str) -> str:
+    """Mark numbers that are smaller than what is before them and stand higher (`10^6`) or lower (`CO_2`)."""
+    box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
+
+    def place(index: int) -> tuple[float, float]:
+        """Return the height of a character's line on the page, and its own height."""
+        index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, index)
+        raw.FPDFText_GetLooseCharBox(textpage, index, box)
+        raw.FPDFText_GetCharOrigin(textpage, index, x, y)
+        return y.value, box.top - box.bottom
+
+    def marked(match: re.Match[str]) -> str:
+        begin, end = match.span("digits")
+        line, height = place(match.start() - 1)
+        for at in range(begin, end):
+            own_line, own_height = place(at)
+            if own_height < _SMALLER * height and abs(own_line - line) > _SHIFTED * height:
+                before = text[match.start() : at] if at > begin else ""  # without the space of another line
+                goes_on = match["end"] and abs(place(match.end())[0] - line) < _SHIFTED * height
+                mark = "^" if own_line > line else "_"
+                return before + scripted(mark, text[at:end]) + ("" if goes_on else match["end"])
+            line, height = own_line, own_height
+        return match[0]
+
+    return text if max(text, default="") > "\uffff" else _NUMBER.sub(marked, text)
 
 
 def _joined_words(text: str) -> str:

@@ -1,14 +1,21 @@
-"""Rich text (.rtf), with striprtf; powers and indices are marked before, as it drops their form."""
+"""Rich text (.rtf), with striprtf; what it drops (powers and indices, notes, headers) is marked before."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Final
 
-from memagent_graph.converters import Block, Omission, Parts, SourceFile
+from memagent_converters.html_to_markdown import PICTURES, omissions
+from memagent_graph.converters import Block, Parts, SourceFile
 
-_SCRIPTS: Final = re.compile(r"\\(super|sub)(?![a-z0-9])(?:\\(?!nosupersub)[a-z]+-?\d*)* ?")
-_OBJECTS: Final = re.compile(r"\\objdata\b")
+_SCRIPTS: Final = re.compile(
+    r"\\(super|up[1-9]\d*|sub|dn[1-9]\d*)(?![a-z0-9])(?:\\(?!nosupersub|chftn|u-?\d)[a-z]+-?\d*)* ?"
+    r"(?=[^\\} ]|\\(?:'|u-?\d))"
+)
+_DELETED: Final = re.compile(r"\\deleted(?![a-z0-9])")
+_GROUPS: Final = re.compile(r"\\(footnote|header[lrf]?|footer[lrf]?)(?![a-z]) ?|\\.|[{}]", re.DOTALL)
+_LOST: Final = {"embedded objects": re.compile(r"\\objdata\b"), PICTURES: re.compile(r"\\pict\b")}
 
 
 def convert(source: SourceFile) -> Parts:
@@ -16,7 +23,26 @@ def convert(source: SourceFile) -> Parts:
     from striprtf.striprtf import rtf_to_text  # noqa: PLC0415  the extra `files`
 
     raw = source.read().decode("latin-1")
-    marked = _SCRIPTS.sub(lambda match: r"\plain " + ("^" if match[1] == "super" else "_"), raw)
-    yield Block(rtf_to_text(marked, errors="replace").strip() + "\n")
-    if count := len(_OBJECTS.findall(raw)):
-        yield Omission("embedded objects", "", "Save it as DOCX, and read that.", count)
+    marked = _SCRIPTS.sub(lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), raw)
+    text = rtf_to_text(_with_notes(_DELETED.sub(r"\\*", marked)), errors="replace")
+    # It leaves the two halves of a character beyond 16 bits apart.
+    yield Block(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() + "\n")
+    yield from omissions(Counter({what: len(mark.findall(raw)) for what, mark in _LOST.items()}))
+
+
+def _with_notes(rtf: str) -> str:
+    """Return a document whose notes, headers and footers are groups of its text."""
+    ends: list[str] = []
+    """What closes each open group."""
+
+    def piece(match: re.Match[str]) -> str:
+        if match[0] == "{":
+            ends.append("")
+        elif match[0] == "}" and ends:
+            return ends.pop() + "}"
+        elif match[1] and ends:
+            ends[-1] = "]" if match[1] == "footnote" else r"\par "
+            return "[Note: " if match[1] == "footnote" else ""
+        return match[0]
+
+    return _GROUPS.sub(piece, rtf)

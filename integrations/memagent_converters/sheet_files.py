@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import datetime
+import re
+from collections import Counter
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any, Final
 
-from memagent_converters.html_to_markdown import rows_text
-from memagent_converters.xml_archives import XmlArchive, descendants
+from memagent_converters.html_to_markdown import LONGEST_REPEATED, blocks, omissions, rows_text
+from memagent_converters.slide_files import shapes
+from memagent_converters.xml_archives import XmlArchive, attribute, descendants
 from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
 
+_BOOK: Final = "xl/workbook.xml"
 _MOST_EMPTY: Final = 2_000_000
 """Empty rows in a row, after which a sheet counts as ended."""
+_MERGED: Final = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*ref="([A-Z]+\d+:[A-Z]+\d+)"')
+_LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
+_DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
 
 def convert(source: SourceFile) -> Parts:
@@ -22,57 +28,87 @@ def convert(source: SourceFile) -> Parts:
     archive = XmlArchive(source.name, source.file)
     values = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formulas = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
-    for number, name in enumerate(values.sheetnames):
-        sheet = values[name]
+    relations = archive.relations(_BOOK)
+    for entry in descendants(archive.required(_BOOK), "sheet"):
+        name, (_, member) = attribute(entry, "name"), relations.get(attribute(entry, "id"), ("", ""))
+        sheet, data = values[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
             yield Omission("sheets that are charts", name, "Read the sheets with their numbers.")
             continue
+        rows = dict(_rows(sheet))
         unknown = 0
-        rows = []
-        has_formulas = b"<f" in archive.read(f"xl/worksheets/sheet{number + 1}.xml")
-        for row, sources in zip_longest(_rows(sheet), _rows(formulas[name]) if has_formulas else ()):
-            cells = []
-            for value, written in zip_longest(row or (), sources or ()):
-                unknown += value is None and isinstance(written, str)
-                cells.append(_shown(written if value is None else value))
-            rows.append(cells)
-        used = sorted({column for row in rows for column, text in enumerate(row) if text})
-        texts = [[row[column] if column < len(row) else "" for column in used] for row in rows]
-        yield Block(f"## {name}\n\n" + _table(iter(texts)) + GAP, f"sheet {name}", (name,))
+        for number, cells in _rows(formulas[name]) if b"<f" in data else ():
+            known = rows.setdefault(number, {})
+            for column in cells.keys() - known.keys():
+                known[column] = cells[column]
+                unknown += 1
+        width = max((max(row) for row in rows.values()), default=0)
+        for span in _MERGED.findall(data):
+            first, top, last, bottom = openpyxl.utils.range_boundaries(span.decode())
+            _fill(rows, range(first, min(last, width) + 1), range(top, bottom + 1))
+        used = sorted({column for row in rows.values() for column in row})
+        texts = [[row.get(column, "") for column in used] for _, row in sorted(rows.items())]
+        yield Block(f"## {name}\n\n" + rows_text(texts) + GAP, f"sheet {name}", (name,))
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
+    yield from _beside(source, archive)
+
+
+def _beside(source: SourceFile, archive: XmlArchive) -> Parts:
+    """Yield what lies on the sheets: comments, text boxes, pictures, files."""
+    lost: Counter[str] = Counter()
     for member in sorted(archive.names):
         if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.xml(member)) is not None:
-            texts = [
-                [text] for each in descendants(root, "comment", "threadedComment") if (text := "".join(each.itertext()))
-            ]
-            yield Block("".join(f"Comment: {text[0]}\n" for text in texts) + GAP)
+            for each in descendants(root, "comment", "threadedComment"):
+                if text := "".join(each.itertext()).strip():
+                    yield Block(f"Comment at {attribute(each, 'ref')}: {text}\n")
+            yield Block(GAP)
+        elif member.startswith("xl/drawings/drawing") and (root := archive.xml(member)) is not None:
+            yield from blocks("".join(shapes(root, lost)), end=GAP)
+            lost["charts"] += sum(1 for _ in descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
             yield from source.embedded(member.rpartition("/")[2], archive.read(member))
+    yield from omissions(lost)
 
 
-def _table(rows: Iterator[list[str]]) -> str:
-    several = list(rows)
-    return rows_text(iter(several)) if len(several) > 1 else "\n".join(" | ".join(row) for row in several)
-
-
-def _rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows that have a value."""
+def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
+    """Yield the rows that have a value: their numbers, and by column's number the texts of their cells."""
     sheet.reset_dimensions()
     empty = 0
-    for row in sheet.iter_rows(values_only=True):
-        if any(value is not None for value in row):
+    for row in sheet.iter_rows():
+        cells = [cell for cell in row if cell.value is not None]
+        if cells:
             empty = 0
-            yield row
+            yield cells[0].row, {cell.column: _shown(cell.value, cell.number_format) for cell in cells}
         elif (empty := empty + 1) > _MOST_EMPTY:
             return
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
+def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:
+    """Repeat what merged cells show in each of them that lies in a row with a value."""
+    text = rows.get(numbers.start, {}).get(columns.start, "")
+    if 0 < len(text) <= LONGEST_REPEATED:
+        for number in rows if len(rows) < len(numbers) else numbers:
+            if number in numbers and number in rows:
+                rows[number].update(dict.fromkeys(columns, text))
+
+
+def _shown(value: Any, form: str) -> str:
+    """Return a value as text, with the unit that its number format has."""
     if isinstance(value, datetime.datetime):
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(" ")
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    unit = _LITERAL.sub(lambda match: match[1] or match[2] or match[3] or "", form.partition(";")[0])
+    match = _DIGITS.search(unit)
+    if match is None or "/" in unit or match[0].endswith(","):  # general, a fraction, or shown in thousands
+        return _number(value)
+    text = _number(value * 100 if "%" in unit else value)
+    digits = text.zfill(len(match[0])) if set(match[0]) == {"0"} else text
+    return unit[: match.start()] + digits + unit[match.end() :]
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return str(int(value))
-    return str(value)
+    return f"{value:.15g}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, blocks, omissions
+from memagent_converters.html_to_markdown import PICTURES, blocks, numeral, omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     attribute,
@@ -24,6 +24,9 @@ _MAIN: Final = "ppt/presentation.xml"
 _TITLES: Final = frozenset(("title", "ctrTitle"))
 _BESIDE: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
 """By its relation, what else belongs to a slide."""
+_STYLES: Final = {
+    "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"
+}  # fmt: skip
 _UNREAD: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 """Placeholders that hold no text of the slide's own."""
 
@@ -40,11 +43,11 @@ def convert(source: SourceFile) -> Parts:
             yield from omissions(Counter({"slides that cannot be read": 1}), label)
             continue
         lost: Counter[str] = Counter()
-        html = "".join(_shapes(slide, lost))
+        html = "".join(shapes(slide, lost))
         for kind, target in archive.relations(member).values():
             root = archive.xml(target) if kind in _BESIDE else None
             if root is not None:
-                texts = _shapes(root, lost) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
+                texts = shapes(root, lost) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
                 html += f"<p>{_BESIDE[kind]}</p>{''.join(texts)}"
             elif kind == "chart":
                 lost["charts"] += 1
@@ -54,7 +57,8 @@ def convert(source: SourceFile) -> Parts:
         yield from omissions(lost, label)
 
 
-def _shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
+def shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
+    """Yield the shapes of a slide or a sheet as HTML: texts, tables, descriptions of pictures."""
     for element in parent:
         match local(element):
             case "sp":
@@ -85,13 +89,23 @@ def _shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
             case "Fallback":
                 continue
             case _:
-                yield from _shapes(element, lost)
+                yield from shapes(element, lost)
 
 
 def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
+    counts: dict[int, int] = {}
+    """By level: the last number that paragraphs were given."""
     for paragraph in descendants(shape, "p"):
-        text = _paragraph(paragraph)
-        yield text.replace("<p>", "<h2>").replace("</p>", "</h2>") if is_title else text
+        text, properties = _paragraph(paragraph), child(paragraph, "pPr")
+        level, numbers = int(attribute(properties, "lvl", "0")), child(properties, "buAutoNum")
+        counts = {at: count for at, count in counts.items() if at < level + (numbers is not None)}
+        if is_title:
+            text = f"<h2>{text[3:-4]}</h2>"
+        elif numbers is not None:
+            counts[level] = counts.get(level, int(attribute(numbers, "startAt", "1")) - 1) + 1
+            marker = numeral(counts[level], _STYLES.get(attribute(numbers, "type")[:7], "decimal"))
+            text = f'<li marker="{marker}." level="{level}">{text[3:-4]}</li>'
+        yield text
 
 
 def _paragraph(paragraph: Element) -> str:

@@ -43,6 +43,7 @@ _SYMBOLS: Final = dict(
     )
 )
 """What letters are in the font Symbol."""
+_OF_SYMBOLS: Final = re.compile("[\uf020-\uf0ff]")
 _LEVEL: Final = re.compile(r"%([1-9])")
 
 
@@ -171,7 +172,7 @@ class _WordDocument:
         for element in run:
             match local(element):
                 case "t":
-                    yield quoted(element.text or "")
+                    yield quoted(self._letters(element.text or "", run))
                 case "tab" | "ptab":
                     yield " "
                 case "br" | "cr":
@@ -179,7 +180,7 @@ class _WordDocument:
                 case "noBreakHyphen":
                     yield "-"
                 case "sym":
-                    yield self._symbol(element)
+                    yield self._symbol(attribute(element, "font"), attribute(element, "char").upper())
                 case "footnoteReference" | "endnoteReference" | "commentReference" as kind:
                     mark = {"f": "", "e": "e", "c": "c"}[kind[0]]
                     yield f"[^{mark}{attribute(element, 'id')}]"
@@ -191,8 +192,14 @@ class _WordDocument:
                 case "drawing" | "pict" | "object":
                     yield self._drawing(element)
 
-    def _symbol(self, element: Element) -> str:
-        font, code = attribute(element, "font"), attribute(element, "char").upper()
+    def _letters(self, text: str, run: Element) -> str:
+        """Return a run's text, in which letters of a symbols' font are the symbols that it shows."""
+        if not _OF_SYMBOLS.search(text):
+            return text
+        font = attribute(child(run, "rPr", "rFonts"), "ascii")
+        return _OF_SYMBOLS.sub(lambda match: self._symbol(font, f"{ord(match[0]):X}"), text)
+
+    def _symbol(self, font: str, code: str) -> str:
         mark = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" and code else _DINGBATS.get(code[-2:])
         if mark is None and code and not code.startswith("F0"):
             mark = chr(int(code, 16))
@@ -216,8 +223,8 @@ class _WordDocument:
     def _drawing(self, element: Element) -> str:
         """Return the descriptions of pictures; text boxes among them come after the paragraph."""
         descriptions = []
-        inside = pictures = 0
-        for each in element.iter():
+        pictures = 0
+        for each in _drawn(element):
             match local(each):
                 case "docPr" | "shape" if text := (attribute(each, "descr") or attribute(each, "alt")).strip():
                     descriptions.append(f"![{quoted(text)}]")
@@ -225,9 +232,10 @@ class _WordDocument:
                     pictures += 1
                 case "decorative" if attribute(each, "val") not in _OFF:
                     pictures -= 1
-                case "txbxContent" if not inside:
+                case "txbxContent":
                     self._boxes += self._blocks(each)
-                    inside = 1
+                case "textpath":
+                    descriptions.append(quoted(attribute(each, "string")))
                 case "chart":
                     self.lost["charts"] += 1
                 case "relIds":
@@ -257,6 +265,15 @@ class _WordDocument:
                 column += span
             rows.append(cells)
         return html_table(rows)
+
+
+def _drawn(parent: Element) -> Iterator[Element]:
+    """Yield what is in a drawing, but not what is in its text boxes, nor what stands there for older programs."""
+    for element in parent:
+        if local(element) != "Fallback":
+            yield element
+            if local(element) != "txbxContent":
+                yield from _drawn(element)
 
 
 def _members(parent: Element, name: str) -> Iterator[Element]:

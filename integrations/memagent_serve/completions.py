@@ -46,7 +46,7 @@ from memagent_serve.chat_requests import (
     require_readable,
 )
 from memagent_serve.keys import Owner
-from memagent_serve.long_parts import PartPlace, ReadingPlan, is_task, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import MEDIA, PartPlace, ReadingPlan, is_task, planned, question_of, sizes_of, total_of
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
@@ -233,6 +233,8 @@ class ChatCompletions:
         findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
         plan = planned(chat, sizes, total=total, room=room, findings=findings)
         if plan.is_empty:
+            if total > room and not MEDIA.search(chat.unreadable or "image"):
+                require_readable(chat)
             return body
         if not chat.has_files and is_task(chat, self._settings.task_pattern):
             return await asyncio.to_thread(shortened_task, chat, room, tokenizer)

@@ -19,7 +19,8 @@ MESSAGE_TOKENS: Final = 8
 """Tokens reserved for a chat template's text around each message."""
 OTHER_PART_TOKENS: Final = 1024
 """The assumed tokens of an image, a sound or a video."""
-_MEDIA: Final = re.compile("image|audio|video")
+MEDIA: Final = re.compile("image|audio|video")
+"""Kinds of parts whose sizes are not known."""
 _STUB_TOKENS: Final = 64
 """The replacement of a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
@@ -74,7 +75,7 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
             return tokenizer.count(text.text()) if exact else text.size // _BYTES_PER_TOKEN
         if part.kind == "file" or part.raw is None:
             return 0
-        if _MEDIA.search(part.kind):
+        if MEDIA.search(part.kind):
             return OTHER_PART_TOKENS
         content = bytes(part.raw)
         exact = len(content) <= _EXACT_BYTES

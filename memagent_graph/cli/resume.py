@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from memagent_graph.cli.run_choice import LATEST, NamedRun, run_named
+from memagent_graph.cli.run_choice import NamedRun, run_named, unanswered_beside
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
     from memagent_graph.results import ReadResult
-    from memagent_graph.run_log import RunLog
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(RunOptions):
-    """Continue a run that was killed, failed, or stopped at a limit; `latest` continues all questions of a read."""
+    """Continue a run that was killed, failed, or stopped at a limit."""
 
     examples: ClassVar = (
         "memagent resume latest",
@@ -74,16 +74,14 @@ class Resume(RunOptions):
             source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
                 loaded = self.make_reader(settings)
-            form = None if self.schema is None else ResponseFormat.named(self.schema)
-            results: list[ReadResult | Exception] = []
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
+                form = None if self.schema is None else ResponseFormat.named(self.schema)
                 try:
                     await self.prepare(reader, console)
-                    for each in _unfinished(log, run_id) if self.run_id == LATEST else [run_id]:
-                        console.resume_command = self.resume_command(each)
-                        parts = reader.astream_resume(each, document=source, response_format=form, limits=self.limits)
-                        results.append(await console.follow(parts))
+                    resumed = partial(reader.astream_resume, document=source, response_format=form, limits=self.limits)
+                    run_ids = [run_id, *unanswered_beside(log, run_id)] if self.run_id == "latest" else [run_id]
+                    return [await console.follow(resumed(each)) for each in run_ids]
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."
@@ -92,22 +90,5 @@ class Resume(RunOptions):
                     if log.get(run_id).stop_reason is not None:
                         error.hint = f"It was read without checkpoints, and has ended: memagent show {run_id}."
                     raise
-            return results
 
         self.finish(run)
-
-
-def _unfinished(log: RunLog, run_id: str) -> list[str]:
-    """Return the runs, one a question, of a read of several questions that can be continued; else the run alone."""
-    from memagent_graph.events import StopReason
-    from memagent_graph.run_log import RunFilter
-
-    read, _, number = run_id.rpartition("-")
-    document = log.get(run_id).document["key"]
-    runs = {
-        record.run_id: record.stop_reason
-        for record in (log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True)) if number.isdigit() else ())
-        if record.run_id.removeprefix(f"{read}-").isdigit() and record.document["key"] == document
-    }
-    unfinished = [each for each, reason in runs.items() if reason is None or StopReason(reason).resumable]
-    return sorted(unfinished, key=lambda each: int(each.rpartition("-")[2])) or [run_id]

@@ -90,13 +90,13 @@ def add_policy(
         report("dequantising and merging (about a minute)")
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
         _write(unfinished, base, weights, changes)
-        if origin.gguf:
-            from memagent_graph.policies.gguf_export import write_gguf  # noqa: PLC0415  an optional dependency
-
-            write_gguf(weights, changes, unfinished / origin.gguf)
         if source is not None:
             ignore = shutil.ignore_patterns(*_WEIGHTS_OF_ADAPTER, "__pycache__")
             shutil.copytree(source, unfinished, dirs_exist_ok=True, ignore=ignore)
+        if origin.gguf:
+            from memagent_graph.policies.gguf_export import write_gguf  # noqa: PLC0415  an optional dependency
+
+            write_gguf(weights, changes, unfinished / origin.gguf, unfinished / "chat_template.jinja")
         write_origin(origin, unfinished)
         _make_private(unfinished)
         _put_in_place(unfinished, folder / name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import traceback
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -120,9 +119,9 @@ class ChatModelPolicy:
                 self._unsupported -= learnt
                 redacted = SecretRedaction(each.get_secret_value() for each in _secrets(self._model))
                 whole = "".join(traceback.format_exception(error))
-                raise PolicyError(
-                    redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=self._hint(error, sampling)
-                ) from (error if redacted(whole) == whole else None)  # tracers write down what causes say
+                raise PolicyError(redacted(f"{self._name}: {type(error).__name__}: {error}")) from (
+                    error if redacted(whole) == whole else None
+                )  # tracers write down what causes say
 
     def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call, and the keyword arguments of the call."""
@@ -133,13 +132,6 @@ class ChatModelPolicy:
         if bound == "num_predict":
             return self._model.model_copy(update=options), {}
         return self._model, options
-
-    def _hint(self, error: Exception, sampling: SamplingParams) -> str | None:
-        """How to leave out an option that the model does not accept, if its error is about one."""
-        if not isinstance(error, (TypeError, ValueError)):
-            return None
-        named = next((name for name in self._options(sampling) if re.search(rf"\b{name}\b", str(error))), None)
-        return named and f'If it does not take {named}: ChatModelPolicy(model, unsupported=frozenset({{"{named}"}})).'
 
     def _options(self, sampling: SamplingParams) -> dict[str, Any]:
         options: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
+from memagent_graph.words import without_surrogates
 
 _LARGEST_COUNT: Final = 2**40
 """A larger number is not a count of tokens, and databases could not add it up."""
 _WORDS: Final = {
     FinishReason.STOP: (
-        "stop end end_turn stop_sequence stop_token eos eos_token end_of_text end_of_turn complete completed finished "
-        "finish done normal success none null"
+        "stop end end_turn stop_sequence stop_token eos eos_token im_end eot_id end_of_text end_of_turn complete "
+        "completed finished finish done normal success none null"
     ),
     FinishReason.LENGTH: (
         "length max_length max_tokens max_token max_output_tokens max_new_tokens max_completion_tokens model_length "
@@ -25,7 +26,8 @@ _WORDS: Final = {
     FinishReason.REFUSED: (
         "content_filter content_filtered content_filtering filtered filter refusal refused safety recitation blocklist "
         "prohibited_content image_safety spii blocked block guardrail guardrails guardrail_intervened content_policy "
-        "content_policy_violation policy_violation moderation content_moderation flagged sensitive censored unsafe"
+        "content_policy_violation policy_violation error_toxic moderation content_moderation flagged sensitive "
+        "censored unsafe"
     ),
     FinishReason.FAILED: (
         "error errored failed failure fail abort aborted cancel cancelled canceled interrupted timeout timed_out "
@@ -57,8 +59,10 @@ def content_text(content: object) -> str | None:
     Raises:
         ValueError: it is something else.
     """
-    if content is None or isinstance(content, str):
-        return content
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return without_surrogates(content)
     if isinstance(content, list):
         texts = [text for text in map(content_text, content) if text is not None]
         return "".join(texts) if texts else None

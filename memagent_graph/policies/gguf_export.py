@@ -27,12 +27,17 @@ _MODULES: Final = {
 }  # fmt: skip
 
 
-def write_gguf(base: Path, changes: Adapter | None, target: Path) -> None:
-    """Write a GGUF file of a Llama or Qwen2 with all metadata of another, and the changes merged."""
+def write_gguf(base: Path, changes: Adapter | None, target: Path, template: Path) -> None:
+    """Write a GGUF file of a Llama or Qwen2 with the metadata of another, and the changes merged.
+
+    The chat template is that in the file `template`, if it exists.
+    """
     import gguf  # noqa: PLC0415  an optional dependency
 
     reader: Any = gguf.GGUFReader(base)
     values = {name: field.contents() for name, field in reader.fields.items()}
+    if template.exists():
+        values["tokenizer.chat_template"] = template.read_text("utf-8")
     architecture = values["general.architecture"]
     writer: Any = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():

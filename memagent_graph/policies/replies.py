@@ -8,6 +8,7 @@ in a step, and drop what vLLM adds (token ids). A reply in another dialect of th
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -156,7 +157,7 @@ def _decoded(content: bytes) -> tuple[_Reply, bool]:
 
 def _usual_form(content: bytes) -> tuple[_Reply, bool]:
     """Return a reply in another dialect as if it were in the usual one, and whether it has numbers that are none."""
-    reply = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
+    reply = _json(content.decode("utf-8-sig"))
     choices, is_damaged = [], False
     for choice in filter(None, reply.get("choices") or ()):
         numbers = {name: choice.get(name) or reply.get(name) for name in _NUMBERS}
@@ -173,6 +174,26 @@ def _usual_form(content: bytes) -> tuple[_Reply, bool]:
             message |= {"content": content_text(content_parts), "refusal": has_refusal(message), "reasoning": thoughts}
         choices.append({**choice, **numbers, "message": message, "text": content_text(choice.get("text"))})
     return msgspec.convert({**reply, "choices": choices, "prompt_token_ids": None}, _Reply), is_damaged
+
+
+def _json(text: str) -> Any:
+    """Return a body as JSON; of a stream's events, the reply that they make together."""
+    try:
+        return _loads(text)
+    except ValueError:
+        lines = (line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith(("data:", "{")))
+        events = [_loads(line) for line in lines if line != "[DONE]"]
+        if not events:
+            raise
+    choices = [choice for event in events for choice in event.get("choices") or () if not choice.get("index")]
+    messages = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+    text = "".join(content_text(message.get("content")) or "" for message in messages)
+    reason = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
+    whole = {name: value for event in events for name, value in event.items() if value is not None}
+    return whole | {"choices": [{"message": {"content": text}, "finish_reason": reason}] if choices else []}
+
+
+_loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
 
 
 def _place(choice: _Choice) -> int:

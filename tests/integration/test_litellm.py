@@ -32,7 +32,7 @@ def proxy(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("litellm")
     behind = f"{{model: openai/fake, api_base: '{upstream.base_url}', api_key: any}}"
     (folder / "settings.yaml").write_text(f"model_list: [{{model_name: behind, litellm_params: {behind}}}]\n")
-    command = [str(PROXY), "--config", "settings.yaml", "--host", "127.0.0.1", "--port", "0"]
+    command = [str(Path(PROXY or "").resolve()), "--config", "settings.yaml", "--host", "127.0.0.1", "--port", "0"]
     variables = {"PATH": os.environ["PATH"], "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
     with subprocess.Popen(command, env=variables, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr

@@ -18,7 +18,7 @@ from memagent_graph.settings import ReadSettings
 
 PYTHON = os.environ.get("MEMAGENT_LLAMA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MEMAGENT_LLAMA_PYTHON names no interpreter with xllamacpp")
-NAME = "smollm2-untrained"
+NAME = "smollm2"
 COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Norway", "Greece")
 PROMPTS = [
     [{"role": "user", "content": words.format(each)}]
@@ -60,4 +60,14 @@ async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:
     with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
         findings = [finding async for finding in examine(reader)]
     assert Health.BAD not in {finding.health for finding in findings}, findings
-    assert findings[-1].subject == "tokenizer"
+    assert [finding.subject for finding in findings][-2:] == ["tokenizer", "longest prompt"]
+
+
+async def test_a_document_is_read_through_it(server, home, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(home.parents[1]))
+    before, after = "Boats come in at noon, and men carry the boxes. ", "Nobody counts the loaves, and the cat sleeps. "
+    text = f"{before * 30}The key of the harbor is 4711. {after * 30}"
+    with MemAgent(base_url=server, profile=NAME, strategy="overwrite", store=tmp_path, run_log=False) as reader:
+        result = await reader.aread(text, "What is the key of the harbor?")
+    assert result.answer == "4711"
+    assert result.chunks_read > 1

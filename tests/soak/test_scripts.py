@@ -1,6 +1,7 @@
 """Random documents in 20 scripts are cut without loss, and no character that a reader sees is split.
 
-Where characters end is what ICU says of the whole text; the chunker looks at a few characters around a place.
+Where characters end is what the package regex says of the whole text; the chunker asks ICU, about a few characters
+around a place.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from icu4py.breakers import CharacterBreaker
+import regex
 from support.languages import SENTENCES
 
 from memagent_graph import Document, DocumentStore, load_tokenizer
 from memagent_graph.documents.chunking import Boundary, Chunker
 
+_LONE_VIRAMA = regex.compile(
+    r"(?<!\p{InSC=Consonant}\p{InSC=Nukta}?)[\p{InSC=Virama}\p{InSC=Invisible_Stacker}][\p{M}\u200d]*"
+)
+"""A sign that joins two consonants, after no consonant: whether it joins what follows depends on Unicode's version."""
 BOUNDARIES: tuple[Boundary, ...] = ("token", "sentence", "paragraph", "heading")
 JOINTS = ("", " ", "\n", "\n\n", "\r\n", *["👩\u200d👩\u200d👧", "🇦🇧🇨🇩", "ẹ́", "\u200d", "\xad", "한각", "क्ष्म्य"])
 
@@ -43,7 +48,8 @@ def test_no_chunk_of_random_documents_in_many_scripts_splits_a_character(
         chance = random.Random(number)
         text, tokens = random_text(chance, script), chance.choice([3, 20, 64, 100, 300])
         ref = store.add(Document.from_text(text))
-        ends = {*itertools.accumulate(map(len, CharacterBreaker(text, "en")))}
+        ends = {match.end() for match in regex.finditer(r"\X", text)}
+        disputed = {match.end() for match in _LONE_VIRAMA.finditer(text)}
         ends.update(match.end() for match in re.finditer("\r(?=\n)", text))  # two characters for readers of files
         cut = list(Chunker(store, ref, tokenizer, tokens, BOUNDARIES[number // 20 % 4]).chunks())
         assert "".join(chunk.text for chunk in cut) == text, number
@@ -51,7 +57,7 @@ def test_no_chunk_of_random_documents_in_many_scripts_splits_a_character(
             assert text[chunk.start_char : chunk.end_char] == chunk.text, number
             assert text.encode()[chunk.start_byte : chunk.end_byte].decode() == chunk.text, number
             assert chunk.tokens <= tokens + 3, number
-            assert chunk.splits == (chunk.end_char not in ends), number
+            assert chunk.splits == (chunk.end_char not in ends) or chunk.end_char in disputed, number
             assert not chunk.splits or tokens < 64, number
         chunks, splits = chunks + len(cut), splits + sum(chunk.splits for chunk in cut)
         store.remove(ref)

@@ -82,8 +82,8 @@ def document(fact: Fact) -> str:
 
 
 def reply_to(prompt: str) -> str:
-    """Reply as a policy that knows all the languages: it keeps a fact once a section has it, and else copies."""
+    """Reply as a policy that knows all the languages: it keeps a fact once a section has it, and else copies a word."""
     fact = next((fact for fact in FACTS.values() if fact.sentence.strip() in prompt or fact.memory in prompt), None)
     if "<section>" not in prompt:
         return f"\\boxed{{{fact.answer if fact else '?'}}}"
-    return fact.memory if fact else part(prompt, "section").split()[0]
+    return fact.memory if fact else " ".join(part(prompt, "section").split()[:1])

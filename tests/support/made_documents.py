@@ -6,6 +6,7 @@ Each has one fact that is easily lost: a power, a spanned cell, a form's value, 
 from __future__ import annotations
 
 import base64
+import datetime
 import io
 import zipfile
 import zlib
@@ -13,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Any
+
+import openpyxl
+from openpyxl.comments import Comment
 
 from support.document_files import docx, pdf
 
@@ -258,6 +262,14 @@ def _word_files() -> Iterator[Made]:
         "object.docx", word(p("Outer."), embeddings___data__bin=b"\x00\x01"), ("Outer.",),
         omissions=("1 files in it that were not read (data.bin",),
     )  # fmt: skip
+    boxes = "".join(
+        f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
+    )
+    yield Made("boxes.docx", word(f"<w:p><w:r><w:drawing>{boxes}</w:drawing></w:r></w:p>"), ("One", "Two"))
+    ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
+    yield Made("wingdings.docx", word(f"<w:p>{ticked}{r(' Yes')}</w:p>"), ("☑ Yes",))
+    mark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
+    yield Made("watermark.docx", word(p("Body."), header1__xml=f"<w:hdr {W}><w:p>{mark}</w:p></w:hdr>"), ("DRAFT",))
 
 
 SUPER = '<w:vertAlign w:val="superscript"/>'
@@ -276,6 +288,7 @@ def _html_files() -> Iterator[Made]:
     table = "<table><tr><th>Region<th>Product<th>Units<tr>{}</table>".format
     yield page("rowspan", table("<td rowspan=2>EU<td>Hat<td>12<tr><td>Hub<td>7"), "| EU | Hub | 7 |")
     yield page("colspan", table("<td colspan=2>Both<td>19"), "| Both | Both | 19 |")
+    yield page("wide", table("<td colspan=999999999>a<tr><td rowspan=999999999>b<td>c"), "| b | c |")
     yield page("bar", table("<td>a|b<td>c<td>1"), "| a\\|b | c | 1 |")
     yield page(
         "endless", "<table><tr><th>Region<th>Units<tr><td>EU<td>12<tr><td>US<td>3</table>", "| EU | 12 |\n| US | 3 |"
@@ -302,6 +315,17 @@ def _html_files() -> Iterator[Made]:
             "A fine report", "A fine report > Costs", "A fine report > Costs > Of it", "A fine report > Costs > Last",
         ),
     )  # fmt: skip
+    style = "<style>p{margin:0}.c2{color:red;vertical-align:super} span.c3{vertical-align:sub}</style>"
+    note = "<sup><a href='#ftnt1'>[1]</a></sup>"
+    yield page("gdocs", f"{style}<p>10<span class='c1 c2'>6</span> CO<span class=c3>2</span> in 1987{note}",
+        "10^6", "CO_2", "1987[^1]")  # fmt: skip
+    yield page("styled", "<p>10<span style='vertical-align: super'>6</span>", "10^6")
+    yield page("backwards", "<ol reversed><li>c<li>b</ol><ol reversed start=9><li>nine</ol>", "2. c", "1. b", "9. nine")
+    yield page(
+        "katex", "<span class=katex><math><mi>E</mi></math><span class=katex-html>E</span></span>.", "E.", lost=("EE",)
+    )
+    yield page("area", "<map><area alt='Region A'></map>", "Region A")
+    yield page("folded", "<details><summary>More</summary><p>A fact</details>Super<wbr>man", "A fact", "Superman")
     shown = "<img src=a><img src=b alt=''><img src=c width=1><img src=d alt='A map'><iframe src=e></iframe><iframe width=0></iframe>"
     yield page(
         "shown", f"{shown}<object data=f>no</object><embed src=g><video src=h></video><svg><title>Logo</title></svg>",
@@ -424,6 +448,15 @@ def _pdf_files() -> Iterator[Made]:
     hyphen = "60:<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
     split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
     yield Made("hyphen.pdf", _pdf([split], objects=hyphen), ("Alexandrova",), ("\ufffe",))
+    moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj ET"
+    yield Made("power.pdf", _pdf([moved]), ("10^6 kg of CO_2",))
+    sizes = "BT /F1 20 Tf 72 720 Td (In 19) Tj /F1 9 Tf (87) Tj ET"
+    yield Made("sizes.pdf", _pdf([sizes]), ("In 1987",))
+    columns = [(72, 700, "One"), (72, 685, "two."), (320, 700, "Three"), (320, 685, "four.")]
+    yield Made(
+        "columns.pdf", _pdf([" ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)]),
+        ("One\ntwo.\nThree\nfour.",),
+    )  # fmt: skip
 
 
 def _mail(**changes: Any) -> EmailMessage:
@@ -485,6 +518,10 @@ def _mail_files() -> Iterator[Made]:
         b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
     )
     yield Made("pictured.eml", pictured.as_bytes(), ("See",), omissions=("1 pictures (map.gif)",))
+    stub = _mail()
+    stub.set_content("View this message in your browser.")
+    stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
+    yield Made("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
     yield Made("saved.mhtml", related, ("saved **page**",))
 
@@ -566,6 +603,9 @@ def _office_files() -> Iterator[Made]:
         ("One.",),
         omissions=("1 pictures without a description (slide 2)",),
     )
+    auto = "<a:p><a:pPr lvl='{}'><a:buAutoNum type='{}' startAt='{}'/></a:pPr><a:r><a:t>{}</a:t></a:r></a:p>".format
+    items = auto(0, "arabicPeriod", 3, "three") + auto(1, "alphaLcPeriod", 1, "in") + auto(0, "arabicPeriod", 3, "four")
+    yield Made("numbers.pptx", slides(shape("", items)), ("3. three\n  a. in\n4. four",))
     row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
     yield Made(
         "rows.xlsx",
@@ -595,6 +635,28 @@ def _office_files() -> Iterator[Made]:
         sheets(row + row.replace('r="1"', 'r="2"'), more={"xl/comments1.xml": comments}),
         ("Checked by Ada",),
     )
+    yield Made("excel.xlsx", _by_openpyxl(), (
+        "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed",
+    ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
+
+
+def _by_openpyxl() -> bytes:
+    """A workbook with formats of numbers, merged cells, a comment, a sheet that is hidden, and things on the first."""
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Data"
+    for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1)], ["=1+1"]):
+        sheet.append(row)
+    for place, form in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
+        sheet[place].number_format = form
+    sheet.merge_cells("A2:A3")
+    sheet["A2"].comment = Comment("seen", "Ada")
+    book.create_sheet("Other")["A1"] = "hidden fact"
+    book["Other"].sheet_state = "hidden"
+    file = io.BytesIO()
+    book.save(file)
+    drawing = f"<d:wsDr xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:wsDr>"
+    return zipped({**dict(_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
 
 
 _ODF = " ".join(
@@ -657,6 +719,16 @@ def _open_files() -> Iterator[Made]:
         omissions=("1 pictures without a description",),
         headings=("Plan",),
     )
+    notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
+    yield Made(
+        "notes.odp",
+        opened("presentation", f"<draw:page><text:p>One</text:p>{notes}</draw:page>"),
+        ("Notes:\n\nSpoken fact",),
+    )
+    values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
+    yield Made(
+        "values.ods", opened("spreadsheet", values), ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",)
+    )
     rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
     yield Made("rows.ods", opened("spreadsheet", rows), ("## Sales", "| US | 3 |"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
@@ -671,6 +743,11 @@ def _open_files() -> Iterator[Made]:
     yield Made("order.epub", zipped(book), ("Umbra", "First.\n\nSecond, 10^6."))
     chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
     yield Made("chapters.epub", zipped(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
+    noted = {
+        "o/c.xhtml": "<p>In 1987<a epub:type='noteref' href='#n'>2</a>.",
+        "o/p.opf": "<!DOCTYPE package>" + package,
+    }
+    yield Made("noted.epub", zipped(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
     yield Made("scan.epub", zipped(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
     yield Made(
@@ -690,6 +767,14 @@ def _open_files() -> Iterator[Made]:
         ("Arial",),
     )
     yield Made("power.rtf", rb"{\rtf1\ansi 3 x 10{\super 6} units, H{\sub 2}O}", ("10^6 units", "H_2O"))
+    yield Made(
+        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}.}",
+        ("In 1987[Note:  See Ames.] it was 42", "A head"), ("41",),
+    )  # fmt: skip
+    yield Made("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
+    yield Made(
+        "emoji.rtf", rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01}}", ("10^7 😀",), omissions=("1 pictures",)
+    )
     yield Made(
         "object.rtf", rb"{\rtf1\ansi Body.{\object{\*\objdata 0102}}}", ("Body.",), omissions=("1 embedded objects",)
     )

@@ -137,6 +137,21 @@ def _raw(more: str, encode: Callable[[str], bytes] = str.encode) -> Dialect:
     return Dialect(answer)
 
 
+def _json(reply: Reply) -> bytes:
+    return json.dumps(reply).encode()
+
+
+def _bytes(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _stream(text: str, reason: str) -> web.Response:
+    """The reply as events, though it was not asked for as a stream."""
+    deltas = [({"role": "assistant"}, None), ({"content": text[:3]}, None), ({"content": text[3:]}, None), ({}, reason)]
+    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": word}]} for delta, word in deltas]
+    return _bytes(b"".join(b"event: message\ndata: %s\n\n" % _json(event) for event in events) + b"data: [DONE]\n")
+
+
 FINISH_REASONS = {
     **{
         f"cut, as {word!r}": _finish(word, "truncated")
@@ -225,6 +240,20 @@ SHAPES = {
     "NaN in a field of its own": _raw('"score": NaN'),
     "a byte order mark": _raw('"x": 1', lambda text: text.encode("utf-8-sig")),
     "a number of a hundred digits": _raw(f'"created": {"9" * 100}'),
+    "a line's end in a text": Dialect(lambda reply, number: _bytes(_json(reply).replace(b'": "', b'": "\n'))),
+    "half of a surrogate pair": _raw('"x": 1', lambda text: text.replace('": "', '": "\\ud83d ', 1).encode()),
+    "comments that keep a connection alive": Dialect(
+        lambda reply, number: _bytes(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _json(reply))
+    ),
+    "a stream": Dialect(lambda reply, number: _stream(reply["choices"][0]["message"]["content"], "stop")),
+    "a stream that was cut": Dialect(
+        lambda reply, number: _stream(reply["choices"][0]["message"]["content"], "length"),
+        events=frozenset({"truncated"}),
+    ),
+    "a stream that broke off": Dialect(
+        lambda reply, number: _bytes(b'data: {"error": {"message": "upstream"}}\n\n') if number == 1 else reply,
+        events=frozenset({"request_retried"}),
+    ),
     "a token id below 0": Dialect(_choice(lambda each: each.update(token_ids=[-1]))),
     "a token id beyond 32 bits": Dialect(_choice(lambda each: each.update(token_ids=[2**32]))),
     "counts as texts": _with(usage={"prompt_tokens": "12", "completion_tokens": "3"}),
@@ -263,6 +292,12 @@ REASONING = {
     ),
     "channels without their tokens": _content(lambda text: f"analysisHm, {_THOUGHT}.assistantfinal{text}"),
     "Gemma's channel": _content(lambda text: f"<|channel>thought\n{_THOUGHT}\n<channel|>{text}"),
+    "an echo of <|begin_of_text|>": _content(lambda text: f"<|begin_of_text|><|begin_of_text|>{text}"),
+    "an echo of <s>": _content(lambda text: f"<s> {text}</s>"),
+    "an echo of a header": _content(lambda text: f"assistant\n\n{text}"),
+    "zeros at the end": _content(lambda text: f"{text}\0\0"),
+    "padding": _content(lambda text: f"{text}<pad><pad>"),
+    "a next turn": _content(lambda text: f"{text}<|im_end|>\n<|im_start|>user\nAnd what is the key of barn?"),
     "an echo of <|im_end|>": _content(lambda text: f"{text}<|im_end|>"),
     "an echo of <|eot_id|>": _content(lambda text: f"{text}<|eot_id|>"),
     "an echo of </s>": _content(lambda text: f"{text}</s>"),

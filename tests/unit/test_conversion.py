@@ -11,7 +11,7 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import docx, pdf
-from support.made_documents import opened, sheets, word, zipped
+from support.made_documents import opened, sheets, slides, word, zipped
 
 from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import ConversionCancellation
@@ -185,6 +185,20 @@ def _repeated(rows: int, columns: int) -> bytes:
     return opened("spreadsheet", f'<table:table table:name="S">{row}</table:table>')
 
 
+def _book(text: str = "<p>word", *, chapters: int = 1) -> bytes:
+    """A book that has one chapter several times."""
+    items = '<manifest><item id="c" href="c.xhtml"/></manifest>'
+    spine = '<itemref idref="c"/>' * chapters
+    return zipped(
+        {
+            "mimetype": MEDIA_TYPES["epub"],
+            "META-INF/container.xml": '<container><rootfile full-path="p.opf"/></container>',
+            "p.opf": f"<package>{items}<spine>{spine}</spine></package>",
+            "c.xhtml": text,
+        }
+    )
+
+
 _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
 
 
@@ -195,11 +209,15 @@ _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</
         ("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", "nested too deeply"),
         ("repeated.ods", _repeated(1_048_576, 16_384), "takes more than 2 seconds"),
         ("deep.docx", word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), "nested too deeply"),
+        ("deep.pptx", slides("<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000), "nested too deeply"),
+        ("deep.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", "nested too deeply"),
+        ("chapters.epub", _book(chapters=1_000_000), "takes more than 2 seconds"),
+        ("zipped.epub", _book("<p>" + "a " * 100_000_000), "needs more than 800 MB|takes more than 2 seconds"),
         ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), "takes more than 2 seconds"),
     ],
 )
 def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path):
-    store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=2))
+    store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=2, memory_mb=800))
     with pytest.raises(DocumentError, match=error):
         store.add(Document.from_bytes(data, name=name))
 

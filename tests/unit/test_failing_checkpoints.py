@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import resource
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 
 import pytest
+from support.fake_server import FakeServer
+from support.programs import run_program
 
 from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
@@ -82,14 +82,14 @@ def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_
     document = tmp_path / "tower.txt"
     document.write_text(TEXT * 4, "utf-8")
 
-    def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
-
-    command = [sys.executable, "-m", "memagent_graph", "read", str(document), "-q", "When?", "--model", "embedded"]
-    done = subprocess.run(
-        [*command, "--no-log", "--json", "--checkpoints", str(tmp_path / "c.sqlite")],
-        capture_output=True, text=True, timeout=120, check=False, preexec_fn=small_disk,
-    )  # fmt: skip
+    code = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))\n"
+        "runpy.run_module('memagent_graph', run_name='__main__')"
+    )
+    with FakeServer() as server:
+        options = ["--base-url", server.base_url, "--tokenizer", "embedded", "--chunk-tokens", 60, "--no-log", "--json"]
+        command = [sys.executable, "-c", code, "read", document, "-q", "When?", *options]
+        done = run_program([*command, "--checkpoints", tmp_path / "c.sqlite"], capture_output=True, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == ExitCode.CHECKPOINTS, (done.returncode, done.stderr)
     assert json.loads(done.stdout)["error"]["type"] == "CheckpointError"

@@ -7,7 +7,7 @@ import io
 import pytest
 from support.made_documents import Made, made_documents
 
-from memagent_graph.converters import SourceFile
+from memagent_graph.converters import ConversionError, SourceFile
 from memagent_graph.documents import Document, DocumentStore, loaders
 from memagent_graph.documents.conversion import converter_kinds
 from memagent_graph.documents.conversion_program import converted_parts
@@ -31,7 +31,7 @@ def store(tmp_path, monkeypatch):
 def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:
-        with pytest.raises((DocumentError, Exception), match=made.error.replace("(", r"\(").replace(")", r"\)")):
+        with pytest.raises((DocumentError, ConversionError), match=made.error.replace("(", r"\(").replace(")", r"\)")):
             store.add(document)
         return
     ref = store.add(document)

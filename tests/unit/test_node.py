@@ -32,7 +32,7 @@ from langchain_memagent.node import memagent_node
 from memagent_graph import Limits, OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=9000)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=3000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 TIGHT: Any = {"recursion_limit": 25}
@@ -442,7 +442,7 @@ async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_pa
     assert (await parent.ainvoke(None, config))["memory"] == "castle 99\nharbor 4711"
 
 
-CHUNKS = 300
+CHUNKS = 120
 PARENT = """
 import json, operator, sqlite3, sys
 from pathlib import Path
@@ -489,14 +489,14 @@ with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
 def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_path: Path, questions: int) -> None:
     """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
     tokenizer = load_tokenizer("embedded")
-    text = document_with({0.2: "The key of harbor is 4711."}, words=15_000)
+    text = document_with({0.2: "The key of harbor is 4711."}, words=6_000)
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
         asked = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
         command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(asked)]
-        kills = [questions * chunk for chunk in (60, 150, 240)]
+        kills = [questions * chunk for chunk in (20, 50, 90)]
         for chunk in kills:
             with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout.readline() == "reading\n"

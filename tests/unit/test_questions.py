@@ -103,12 +103,12 @@ def test_limits_count_for_each_question(make_reader) -> None:
     assert [(each.stop_reason, each.chunks_read) for each in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
 
 
-def test_a_thousand_questions_are_read_for_in_passes(make_reader) -> None:
+def test_hundreds_of_questions_are_read_for_in_passes(make_reader) -> None:
     policy = ScriptedPolicy(perfect_reader)
     text = document_with({0.5: "The key of k7 is 4711."}, words=60)
-    questions = [f"What is the key of k{number}?" for number in range(1000)]
+    questions = [f"What is the key of k{number}?" for number in range(300)]
     results = make_reader(policy).read(text, questions=questions, max_concurrency=100)
-    assert len(results) == 1000
+    assert len(results) == 300
     sections = [int(re.findall(r"k(\d+)\?", part(prompt, "problem"))[0]) // 100 for prompt in policy.prompts]
     assert sections == sorted(sections)
 

@@ -34,7 +34,7 @@ TEXT = document_with(
         for number, name in enumerate(NAMES)
         for place in (0, 0.037)
     },
-    words=2000,
+    words=1000,
 )
 CONFIG: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
 ASK: Any = {"messages": [("user", "?")]}
@@ -239,10 +239,10 @@ class TestTheNode:
 
     async def test_hundreds_are_read_for_in_passes(self, make_reader, sync) -> None:
         policy = ScriptedPolicy(perfect_reader)
-        questions = [f"What is the key of k{number}?" for number in range(300)]
-        given = {"question": questions, "document": "The key of k7 is 4711. The key of k299 is 12."}
+        questions = [f"What is the key of k{number}?" for number in range(150)]
+        given = {"question": questions, "document": "The key of k7 is 4711. The key of k149 is 12."}
         out = await called(graph_of(memagent_node(make_reader(policy, run_log=False))).compile(), given, sync=sync)
-        assert (out["answer"][7], out["answer"][299], len(out["answer"])) == ("4711", "12", 300)
+        assert (out["answer"][7], out["answer"][149], len(out["answer"])) == ("4711", "12", 150)
         asked = [questions.index(part(prompt, "problem")) // 128 for prompt in policy.prompts]
         assert asked == sorted(asked)
 

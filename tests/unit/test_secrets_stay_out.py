@@ -22,7 +22,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from pydantic import SecretStr
 from support.fake_server import FakeServer
-from support.programs import answers
+from support.programs import answers, run_program
 from support.scripts import document_with
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
@@ -78,9 +78,7 @@ def echo(status: int, words: str, where: str = "message") -> web.Response:
 def read_by_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (home.parent / "book.txt").write_text(TEXT)
     command = [sys.executable, "-m", "memagent_graph", "read", str(home.parent / "book.txt"), "-q", QUESTION]
-    done = subprocess.run(
-        [*command, *SMALL, "--retries", "0", "--run-id", "r", *options], check=False, capture_output=True, text=True
-    )
+    done = run_program([*command, *SMALL, "--retries", "0", "--run-id", "r", *options], capture_output=True)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -120,10 +118,8 @@ def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_hom
     with FakeServer(respond, authorization=f"Basic {BASIC}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
         done = read_by_command(own_home, "--base-url", address, "--json")
-        finished = subprocess.run(
-            [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address],
-            check=False, capture_output=True, text=True,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address]
+        finished = run_program(command, capture_output=True)
     assert (done.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
     assert server.base_url in done.stdout
     outputs = {"read": done.stdout + done.stderr, "resume": finished.stdout + finished.stderr}

@@ -581,8 +581,8 @@ class TestAReadThatFails:
         assert again and len(again) == len(set(again)), "only the chunk that failed was read again"
 
 
-CHUNKS = 500
-KILLED_AT = 250
+CHUNKS = 200
+KILLED_AT = 100
 AGENT = """
 import os, signal, sys
 from pathlib import Path
@@ -634,11 +634,11 @@ with SqliteSaver.from_conn_string(str(folder / "agent.sqlite")) as saver:
 """
 
 
-def test_an_agent_killed_at_chunk_250_of_500_goes_on_at_chunk_250(tmp_path: Path) -> None:
+def test_an_agent_killed_at_chunk_100_of_200_goes_on_at_chunk_100(tmp_path: Path) -> None:
     from memagent_graph import RunLog, load_tokenizer
 
     tokenizer = load_tokenizer("embedded")
-    text = document_with({0.2: "The key of harbor is 4711."}, words=24_000)
+    text = document_with({0.1: "The key of harbor is 4711."}, words=9_000)
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "agent.py").write_text(AGENT)

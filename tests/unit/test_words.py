@@ -126,8 +126,8 @@ def test_only_the_characters_around_a_place_are_looked_at() -> None:
         ["A line\nwraps here. ", "Another\r\ndoes.\n\n", "a paragraph\n \n", "the last"],
         ["Wait… ", "Then it rained. ", "Good."],
         [
-            "It is old. ",
-            "pytest checks it. ",
+            "It is rusty. ",
+            "pytest checks them. ",
             "`--force` skips (see 4711). ",
             "[default: no]. ",
             "It ends in 1889. ",

@@ -116,7 +116,9 @@ def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
         done = invoke("read", book, *asked, *options)
         as_json = invoke("read", book, *asked, *options, "--json", "--run-id", "r")
         stopped = invoke("read", book, *asked, *options, "--max-chunks", 2)
+        latest = invoke("resume", "latest")
         resumed = invoke("resume", "r-1")
+    assert sorted(answers(latest.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
     assert (done.exit_code, answers(done.stdout)) == (0, ["4711", "4711", "yet"])
     assert [record["question"] for record in records(done.stdout)][2] == ["What is the key of tower?"]
     assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stopped.stdout))
@@ -192,18 +194,6 @@ def test_a_read_that_stops_at_a_limit_is_resumed_from_its_id_alone(book) -> None
     assert finished.exit_code == 0
     assert json.loads(finished.stdout)["answer"] == "4711"
     assert answers(again.stdout) == ["4711"]
-
-
-def test_the_latest_read_is_resumed_with_all_its_questions(book) -> None:
-    questions = [QUESTION, "What is the key of nowhere?", "Where is the key of harbor?"]
-    with FakeServer() as server:
-        options = ["--base-url", server.base_url, *SMALL, "--max-chunks", 2]
-        invoke("read", book, *(word for question in questions for word in ("-q", question)), *options)
-        finished = invoke("resume", "latest")
-        again = invoke("resume", "latest")
-    assert [record["question"] for record in records(finished.stdout)] == [[question] for question in questions]
-    assert finished.exit_code == 0
-    assert [record["question"] for record in records(again.stdout)] == [questions[2:]]
 
 
 def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:

@@ -131,9 +131,14 @@ def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: Upst
     assert max(map(len, upstream.bodies)) < 4000
 
 
-def test_a_long_part_that_cannot_be_read_is_refused_and_not_sent(server: Served, upstream: Upstream) -> None:
+@pytest.mark.parametrize("is_one_message", [True, False])
+def test_a_long_part_that_cannot_be_read_is_refused_and_not_sent(
+    is_one_message: bool, server: Served, upstream: Upstream
+) -> None:
     part = {"type": "search_results", "results": [{"text": LONG}]}
-    body = {"model": "fake", "messages": [user([part]), user(QUESTION)]}
+    question = {"type": "text", "text": QUESTION}
+    messages = [user([part, question])] if is_one_message else [user([part]), user(QUESTION)]
+    body = {"model": "fake", "messages": messages}
     reply = httpx2.post(f"{server.api}/chat/completions", json=body)
     assert reply.status_code == 400
     assert "search_results" in reply.json()["error"]["message"]

@@ -35,8 +35,6 @@ from memagent_training.rewards import (
     GoldAnswers,
     LongRLVR,
     RecallGain,
-    relabel,
-    relabel_steps,
 )
 from memagent_training.rewards.evidence_rewards import f2
 from memagent_training.rewards.reward_names import term_rewards
@@ -186,9 +184,9 @@ def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_pat
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [FACT]}))
     gold = GoldAnswers.load(tmp_path / "gold.jsonl")
     log = RunLog(tmp_path / "runs.sqlite")
-    assert relabel(log, EvidenceF2(gold), name="f2").given == ("r",)
-    assert relabel_steps(log, GateRight(gold), name="gate").given == ("r",)
-    assert [each.value for each in log.rewards("r") if each.name == "f2"] == [1.0]
+    (run,) = read_runs(log)
+    assert EvidenceF2(gold)(run) == 1.0
+    assert GateRight(gold)(run) is not None
     log.close()
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
     with pytest.raises(MemAgentError, match="line 1: evidence without text"):

@@ -18,7 +18,6 @@ from memagent_training.forward.scoring import completion_logprobs
 from memagent_training.job.memory_estimate import (
     ModelSizes,
     Precision,
-    as_text,
     estimate_memory,
     lora_of_rank,
     unloaded_model,
@@ -144,12 +143,3 @@ def test_shards_divide_what_is_kept_and_a_reference_is_a_second_model() -> None:
     assert shared.activations == alone.activations
     narrow = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=True, optimizer="adamw_bnb_8bit")
     assert narrow.optimizer == alone.optimizer / 4
-
-
-def test_bytes_are_told_in_words() -> None:
-    assert [as_text(count) for count in (12, 1_500, 2_000_000, 31_000_000_000)] == [
-        "12 bytes",
-        "1.5 kB",
-        "2.0 MB",
-        "31.0 GB",
-    ]

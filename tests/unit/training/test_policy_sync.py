@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,17 @@ def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
 
 
 # Three ways
+
+
+async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_the_folders(fake, base, tmp_path) -> None:
+    sync = own(fake, base, How.RELOAD)
+    await sync.sync(write_policy(tmp_path / "policy-1", 0.3), "1")
+    sync.reference = lambda policy, rows: pytest.fail(f"{policy} was loaded")
+    new = write_policy(tmp_path / "policy-2", 0.5)
+    assert (await sync.sync(new, "2", partial(trainer, new))).gap < 1e-6
+    other = write_policy(tmp_path / "policy-3", 0.7)
+    with pytest.raises(TrainingError, match=r"are not the trainer's"):
+        await sync.sync(other, "3", partial(trainer, new))
 
 
 async def test_adapters_are_served_under_a_name_of_their_own_per_version(fake, base, tmp_path) -> None:

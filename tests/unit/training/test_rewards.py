@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from support.scripts import document_with, perfect_reader
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
-from memagent_graph import Completion, DocumentStore, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy
+from memagent_graph import Completion, DocumentStore, FinishReason, Limits, RunLog, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.prompts import AnswerFormat, last_boxed
@@ -30,9 +29,6 @@ from memagent_training.rewards import (
     LenientMatch,
     StringMatch,
     TokenF1,
-    Weighted,
-    relabel,
-    relabel_steps,
 )
 from memagent_training.rewards.judge import JudgedBy
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, chosen_reward, named_reward
@@ -273,17 +269,6 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
     assert LoggedReward(None, source="scorer")(run("", rewards=given)) == 0.5
 
 
-def test_weighted_rewards_add_up_and_name_the_part_that_is_no_number() -> None:
-    answered = run("\\boxed{4711}", answer="4711")
-    both = Weighted({"exact": (2.0, BoxedExactMatch(GOLD)), "length": (-0.5, lambda run: len(run.answer))})
-    assert both(answered) == 0.0
-    assert Weighted({"exact": (1.0, BoxedExactMatch(GOLD)), "thumbs": (1.0, LoggedReward("thumbs"))})(answered) is None
-    with pytest.raises(RewardError, match=r"'bad' is nan.*\(run r\)"):
-        Weighted({"bad": (0.0, lambda run: float("nan"))})(answered)
-    with pytest.raises(RewardError, match="no rewards to sum"):
-        Weighted({})
-
-
 # A judge
 
 
@@ -431,65 +416,16 @@ def exactly(prompt: str) -> Completion:
     return Completion(text, FinishReason.STOP, "s", usage, list(prompt.encode()), ids, [-0.25] * len(ids))
 
 
-def test_old_runs_are_scored_anew_without_new_rollouts(make_reader, log) -> None:
-    policy = ScriptedPolicy(exactly)
-    reader = make_reader(policy, run_log=log)
-    for run_id, question in (("a", QUESTION), ("b", "What is the key of castle?"), ("c", "Unknown?")):
-        reader.read(TEXT, question, run_id=run_id)
-    asked = len(policy.prompts)
-    gold = GoldAnswers({QUESTION: "4711", "b": "13"})
-    report = relabel(log, BoxedExactMatch(gold), name="exact")
-    assert (report.given, report.unknown) == (("a", "b"), ("c",))
-    assert [log.latest_rewards(each) for each in "abc"] == [{"exact": 1.0}, {"exact": 0.0}, {}]
-    assert {each.source for each in log.rewards("a")} == {"BoxedExactMatch"}
-
-    def short(run: TrainingRun) -> float | None:
-        return -0.1 * len(run.answer or "")
-
-    assert relabel(log, short, name="short", source="me", chosen=RunFilter(run_ids=["a"])).given == ("a",)
-    assert log.latest_rewards("a")["short"] == pytest.approx(-0.4)
-    assert {each.source for each in log.rewards("a")} == {"BoxedExactMatch", "me"}
-    assert len(policy.prompts) == asked
-
-
-def test_conversations_of_old_runs_are_scored_anew_too(make_reader, log) -> None:
+def test_rewards_that_the_log_gets_later_are_found_by_name_and_source(make_reader, log) -> None:
     make_reader(ScriptedPolicy(exactly), run_log=log).read(TEXT, QUESTION, run_id="a")
-    assert LoggedStepReward("form")(next(read_runs(log))) is None
-    assert relabel_steps(log, FormatReward(), name="form").given == ("a",)
-    assert relabel_steps(log, EvidenceInMemory(GOLD), name="evidence").given == ("a",)
-    (scored,) = read_runs(log)
-    assert LoggedStepReward("form")(scored) == [1.0] * len(scored.conversations_K)
-    assert sum(LoggedStepReward("evidence", "EvidenceInMemory")(scored)) == 1.0
-    assert LoggedStepReward("evidence", "person")(scored) is None
-    assert relabel_steps(log, lambda run: None, name="x").unknown == ("a",)
-    with pytest.raises(RewardError, match="0 values"):
-        relabel_steps(log, lambda run: [], name="x")
-
-
-def test_a_number_that_is_none_is_refused_with_the_run_and_those_before_it_stay(make_reader, log) -> None:
-    reader = make_reader(run_log=log)
-    for run_id in "ab":
-        reader.read("short", QUESTION, run_id=run_id)
-    with pytest.raises(RewardError, match=r"'x' is inf, which is not a finite number \(run b\)\. .*return None"):
-        relabel(log, lambda run: float("inf") if run.run_id == "b" else 1.0, name="x")
-    assert log.latest_rewards("a") == {"x": 1.0}
-    assert log.latest_rewards("b") == {}
-
-
-def test_judges_are_asked_side_by_side_where_that_is_wanted(make_reader, log) -> None:
-    reader = make_reader(run_log=log)
-    for run_id in "abcd":
-        reader.read(TEXT, QUESTION, run_id=run_id)
-    together = threading.Barrier(2, timeout=20)
-
-    def waits(run: TrainingRun) -> float:
-        together.wait()
-        return 1.0
-
-    assert relabel(log, waits, name="x", at_once=2).given == ("a", "b", "c", "d")
-    judge = JudgedBy(ScriptedPolicy(lambda prompt: "\\boxed{5}"))
-    assert relabel(log, judge, name="judged", at_once=3).given == ("a", "b", "c", "d")
-    assert log.latest_rewards("d")["judged"] == 0.5
+    (before,) = read_runs(log)
+    assert LoggedStepReward("form")(before) is None
+    values = EvidenceInMemory(GOLD)(before.without_discarded())
+    for scored, value in zip(before.without_discarded().conversations_K, values, strict=True):
+        log.reward("a", value, name="evidence", source="me", conversation=scored.id)
+    (after,) = read_runs(log)
+    assert sum(LoggedStepReward("evidence", "me")(after)) == 1.0
+    assert LoggedStepReward("evidence", "person")(after) is None
 
 
 @pytest.mark.parametrize(

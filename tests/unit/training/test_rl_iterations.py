@@ -35,7 +35,7 @@ from memagent_training.training_errors import ReplayError
 class Sync:
     """Every version is served at once."""
 
-    async def sync(self, policy: Path, version: str) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
         return Served("policy", version, How.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager

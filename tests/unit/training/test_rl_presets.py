@@ -47,7 +47,7 @@ def follows_instructions(tmp_path: Path) -> Path:
 class Sync:
     """Every version is served at once."""
 
-    async def sync(self, policy: Path, version: str) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
         return Served("policy", version, How.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager

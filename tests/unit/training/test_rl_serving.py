@@ -49,7 +49,7 @@ class Sync:
         self.versions: list[str] = []
         self.readers = 0
 
-    async def sync(self, policy: Path, version: str) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
         assert self.readers == 0
         self.versions.append(version)
         return Served("policy", version, How.RELOAD, 0.1, 1e-5)

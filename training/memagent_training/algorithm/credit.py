@@ -131,7 +131,7 @@ class CreditTerm:
             if not abs(value) <= _LARGEST_REWARD:
                 raise TrainingError(
                     f"A reward is {value}, which is not a finite number of 32 bits",
-                    hint="Correct the reward function and relabel the runs, or leave this one's group out.",
+                    hint="Correct the reward function and reward the runs again, or leave this one's group out.",
                     run_id=rollout.run_id,
                 )
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from accelerate.utils import parse_flag_from_env
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,6 @@ from memagent_training.job.memory_estimate import (
     MemoryEstimate,
     ModelSizes,
     Precision,
-    as_text,
     estimate_memory,
     unloaded_model,
 )
@@ -270,16 +270,16 @@ def _planned_part(found: Plan) -> str:
 def _memory_table(memory: MemoryEstimate, *, checkpointing: bool) -> Table:
     sizes = memory.sizes
     rows: list[_Row] = [
-        ("weights", as_text(memory.weights), f"{sizes.parameters:,} weights, {sizes.trained:,} of them trained"),
-        ("gradients", as_text(memory.gradients)),
-        ("optimizer", as_text(memory.optimizer)),
-        ("reference", as_text(memory.reference)),
+        ("weights", decimal(memory.weights), f"{sizes.parameters:,} weights, {sizes.trained:,} of them trained"),
+        ("gradients", decimal(memory.gradients)),
+        ("optimizer", decimal(memory.optimizer)),
+        ("reference", decimal(memory.reference)),
     ]
     for word, size in (("with", memory.activations_checkpointed), ("without", memory.activations_kept)):
         mark = " (chosen)" if checkpointing == (word == "with") else ""
-        rows.append((f"activations {word} checkpointing{mark}", as_text(size)))
-    rows.append(("in all", as_text(memory.total)))
-    rows += [(f"in all, sharded over {ranks} GPUs", as_text(memory.total_on(ranks))) for ranks in GPU_NUMBERS]
+        rows.append((f"activations {word} checkpointing{mark}", decimal(size)))
+    rows.append(("in all", decimal(memory.total)))
+    rows += [(f"in all, sharded over {ranks} GPUs", decimal(memory.total_on(ranks))) for ranks in GPU_NUMBERS]
     return _table("memory per rank, estimated", "size", "", rows=rows)
 
 

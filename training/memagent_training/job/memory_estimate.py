@@ -26,7 +26,6 @@ optimizer and reference are divided by the ranks; one gathered layer is added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -213,12 +212,3 @@ def _state_bytes(optimizer: str, precision: Precision) -> int:
     if "8bit" in optimizer or "4bit" in optimizer:
         return 2
     return 0 if optimizer in {"sgd", "adafactor"} else 2 * precision.weights
-
-
-def as_text(count: int) -> str:
-    """Bytes as readable text, in powers of 1000."""
-    units: Mapping[str, float] = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
-    for unit, size in units.items():
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} bytes"

@@ -338,7 +338,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if len(set(fingerprints)) > 1:
             raise TrainingError(
                 "The processes that train together have different runs or rewards",
-                hint="Use rewards that are the same each time, or log them (memagent_training.rewards.relabel) first.",
+                hint="Use rewards that are the same each time, or log them (RunLog.reward) first.",
             )
         self.args.check_warm_up(self.state.max_steps)
         keeps = self.args.old_logprobs == OldLogProbs.RECOMPUTED

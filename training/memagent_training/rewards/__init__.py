@@ -9,9 +9,7 @@ from memagent_training.rewards.outcome_rewards import (
     MemAgentReleased,
     StringMatch,
     TokenF1,
-    Weighted,
 )
-from memagent_training.rewards.relabelling import relabel, relabel_steps
 from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward, RecallGain
 
 __all__ = [
@@ -30,7 +28,4 @@ __all__ = [
     "RecallGain",
     "StringMatch",
     "TokenF1",
-    "Weighted",
-    "relabel",
-    "relabel_steps",
 ]

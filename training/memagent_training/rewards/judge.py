@@ -15,10 +15,7 @@ from memagent_training.training_errors import RewardError
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
-    """A language model's grade of a run's answer, 0 to 1 (`Grader`).
-
-    It is called from the calling thread, which waits; see `relabel`'s `at_once`.
-    """
+    """A language model's grade of a run's answer, 0 to 1 (`Grader`). The calling thread waits for it."""
 
     policy: Policy
     prompt: str = GRADE_PROMPT

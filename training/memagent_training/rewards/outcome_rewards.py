@@ -6,7 +6,6 @@ conversations are in `step_rewards`, a language model's judgement in `judge`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +14,8 @@ from memagent_evaluation.samples import Metric
 from memagent_graph.events import StopReason
 from memagent_graph.prompts import last_boxed
 from memagent_graph.reasoning import extract_reply
-from memagent_training.data.reward_functions import RewardFunction, checked
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.training_errors import RewardError
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,28 +160,3 @@ class StringMatch(_Compares):
             return gold.own_score(run.answer or "")
         metric = self.metric or gold.metric or Metric.ALL
         return scorers.string_match(extract_reply(run.raw_answer), gold.answers, metric)
-
-
-@dataclass(frozen=True, slots=True)
-class Weighted:
-    """The weighted sum of reward functions, by name. It is unknown if one of them is."""
-
-    parts: Mapping[str, tuple[float, RewardFunction]]
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise RewardError("there are no rewards to sum", hint="Name at least one, with its weight.")
-
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return the sum.
-
-        Raises:
-            RewardError: a part is not a finite number; the message says which.
-        """
-        total = 0.0
-        for name, (weight, function) in self.parts.items():
-            value = function(run)
-            if value is None:
-                return None
-            total += weight * checked(value, run, name)
-        return total

@@ -1,7 +1,7 @@
 """Reward functions by their names: the same names for `train`, `rl`, `collect` and evaluations.
 
 A built-in that compares with gold answers is used only if there are gold answers; without them, the same name is a
-reward in the log, from `relabel` or `collect`.
+reward in the log, from `RunLog.reward` or `collect`.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import JOURNAL, Engine, PreparedLoop, RLJob, prepare
+from memagent_training.serving.policy_sync.reference import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")
@@ -131,6 +132,8 @@ class _Source:
         self._ahead: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
         self._told = 0
+        self._logprobs: RowLogProbs | None = None
+        """The trainer's, with the weights that were exported last."""
         self._collector = Collector(prepared, serving, journal)
         self.best = BestPolicy(prepared)
 
@@ -142,6 +145,7 @@ class _Source:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
         self._begins(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
+        self._logprobs = trainer.logprobs_of
         rank, merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
@@ -185,7 +189,7 @@ class _Source:
     # One phase each
 
     def _serve(self, iteration: int) -> None:
-        how = self._during(iteration, Phase.SYNC, self.serving.serve(iteration))
+        how = self._during(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
         self._watcher.serves(iteration, self.serving.version(iteration), how)
 
     def _is_due(self, iteration: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +24,7 @@ from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.model_fit import check_fit
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import step_of
+from memagent_training.serving.policy_sync.reference import RowLogProbs, model_logprobs
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
@@ -102,6 +104,11 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self._iteration = iteration
         for name, value in collected.metrics.items():
             self._metrics["train"][name].append(value)
+
+    @property
+    def logprobs_of(self) -> RowLogProbs | None:
+        """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
+        return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(model_logprobs, self.model)
 
     def _asked(self, iteration: int) -> CollectedIteration:
         """Return the source's groups, on every process; errors are sent to the others too, because they would wait for

@@ -19,6 +19,7 @@ from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, Engine, PreparedLoop
 from memagent_training.serving.policy_sync import How, PolicySync, RemoteServer, Served, SyncSettings
+from memagent_training.serving.policy_sync.reference import RowLogProbs
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
@@ -58,8 +59,12 @@ class Serving(ABC):
         """Stop the server, if it is ours, and close the readers' resources."""
 
     @abstractmethod
-    async def serve(self, iteration: int) -> str:
+    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
         """Let an iteration's weights read; those before the previous version are deleted from disk.
+
+        Args:
+            iteration: whose.
+            logprobs: the trainer's log-probs, if it has these weights in memory.
 
         Returns:
             How they got there.
@@ -133,7 +138,7 @@ class LocalServing(Serving):
         await self._policy.aclose()
         self.run_log.close()
 
-    async def serve(self, iteration: int) -> str:
+    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
         """Load an iteration's weights in place of the former ones."""
         folder, version = self.policy_folder(iteration), self.version(iteration)
         former = self._policy
@@ -205,7 +210,7 @@ class ServerServing(Serving):
             await asyncio.to_thread(self._own.kill)
         self.run_log.close()
 
-    async def serve(self, iteration: int) -> str:
+    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
         """Load an iteration's weights into the server.
 
         Raises:
@@ -214,11 +219,11 @@ class ServerServing(Serving):
         await self._revive()
         folder, version = self.policy_folder(iteration), self.version(iteration)
         try:
-            self.served = await self._sync.sync(folder, version)
+            self.served = await self._sync.sync(folder, version, logprobs)
         except TrainingError:
             if not await self._revive():  # otherwise it died in the meantime
                 raise
-            self.served = await self._sync.sync(folder, version)
+            self.served = await self._sync.sync(folder, version, logprobs)
         self._policy.serve(self.served.model, self.served.version)
         self._forget_before(iteration)
         return self.served.how.value

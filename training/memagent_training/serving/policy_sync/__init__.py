@@ -16,7 +16,7 @@ model, and dies if it cannot read a path.
 """
 
 from memagent_training.serving.policy_sync.probe import Probe, ProbeRow
-from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, folder_logprobs
+from memagent_training.serving.policy_sync.reference import folder_logprobs
 from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncSettings
 
@@ -25,7 +25,6 @@ __all__ = [
     "PolicySync",
     "Probe",
     "ProbeRow",
-    "ReferenceLogProbs",
     "RemoteServer",
     "Served",
     "SyncError",

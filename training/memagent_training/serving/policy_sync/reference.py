@@ -15,7 +15,9 @@ from memagent_training.training_errors import TrainingError
 
 ReferenceLogProbs: TypeAlias = Callable[[Path, Sequence[TokenRow]], list[list[float]]]
 """Log-probs of rows' completion tokens under a policy's weights: one list per row, one number per token, at temperature
-1. Called in a separate thread. A trainer that still holds the weights can answer without loading them again."""
+1. Called in a separate thread."""
+RowLogProbs: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
+"""The same of weights that are in memory."""
 
 
 def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
@@ -25,11 +27,20 @@ def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]
         TrainingError: the policy cannot be loaded.
     """
     try:
-        model = _load(PolicyFolder.find(policy)).eval()
+        model = _load(PolicyFolder.find(policy))
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(f"{policy} cannot be loaded to verify it: {error}", hint="Check its files.") from error
+    return model_logprobs(model, rows)
+
+
+def model_logprobs(model: Any, rows: Sequence[TokenRow]) -> list[list[float]]:
+    """Return a model's log-probs of rows' completion tokens, at temperature 1, without dropout."""
+    was_training = model.training
+    model.eval()
     with torch.no_grad():
-        scored_BT = completion_logprobs(model, lay_out(rows, "padded", pad_id=0)).logprobs_BT.tolist()
+        micro_batch = lay_out(rows, "padded", pad_id=0, device=model.device)
+        scored_BT = completion_logprobs(model, micro_batch).logprobs_BT.tolist()
+    model.train(was_training)
     return [scores[: len(row.completion_ids_T)] for scores, row in zip(scored_BT, rows, strict=True)]
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from memagent_training.serving.policy_sync.probe import (
     find_fault,
     largest_gap,
 )
-from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, folder_logprobs
+from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, RowLogProbs, folder_logprobs
 from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
@@ -70,12 +71,8 @@ class SyncSettings:
     """Seconds that the server may take for one request; for a pause, until the requests in flight have ended."""
 
     def __post_init__(self) -> None:
-        if (
-            not self.ways
-            or (self.tolerance is not None and not self.tolerance > 0)
-            or self.keep_adapters < 1
-            or not self.timeout > 0
-        ):
+        tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
+        if not self.ways or not tolerance > 0 or self.keep_adapters < 1 or not self.timeout > 0:
             raise TrainingError(
                 f"weights cannot be synced with {self}",
                 hint="Give at least one way, a tolerance and a timeout above 0, and keep_adapters of 1 or more.",
@@ -134,12 +131,13 @@ class PolicySync:
             self._readers += Counter()
             await self._unload_surplus()
 
-    async def sync(self, policy: Path, version: str) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: RowLogProbs | None = None) -> Served:
         """Load a policy's weights into the server.
 
         Args:
             policy: a folder with whole weights, adapters (separate, or as written by `training_job`), or both.
             version: its name for the run log.
+            logprobs: the trainer's log-probs, if it has these weights; otherwise `reference` loads the folder.
 
         Raises:
             TrainingError: the folder is of another model, or no way succeeded; the message has the reasons.
@@ -154,7 +152,7 @@ class PolicySync:
                 self._refuse_readers(how)
                 try:
                     model = await self._swap(how, folder, version)
-                    gap = await self._verify(folder, model, before, how)
+                    gap = await self._verify(folder, model, before, how, logprobs)
                 except (SyncError, VLLMServerError) as error:
                     reasons.append(f"{how.value}: {error.message}")
                     hint = error.hint
@@ -316,7 +314,9 @@ class PolicySync:
             await self._unload(name)
         self._adapters.clear()
 
-    async def _verify(self, folder: PolicyFolder, model: str, before: Standing | None, how: How) -> float:
+    async def _verify(
+        self, folder: PolicyFolder, model: str, before: Standing | None, how: How, logprobs: RowLogProbs | None
+    ) -> float:
         """Return the largest difference from the trainer's log-probs.
 
         Raises:
@@ -324,7 +324,7 @@ class PolicySync:
         """
         try:
             reading = await (await self._chosen_probe(folder)).read(self._api, model)
-            expected = await self._expected(folder.path, reading)
+            expected = await self._expected(folder.path, reading, logprobs)
             fault = find_fault(reading.logprobs, expected, tolerance=self._tolerance, before=before)
             if fault is not None:
                 raise SyncError(
@@ -341,8 +341,11 @@ class PolicySync:
         self._verified = (model, expected.given)
         return largest_gap(reading.logprobs, expected)
 
-    async def _expected(self, policy: Path, reading: ProbeReading) -> ProbeLogProbs:
-        return reading.arranged(await asyncio.to_thread(self.reference, policy, reading.rows))
+    async def _expected(
+        self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None
+    ) -> ProbeLogProbs:
+        scored = partial(self.reference, policy) if logprobs is None else logprobs
+        return reading.arranged(await asyncio.to_thread(scored, reading.rows))
 
     async def _unload_surplus(self) -> None:
         for name in self._adapters[: -self.settings.keep_adapters]:

@@ -1,0 +1,64 @@
+"""Estimates of a GPU's memory for models of 1.5B to 14B: what `memagent train --dry-run` prints, without their files.
+
+    python -m benchmarks.gpu_memory
+
+Weights in 32 bit, matrix products in bfloat16, AdamW, gradient checkpointing, no KL, micro-batches of 16,384 tokens of
+two sequences. Estimates; no such model was trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from memagent_training.forward.layouts import lay_out
+from memagent_training.job.memory_estimate import ModelSizes, Precision, estimate_memory, lora_of_rank
+from memagent_training.serving.policy_sync.probe import ProbeRow
+
+RANKS = (1, 2, 6, 8)
+SHAPES = {  # width, that of the MLP, layers, heads, key heads, tied embeddings
+    "1.5B (as Qwen2.5)": (1536, 8960, 28, 12, 2, True),
+    "4B (as Qwen3)": (2560, 9728, 36, 32, 8, True),
+    "7B (as Qwen2.5)": (3584, 18944, 28, 28, 4, False),
+    "14B (as Qwen2.5)": (5120, 13824, 48, 40, 8, False),
+}
+
+
+def sizes_of(shape: tuple[int, int, int, int, int, bool], *, with_adapters: bool) -> ModelSizes:
+    """The sizes of a model with these layers, on no device."""
+    from peft import get_peft_model
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    hidden, mlp, layers, heads, keys, tied = shape
+    config = Qwen3Config(
+        hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads, head_dim=128,
+        num_key_value_heads=keys, vocab_size=151_936, tie_word_embeddings=tied,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model: Any = Qwen3ForCausalLM(config)
+        return ModelSizes.of(get_peft_model(model, lora_of_rank(32)) if with_adapters else model)
+
+
+def main() -> None:
+    """Command line."""
+    micro_batch = lay_out([ProbeRow((1,) * 7168, (1,) * 1024)] * 2, "packed", pad_id=0)
+    table = Table(
+        "model", "weights", "activations", *(f"GPUs: {number}" for number in RANKS), "adapters, 1 GPU", box=MARKDOWN
+    )
+    for name, shape in SHAPES.items():
+        whole, adapted = (
+            estimate_memory(each, micro_batch, precision=Precision(4, mixed=True), checkpointing=True)
+            for each in (sizes_of(shape, with_adapters=adapters) for adapters in (False, True))
+        )
+        totals = [decimal(memory) for memory in (*map(whole.total_on, RANKS), adapted.total)]
+        table.add_row(name, f"{whole.sizes.parameters / 1e9:.2f}B", decimal(whole.activations), *totals)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The reader as rollout worker of TRL's asynchronous trainer (`AsyncGRPOTrainer(rollout_worker=ReaderRollouts(...))`).
+
+Each conversation is a sample with the advantage of its rollout. The trainer pauses the server when it sends new
+weights, not the reads: a group's version is that at its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from memagent_evaluation.samples import Sample
+from memagent_graph import MemAgent, MemAgentError, RunLog
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_training.algorithm.advantages import AdvantageSettings, TrainingRow, prepare_batch
+from memagent_training.data.replay import load_groups
+from memagent_training.data.reward_functions import RewardFunction
+from memagent_training.job.collect import CollectedGroup, CollectSettings, collect
+from memagent_training.rewards.reward_names import named_reward
+from memagent_training.training_errors import RewardError, TrainingError
+
+log = logging.getLogger(__name__)
+
+_WAITING: Final = 1024
+"""Samples that may wait for the trainer before reading pauses."""
+
+
+class ReaderRollouts:
+    """Reads questions in a thread, and queues their conversations: a `RolloutWorkerProtocol`.
+
+    Args:
+        agent: a reader as for `collect`: with a run log, at the temperature to train at, `on_invented` accept.
+        samples: the questions, taken one at a time; the queue gets nothing more when they end.
+        collecting: how often each is read (`rollouts`), and how many reads are in flight.
+        reward: a built-in's name or a function, as for `collect`.
+        advantage: how rewards become advantages.
+    """
+
+    def __init__(
+        self,
+        agent: MemAgent,
+        samples: Iterable[Sample],
+        collecting: CollectSettings,
+        *,
+        reward: str | RewardFunction = "exact_match",
+        advantage: AdvantageSettings | None = None,
+    ) -> None:
+        self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
+        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._agent, self._samples, self._collecting = agent, samples, collecting
+        self._reward, self._advantage = reward, advantage or AdvantageSettings(drop_zero_variance=True)
+        self._version = 0
+        self._error: Exception | None = None
+        self._last_sample = time.monotonic()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reader-rollouts", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the groups that are being read."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def update_model_version(self, model_version: int) -> None:
+        """Take note of the version that the server has now."""
+        self._version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise what ended the reading, or TrainingError if there is nothing new for so many seconds."""
+        if self._error is not None:
+            raise self._error
+        if not self._thread.is_alive() or time.monotonic() - self._last_sample > stale_after_s:
+            why = f"have given nothing to learn for {stale_after_s:g} s" if self._thread.is_alive() else "are read"
+            raise TrainingError(f"All questions {why}", hint="Ask more or others, or train for fewer steps.")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._read())
+        except Exception as error:  # noqa: BLE001  the trainer raises it
+            self._error = error
+
+    async def _read(self) -> None:
+        samples, at_work = enumerate(self._samples), set[asyncio.Task[None]]()
+        while not self._ends.is_set():
+            free = -(-self._collecting.concurrency // self._collecting.rollouts) - len(at_work)
+            at_work |= {asyncio.create_task(self._group(*each)) for _, each in zip(range(free), samples, strict=False)}
+            if not at_work:
+                break
+            done, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        await asyncio.gather(*at_work)
+
+    async def _group(self, number: int, sample: Sample) -> None:
+        version, settings = self._version, self._collecting
+        one = CollectSettings(settings.rollouts, 1, 1, settings.concurrency, settings.retries)
+        try:
+            collected = await collect(self._agent, [sample], one, name=f"trl-{number}", reward=self._reward)
+        except (PolicyUnreachableError, PolicyAuthenticationError, RewardError):
+            raise
+        except MemAgentError as error:
+            log.warning("question %d was not read: %s", number, error)
+            self.metrics_queue.put({"rollout/failed_groups_total": 1.0})
+            return
+        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collected.uniform))})
+        for group in collected.groups:
+            for row in await asyncio.to_thread(self._rows, group):
+                await asyncio.to_thread(self._put, _sample_of(row, number, version, group))
+
+    def _rows(self, group: CollectedGroup) -> tuple[TrainingRow, ...]:
+        runs, (name, _) = self._agent.run_log, named_reward(self._reward)
+        assert isinstance(runs, RunLog)  # noqa: S101  collect() checked it
+        groups = dict.fromkeys(group.run_ids, group.name)
+        return tuple(prepare_batch(load_groups(runs, reward=name, groups=groups).groups, self._advantage).rows)
+
+    def _put(self, sample: RolloutSample) -> None:
+        while self.rollout_buffer.qsize() > _WAITING and not self._ends.is_set():
+            time.sleep(0.1)
+        self.rollout_buffer.put(sample)
+        self._last_sample = time.monotonic()
+
+
+def _sample_of(row: TrainingRow, group: int, version: int, of: CollectedGroup) -> RolloutSample:
+    conversation = row.conversation
+    prompt, completion = conversation.prompt_ids_P, conversation.completion_ids_T
+    mask = conversation.loss_mask or [True] * len(completion)
+    before = numpy.zeros(len(prompt))
+    return RolloutSample(
+        prompt=[],
+        completion=[],
+        input_ids=numpy.array([*prompt, *completion], dtype=numpy.int64),
+        completion_mask=numpy.concatenate([before, mask]).astype(numpy.int64),
+        old_log_probs=numpy.concatenate([before, conversation.logprobs_T]).astype(numpy.float32),
+        advantage=row.advantage,
+        model_version=version,
+        group_id=group,
+        metrics={"reward": of.rewards[of.run_ids.index(row.run_id)]},
+        enqueued_at=time.time(),
+    )

@@ -1,0 +1,84 @@
+"""TRL's asynchronous trainer gets what the reader logged: each conversation with its ids, log-probs and advantage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+pytest.importorskip("trl")
+
+from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
+from trl.experimental.async_grpo.packing import TreeRow
+from trl_rollouts import ReaderRollouts
+
+from benchmarks.own_questions import questions
+from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph import LocalPolicy, MemAgent, RunLog
+from memagent_training.data.training_runs import TrainingRun
+from memagent_training.job.collect import CollectSettings
+from memagent_training.training_errors import TrainingError
+
+
+class Own:
+    name, metric, unit, answer_tokens = "own", Metric.ALL, LengthUnit.TOKENS, 48
+
+    def sample(self, length: int, index: int) -> Sample:
+        row = rows[index]
+        return Sample(self, length, index, row["question"], tuple(row["answers"]), lambda: iter([row["document"]]))
+
+
+rows = list(questions(2, held_out=False))
+
+
+def every_other(run: TrainingRun) -> float:
+    """1 for every other read of the first question, and for all of the second."""
+    return float(run.run_id.startswith("trl-1") or int(run.run_id[-1]) % 2)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[MemAgent]:
+    with MemAgent(
+        LocalPolicy.embedded(), run_log=tmp_path / "runs.sqlite", store=tmp_path, temperature=1.0, on_invented="accept"
+    ) as agent:
+        yield agent
+
+
+def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAgent) -> None:
+    task, settings = Own(), CollectSettings(rollouts=4, groups=1, max_questions=1)
+    worker = ReaderRollouts(agent, [task.sample(256, number) for number in range(2)], settings, reward=every_other)
+    worker.update_model_version(3)
+    worker.start()
+    worker._thread.join(120)
+    drained = RolloutQueueDataset(
+        worker.rollout_buffer, lambda: 4, worker.check_health, 60.0, defaultdict(list), poll_interval_s=0.1
+    )
+    samples = []
+    with pytest.raises(TrainingError, match="All questions are read"):
+        samples += drained  # the whole queue, then its end
+    assert isinstance(agent.run_log, RunLog)
+    logged, groups = {}, defaultdict(list)
+    for record in agent.run_log.runs():
+        reward = agent.run_log.latest_rewards(record.run_id)["every_other"]
+        groups[record.run_id[:5]].append(reward)
+        for each in agent.run_log.conversations(record.run_id):
+            key = (*each.prompt_token_ids, *each.token_ids)
+            logged.setdefault(key, []).append((record.run_id, list(each.logprobs), reward))
+    assert {sample["group_id"] for sample in samples} == {0}
+    assert len(samples) == sum(run_id.startswith("trl-0") for matches in logged.values() for run_id, *_ in matches)
+    for sample in samples:
+        matches = logged[tuple(sample["input_ids"].tolist())]
+        completion = sample["old_log_probs"][sample["completion_mask"] == 1].tolist()
+        assert any(
+            completion == logprobs
+            and f"trl-{sample['group_id']}" == run_id[:5]
+            and sample["advantage"] == pytest.approx(reward - fmean(groups[run_id[:5]]))
+            for run_id, logprobs, reward in matches
+        )
+    packed = TreeRow()
+    for sample in samples:
+        packed.add(sample)
+    assert len(packed.pack()["old_log_probs"]) == sum(int(sample["completion_mask"].sum()) for sample in samples)
