@@ -46,7 +46,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
-        hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}.")
+        hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}. A server's model is named with --model.")
         raise PolicyError(f"there is no policy {name!r}", hint=hint)
     try:
         policy = entries[name].load()(settings)

@@ -27,6 +27,7 @@ from memagent_graph.errors import (
     RunMismatchError,
 )
 from memagent_graph.events import StopReason
+from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
 from memagent_graph.policy import Policy, TokenUsage
@@ -588,6 +589,10 @@ class MemAgent:
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         """Return the document's reference, with the pages that were chosen; another source is stored first."""
+        names = ReadOptions.__annotations__
+        if unknown := next((name for name in options if name not in names), None):
+            hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
+            raise MemAgentError(f"a read has no option {unknown!r}", hint=hint)
         pages = options.get("pages")
         if is_reference(document) and pages is not None:
             raise DocumentError(

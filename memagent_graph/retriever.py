@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class VectorRetriever:
 def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
     library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
+    logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs each index at DEBUG, and would show that by itself
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
     def words(text: str) -> Iterator[str]:

@@ -134,7 +134,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             coroutine=self._aask,
             name="ask_tool_result",
             description="Ask further questions about a tool result that was too long to show and was read instead. "
-            "The whole result is read again, once for all the questions of a call.",
+            f"It is read again, once for all the questions of a call. The reader is shown {agent.strategy.shows}.",
             args_schema=AskToolResult,
             infer_schema=False,
             response_format="content_and_artifact",

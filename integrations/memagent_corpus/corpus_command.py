@@ -1,4 +1,7 @@
-"""The command `memagent corpus`. Apart from what it runs, which is slow to import and not needed for help."""
+"""Read many documents into one table.
+
+What the command runs is slow to import, and not needed for help.
+"""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from memagent_graph.cli.run_choice import NamedRun, run_named
+from memagent_graph.cli.run_choice import NamedRun, run_named, unanswered_beside
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError
 
@@ -78,8 +79,9 @@ class Resume(RunOptions):
                 form = None if self.schema is None else ResponseFormat.named(self.schema)
                 try:
                     await self.prepare(reader, console)
-                    parts = reader.astream_resume(run_id, document=source, response_format=form, limits=self.limits)
-                    return [await console.follow(parts)]
+                    resumed = partial(reader.astream_resume, document=source, response_format=form, limits=self.limits)
+                    run_ids = [run_id, *unanswered_beside(log, run_id)] if self.run_id == "latest" else [run_id]
+                    return [await console.follow(resumed(each)) for each in run_ids]
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."

@@ -119,6 +119,19 @@ def run_named(log: RunLog, name: str) -> str:
     raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(run_ids)}.")
 
 
+def unanswered_beside(log: RunLog, run_id: str) -> list[str]:
+    """Return the ids of the other runs of a read of several questions that can be continued."""
+    from memagent_graph.events import StopReason
+    from memagent_graph.run_log import RunFilter
+
+    read, _, number = run_id.rpartition("-")
+    if not number.isdigit() or len(number) == 8:  # the end of an id that was made
+        return []
+    runs = log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True))
+    is_open = {run.run_id: not run.stop_reason or StopReason(run.stop_reason).resumable for run in runs}
+    return sorted(other for other in is_open if is_open[other] and other != run_id)
+
+
 _NAMED: Final = 8
 """How many runs with the same beginning are named."""
 

@@ -112,6 +112,8 @@ class ServerErrors:
             hint = f"{note}."
         elif status == 404 and model and model in words:
             hint = "`memagent doctor` lists what is served."
+        elif status == 404 and not where.rstrip("/").endswith("/v1"):
+            hint = f"Is the address complete? Most end in /v1: --base-url {where.rstrip('/')}/v1"
         elif field := refused_field(words, OPTIONAL_FIELDS):
             hint = f"If it does not take {field}: --unsupported {field}."
         else:

@@ -62,7 +62,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     if tokenizer is None:
         raise TokenizerError(
             f"it is not known which tokenizer {parts.policy.name} uses",
-            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
+            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, a hub id, or "
+            "--tokenizer embedded, because any that counts roughly alike will do.",
         )
     profile = parts.profile or info.profile
     prompts = changed_prompts(

@@ -59,7 +59,7 @@ class Strategy(ABC):
     """Whether its steps use `StepContext.past`, which is only kept then."""
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
-    shows: ClassVar[str] = "all of it, from beginning to end"
+    shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
     """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
     chooses: ClassVar[str] = "read_chunk"
     """The node that chooses what to read next. A rule for stopping early is checked before it."""

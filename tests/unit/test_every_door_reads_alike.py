@@ -22,7 +22,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part
 from typer.testing import CliRunner
 
-from langchain_memagent import ReadLongDocument, platform
+from langchain_memagent import MemAgentMiddleware, ReadLongDocument, platform
 from memagent_corpus.corpus_command import CorpusCommand
 from memagent_evaluation.eval_command import Eval
 from memagent_graph import MemAgent, load_tokenizer
@@ -156,8 +156,8 @@ def test_a_document_that_fits_one_chunk_is_read_as_that_chunk_through_every_door
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (None, "all of it, from beginning to end"),
-        ("gated", "all of it, from beginning to end"),
+        (None, "all of it, from beginning to end, unless the read stops early, which the answer then says"),
+        ("gated", "all of it, from beginning to end, unless the read stops early, which the answer then says"),
         ("retrieval", "only the passages that a search finds for each question, not the whole document"),
         ("middle_truncation", "its beginning and its end, and the middle only if all of it fits"),
     ],
@@ -165,9 +165,9 @@ def test_a_document_that_fits_one_chunk_is_read_as_that_chunk_through_every_door
 )
 async def test_agents_are_told_what_the_reader_will_be_shown(server, strategy, words, tmp_path) -> None:
     async with Mcp(**choices(strategy)).make_reader() as reader:
-        tools = await Mcp().make_server(reader).list_tools()
+        tools = [*await Mcp().make_server(reader).list_tools(), *MemAgentMiddleware(reader).tools]
     told = {tool.name: tool.description for tool in tools} | {"tool": ReadLongDocument(roots=[tmp_path]).description}
-    for name in ("read_document", "ask_again", "tool"):
+    for name in ("read_document", "ask_again", "ask_tool_result", "tool"):
         assert words in told[name], name
 
 

@@ -260,7 +260,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
     answers = tools["read_document"].outputSchema["properties"]["answers"]["description"]
     assert "the limit at which the read stopped" in answers
     for name in ("read_document", "ask_again", "write_report"):
-        assert tools[name].description.endswith("The reader is shown all of it, from beginning to end.")
+        assert "The reader is shown all of it, from beginning to end" in tools[name].description
 
 
 async def test_a_reader_that_searches_says_so_in_descriptions_and_answers(tmp_path) -> None:

@@ -374,3 +374,11 @@ with FakeServer(lambda body, number: "x") as server:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("answered\nanswered\n", "")
+
+
+async def test_an_address_without_the_api_s_path_is_told() -> None:
+    with FakeServer() as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url.removesuffix("/v1"))
+        with pytest.raises(PolicyRequestError, match=rf"Most end in /v1: base_url {server.base_url}$"):
+            await policy.complete([Message(role="user", content="?")], SamplingParams())
+        await policy.aclose()

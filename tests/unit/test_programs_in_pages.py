@@ -1,11 +1,14 @@
-"""The Python programs in README and the user pages run as written, with a server that stands in for a model."""
+"""Programs and commands in README and the user pages run as written, with a server that stands in for a model."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import re
+import shlex
+import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langgraph.graph import StateGraph
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
+from support.command_line import memagent
 from support.document_files import pdf
 from support.fake_server import FakeServer
 from support.scripts import document_with
@@ -28,6 +32,12 @@ PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/*.md") if 
 SERVER = "http://localhost:8000/v1"
 OTHERS = ("s3://", "langchain_anthropic", "localhost:8080")
 """What is in a program that needs a service or a package of others, or `memagent serve`, which has its own tests."""
+
+ELSEWHERE = {
+    "serve": "does not end", "mcp": "does not end", "policy": "downloads", "eval": "takes minutes",
+    "eval-report": "needs an evaluation", "train": "takes minutes", "rl": "takes minutes",
+}  # fmt: skip
+"""The commands that are not run here, and why; each has tests of its own."""
 
 
 class State(TypedDict):
@@ -51,6 +61,15 @@ def programs(page: Path) -> list[str]:
     return [program for program in found if not any(word in program for word in OTHERS)]
 
 
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of each command that needs no service or file of others."""
+    blocks = re.findall(r"(?s)```sh\n(.*?)```", page.read_text("utf-8"))
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("memagent ")]
+    own = [line for line in found if not any(word.startswith(("s3://", "/shared/")) for word in line)]
+    return [line for line in own if line[0] not in ELSEWHERE and line[-1] != "..."]
+
+
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     """Its model has the tokenizer and the budgets of the embedded policy."""
@@ -72,6 +91,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("Ada signed it in May. The access code of the quiet falcon is 4711.")
     for name in ("a.pdf", "b.pdf", "contract.pdf"):
         (tmp_path / name).write_bytes(pdf(*(f"It is page {number}. Notice is thirty days." for number in range(1, 12))))
+    (tmp_path / "questions.txt").write_text("Who?\nWhen?\n")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "contracts").mkdir()
+    (tmp_path / "contracts" / "a.pdf").write_bytes((tmp_path / "a.pdf").read_bytes())
+    (tmp_path / "filing.py").write_text(
+        "from pydantic import BaseModel\nclass Filing(BaseModel):\n    company: str = ''\n"
+    )
+    (tmp_path / "filing.json").write_text('{"type": "object", "properties": {"company": {"type": "string"}}}')
+    wording = tmp_path / "home" / "profiles" / "rl-memoryagent"
+    wording.mkdir(parents=True)
+    (wording / "update.txt").write_text("<q>{prompt}</q> <m>{memory}</m> <s>{chunk}</s> Update it.")
+    (wording / "answer.txt").write_text("<q>{prompt}</q> <m>{memory}</m> Answer in \\boxed{}.")
+    (wording / "empty_memory.txt").write_text("nothing")
     (tmp_path / "filing.html").write_text("<p>The revenue of Acme was 12.5 million dollars.</p>")
     return tmp_path
 
@@ -92,3 +124,32 @@ def test_a_page_s_programs_run(page: Path, server: FakeServer, folder: Path) -> 
             )
             if (waiting := eval(code, names)) is not None:  # it has an `await` outside of a function
                 asyncio.run(waiting)
+
+
+def reply(body: dict[str, Any], number: int) -> str:
+    """What a model says that follows every form."""
+    return '{"company": "Acme"}' if "response_format" in body else "Notice is thirty days. \\boxed{thirty days}"
+
+
+@pytest.fixture
+def any_model(tmp_path: Path) -> Iterator[FakeServer]:
+    """Its model has a tokenizer and no prompts of its own."""
+    (tmp_path / "model").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(EMBEDDED_FOLDER / name, tmp_path / "model")
+    with FakeServer(reply, window=9000, vllm=True, root=str(tmp_path / "model")) as served:
+        yield served
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_a_page_s_commands_run(
+    page: Path, any_model: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", any_model.base_url)
+    for run_id in ("RUN_A", "RUN_B", "RUN"):
+        memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", run_id)
+    memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", "RUN", "--log", "runs.sqlite")
+    for line in commands(page):
+        given = [any_model.base_url if before == "--base-url" else word for before, word in pairwise(["", *line])]
+        words = [name for word in given for name in (sorted(map(str, folder.glob(word))) if "*" in word else [word])]
+        memagent(*words)

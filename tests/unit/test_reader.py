@@ -516,3 +516,9 @@ async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> Non
     names.clear()
     await reader.aread("The sea is blue.", questions=["What is the sea?", "Where?"], config=config)
     assert names.count("lease 7") == 2
+
+
+@pytest.mark.parametrize("name", ["page", "temperature"])
+def test_an_option_that_a_read_does_not_take_is_refused(make_reader, name) -> None:
+    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A call takes .*MemAgent)"):
+        make_reader().read("The key of harbor is 4711.", "What is the key of harbor?", **{name: "5"})

@@ -116,7 +116,9 @@ def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
         done = invoke("read", book, *asked, *options)
         as_json = invoke("read", book, *asked, *options, "--json", "--run-id", "r")
         stopped = invoke("read", book, *asked, *options, "--max-chunks", 2)
+        latest = invoke("resume", "latest")
         resumed = invoke("resume", "r-1")
+    assert sorted(answers(latest.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
     assert (done.exit_code, answers(done.stdout)) == (0, ["4711", "4711", "yet"])
     assert [record["question"] for record in records(done.stdout)][2] == ["What is the key of tower?"]
     assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stopped.stdout))
