@@ -124,8 +124,8 @@ class RL(WordingSettings):
     reward: Annotated[
         str,
         typer.Option(
-            help="exact_match, boxed_exact_match, lenient_match, string_match, token_f1, memagent_released, evidence_f2 "
-            "or longrlvr; or your own, as module:function or file.py:function."
+            help="exact_match, boxed_exact_match, lenient_match, string_match, token_f1, memagent_released, "
+            "evidence_f2 or longrlvr; or your own, as module:function or file.py:function."
         ),
     ] = "exact_match"
     evidence_share: Annotated[
