@@ -55,7 +55,7 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
 _STOP_BEFORE_LOWER_CASE: Final = regex.compile(
-    r"(?:\b[\p{L}\p{M}]{4,40}|(?<![\d.])\d{3,40}|[)\]`'\"”’»])\.[)\]`'\"”’»]*\s+(?=[^\w\s.]*\p{Ll})"
+    r"\.(?<=(?:[\p{L}\p{M}]{4}|(?<![\d.])\d{3,40}|[)\]`'\"”’»])\.)[)\]`'\"”’»]*\s+(?=[^\w\s.]*\p{Ll})"
 )
 """A full stop that is no abbreviation's, as those are short; ICU takes all before small letters for abbreviations'."""
 _SENTENCE_MARKS: Final = {"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u0f0e": "。"}

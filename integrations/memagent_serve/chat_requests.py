@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -166,6 +167,8 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
     """
     _require_few_values(body)
     try:
+        for _ in codecs.iterdecode((body[start : start + 2**20] for start in range(0, len(body), 2**20)), "utf-8"):
+            pass  # a field that is not parsed here may have bytes that are no text
         return _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error

@@ -14,7 +14,7 @@ from langgraph.types import StateSnapshot
 
 from memagent_graph.calls import Call, Writes, calls_of, stored_call
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
-from memagent_graph.events import EventKind, ReadEvent
+from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderState
 from memagent_graph.run_log.records import edited_by
@@ -47,6 +47,10 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
             is_own = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
             values = {name: value for name, value in snapshot.values.items() if value is not None}
             msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
+            if values.get("run_id") != run_id:
+                raise ValueError("they are of another run")
+            if values.get("stop_reason"):
+                StopReason(values["stop_reason"])
     except MemAgentError:
         raise
     except Exception as error:  # whatever LangGraph raises for states that no graph of this package saved

@@ -41,6 +41,7 @@ from memagent_graph.policies.profile import require_profile, save_profile
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, import_runs
+from memagent_graph.storage.state_serializer import CompressedSerializer
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -148,6 +149,24 @@ def checkpoint_code(folder: Path) -> str:
 
 def packed_checkpoint_code(folder: Path) -> str:
     return checkpoint("msgpack+zlib", zlib.compress(code(folder)))(folder)
+
+
+def state(**changes: Any) -> Callable[[Path], str]:
+    """A run is resumed in whose newest state these values are others; None: none."""
+
+    def resume(folder: Path) -> str:
+        with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
+            rows = connection.execute("SELECT rowid, type, checkpoint FROM checkpoints").fetchall()
+            for row_id, kind, content in rows:
+                stored = CompressedSerializer().loads_typed((kind, content))
+                values = {**stored["channel_values"], **changes}
+                stored["channel_values"] = {name: value for name, value in values.items() if value is not None}
+                changed = (*CompressedSerializer().dumps_typed(stored), row_id)
+                connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", changed)
+        with reader(folder) as agent:
+            return str(agent.resume("r").answer)
+
+    return resume
 
 
 def checkpoint_value(folder: Path) -> str:
@@ -385,6 +404,10 @@ CHECKPOINT = r"checkpoints.*read"
         pytest.param(checkpoint("json", b"{"), CHECKPOINT, id="checkpoint: half"),
         pytest.param(checkpoint("msgpack+zlib", BOMB), CHECKPOINT, id="checkpoint: size"),
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
+        pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
+        pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
+        pytest.param(state(stop_reason="evil"), "hold no state", id="checkpoint: an unknown end"),
+        pytest.param(state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
         *(
             pytest.param(profile(f"{name}{end}"), "only where you name it yourself",
                          id=f"profile: code {name}{end}")

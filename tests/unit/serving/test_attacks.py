@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import errno
 import io
+import itertools
 import json
+import re
 import socket
 import time
 import zipfile
@@ -19,6 +21,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 from aiohttp import web
+from starlette.routing import Route
 from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProcess, served
@@ -26,13 +29,18 @@ from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProc
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
 from memagent_serve.api_errors import ApiError
+from memagent_serve.app import make_app
+from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.chat_requests import parse, parse_fields
 from memagent_serve.keys import Keys, Owner
+from memagent_serve.live import LivePage
+from memagent_serve.page_sessions import SIGN_IN
 
 LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
 KEY = {"Authorization": f"Bearer {ALICE}"}
 OTHER = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20
+PRIVATE = "private-4711"
 
 
 def chat(content: Any, **options: Any) -> dict[str, Any]:
@@ -193,6 +201,41 @@ def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> No
         assert httpx2.request(method, url, headers=OTHER).status_code == 404
 
 
+def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, tmp_path: Path) -> None:
+    text = f"{LONG} The key of castle is {PRIVATE}."
+    with served(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
+        kept = upload(server, f"{PRIVATE}.txt", text.encode()).json()
+        run_id = httpx2.post(f"{server.api}/chat/completions", json=chat(text), headers=KEY).headers[RUN_ID_HEADER]
+        before = [httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")]
+        own = {"X-Memagent-Page": "1", "Origin": server.url}
+        signed_in = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=own)
+        cookie = signed_in.headers["Set-Cookie"].partition(";")[0]
+        others = [OTHER, {**own, "Cookie": cookie}, {**OTHER, "X-Api-Key": ALICE}, {"Authorization": f"Basic {ALICE}"}]
+        routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
+        tries = 0
+        for route in routes:
+            assert isinstance(route, Route) and route.methods
+            ids = (run_id, kept["id"]) if "{" in route.path else (run_id,)
+            for key, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
+                if route.path == SIGN_IN:
+                    continue
+                url = f"{server.url}{re.sub('{.*}', key, route.path)}?a={run_id}&b={run_id}&chunk=0&file={key}&id={key}"
+                body = chat([{"type": "file", "file": {"file_id": key}}])
+                body |= {"file": key, "document": key, "question": "Which key?", "memory": "changed", "up": True}
+                for headers in others:
+                    with httpx2.stream(method, url, headers=headers, timeout=20, json=body) as reply:
+                        assert reply.status_code < 500
+                        is_endless = reply.headers.get("Content-Type", "").startswith("text/event-stream")
+                        for content in itertools.islice(reply.iter_bytes(), 1 if is_endless else None):
+                            assert PRIVATE.encode() not in content
+                    tries += 1
+        assert tries >= 69
+        assert before == [
+            httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")
+        ]
+        assert PRIVATE in httpx2.get(f"{server.api}/files/{kept['id']}/content", headers=KEY).text
+
+
 # Files
 
 
@@ -351,6 +394,13 @@ def test_countless_small_values_are_refused_before_they_take_memory(body: bytes)
     with pytest.raises(ApiError, match="too many values") as caught:
         parse_fields(body)
     assert caught.value.status == 413
+
+
+def test_bytes_that_are_no_text_are_refused_wherever_they_are() -> None:
+    for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+        with pytest.raises(ApiError, match="not a JSON object") as caught:
+            parse_fields(body)
+        assert caught.value.status == 400
 
 
 def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:

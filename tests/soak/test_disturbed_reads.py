@@ -1,0 +1,145 @@
+"""Reads that are cancelled, servers that do wrong, full disks: the same answer, or a refusal that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.corpus_world import NAMES, QUESTIONS, CountingServer, key_of, rows_in, run_corpus_command, write_corpus
+from support.fake_server import FakeServer
+from support.scripts import document_with
+from support.server_faults import BUSY, FINAL, MALFORMED, TOO_LONG
+from support.serving import SMALL
+
+from memagent_graph import MemAgent, OpenAICompatiblePolicy
+from memagent_graph.errors import PolicyError, RunNotFoundError
+from memagent_graph.run_log import RunLog
+
+QUESTION = "What is the key of harbor?"
+Record = Callable[[str, Any], None]
+Size = Callable[[int, int], int]
+
+
+def reader(server: FakeServer, folder: Path, *, retries: int = 0) -> MemAgent:
+    return MemAgent(
+        OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=retries),
+        tokenizer="embedded",
+        budget=SMALL,
+        store=folder / "documents",
+        checkpoints=folder / "checkpoints.sqlite",
+        run_log=folder / "runs.sqlite",
+    )
+
+
+def text_of(number: int) -> str:
+    return document_with({0.4: f"The key of harbor is {1000 + number}."}, words=1500)
+
+
+async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
+    tmp_path: Path, size: Size, record_property: Record
+) -> None:
+    reads, cancels, moments = size(4, 64), 5, random.Random(2)
+
+    async def read(agent: MemAgent, number: int) -> str | None:
+        run_id = f"r{number}"
+        for turn in range(cancels + 1):
+            try:
+                task = asyncio.ensure_future(agent.aresume(run_id))
+                await asyncio.sleep(0)
+                result = await cancelled(task) if turn < cancels else await task
+            except RunNotFoundError:
+                task = asyncio.ensure_future(agent.aread(text_of(number), QUESTION, run_id=run_id))
+                result = await cancelled(task) if turn < cancels else await task
+            if result is not None:
+                return result.answer
+        return None
+
+    async def cancelled(task: asyncio.Task[Any]) -> Any:
+        await asyncio.wait({task}, timeout=moments.uniform(0.0, 0.4))
+        if not task.done():
+            task.cancel()
+            count["cancels"] += 1
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    count: Counter[str] = Counter()
+    with FakeServer(delay=0.05) as server:
+        async with reader(server, tmp_path) as agent:
+            answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
+        asked = Counter(body["messages"][0]["content"] for body in server.requests)
+    assert answers == [str(1000 + number) for number in range(reads)]
+    again = sum(asked.values()) - len(asked)
+    assert again <= 2 * count["cancels"]
+    log = RunLog(tmp_path / "runs.sqlite")
+    for number in range(reads):
+        positions = [each.position for each in log.conversations(f"r{number}")]
+        assert positions == list(range(len(positions)))
+    record_property("cancels", count["cancels"])
+    record_property("requests asked again per cancel", round(again / count["cancels"], 2))
+
+
+def test_servers_that_do_wrong_in_a_part_of_their_replies_change_no_answer(
+    tmp_path: Path, size: Size, record_property: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
+    faults = MALFORMED | TOO_LONG | BUSY | FINAL
+    ends: Counter[str] = Counter()
+    for number, (name, fault) in enumerate(list(faults.items())[:: size(12, 1)]):
+        moments, good = random.Random(name), FakeServer().respond
+        with (
+            FakeServer(lambda body, count: fault() if moments.random() < 0.15 else good(body, count)) as server,  # noqa: B023
+            reader(server, tmp_path / f"{number}", retries=8) as agent,
+        ):
+            try:
+                answer = agent.read(text_of(number), QUESTION).answer
+            except PolicyError as error:
+                assert name in FINAL and error.hint
+                ends["refused"] += 1
+            else:
+                assert answer == str(1000 + number), name
+                ends["right"] += 1
+    record_property("faults", sum(ends.values()))
+    record_property("ends", dict(ends))
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when_there_is_room(
+    tmp_path: Path, size: Size, record_property: Record
+) -> None:
+    documents, disk = size(12, 60), tmp_path / "disk"
+    made = write_corpus(tmp_path / "in", documents, most_words=3000)
+    disk.mkdir()
+    mount = shutil.which("mount") or "mount"
+    mounted = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size(1, 4)}m", "tmpfs", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        with CountingServer() as server:
+            full = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
+            assert full.returncode != 0 and "disk" in full.stderr, full.stderr
+            kept = len(rows_in(disk / "out")) if (disk / "out" / "_manifest.json").exists() else 0
+            subprocess.run([mount, "-o", "remount,size=512m", disk], check=True)
+            done = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
+            assert done.returncode == 0, done.stderr
+        rows = rows_in(disk / "out")
+    finally:
+        subprocess.run([shutil.which("umount") or "umount", disk], check=True)
+    counted = Counter((row["document"], row["question"]) for row in rows)
+    assert counted == {(name, question): 1 for name in made for question in QUESTIONS}
+    for row in rows:
+        number = made[row["document"]]
+        wanted = None if number is None else key_of(number, NAMES[QUESTIONS.index(row["question"])])
+        assert row["answer"] == wanted
+    record_property("rows before the disk was full", kept)
+    record_property("rows", len(rows))
