@@ -37,7 +37,6 @@ MALFORMED: dict[str, Fault] = {
     "a page that is a status page": says("OK"),
     "JSON that ends early": says((_GOOD % "")[:40]),
     "JSON with more behind it": says((_GOOD % "") + "}"),
-    "an event stream": says("data: " + _GOOD % "" + "\n\ndata: [DONE]\n\n"),
     "UTF-16": says((_GOOD % "").encode("utf-16")),
     "broken UTF-8": says((_GOOD % "").encode().replace(b'"x"', b'"\xff\xfe"')),
     "a list": says("[1, 2]"),
