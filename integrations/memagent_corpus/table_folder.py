@@ -126,9 +126,16 @@ class TableFolder:
 
     @property
     def work(self) -> Path:
-        """The work folder on this machine, with the files that resuming needs."""
+        """The work folder on this machine, with the files that resuming needs.
+
+        Raises:
+            CorpusError: it is a link: who made the folder could have files written anywhere.
+        """
         if self._folder is not None:
-            return Path(self.location) / WORK
+            work = Path(self.location) / WORK
+            if work.is_symlink():
+                raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
+            return work
         return data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
     # Reading

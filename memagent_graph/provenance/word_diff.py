@@ -20,6 +20,8 @@ _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
 _FEW_COMPARISONS = 4_000
 _DEEPEST = 20
 _WIDEST_ISLAND = 2
+_LONGEST = 1 << 21
+"""Characters of both texts. A word takes a hundred bytes while texts are compared."""
 
 
 class DiffOp(StrEnum):
@@ -46,6 +48,8 @@ def word_diff(old: str, new: str) -> list[Change]:
     """
     if old == new:
         return [Change(DiffOp.EQUAL, new)] if new else []
+    if len(old) + len(new) > _LONGEST:
+        return _tidied([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
     pieces: list[tuple[DiffOp, str]] = []
     for op, left, right in _matched(old.splitlines(keepends=True), new.splitlines(keepends=True)):
         if op == "equal":

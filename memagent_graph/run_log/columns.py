@@ -6,16 +6,19 @@ A field's annotation decides. So the dataclasses in `records` are the only lists
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from memagent_graph.calls import Span, Writes
+from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
 
 Record = TypeVar("Record")
+LARGEST_RUN: Final = 1 << 26
+"""Characters of long texts, token ids and log-probs of one run: a document of about 40 million tokens."""
 
 
 def _unchanged(value: Any) -> Any:
@@ -117,3 +120,21 @@ def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
     """
     columns = columns_of(kind)
     return kind(**{name: columns[name].unpack(row[name]) for name in row.keys() if name in columns})  # noqa: SIM118  a sqlite3.Row
+
+
+def bounded(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield records of one run. A small file can hold much that is compressed, and what reads it keeps a whole run.
+
+    Raises:
+        RunLogError: their long texts, token ids and log-probs together have more than `LARGEST_RUN`.
+    """
+    size = 0
+    for record in records:
+        stored = columns_of(type(record)).items()
+        size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
+        if size > LARGEST_RUN:
+            raise RunLogError(
+                f"a run has more than {LARGEST_RUN:,} characters, token ids and log-probs",
+                hint="It cannot be used. If it is not from somebody else, read its document in parts.",
+            )
+        yield record

@@ -17,7 +17,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import record_of
+from memagent_graph.run_log.columns import bounded, record_of
 from memagent_graph.run_log.filters import RunFilter, RunTotals
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
@@ -329,12 +329,15 @@ class RunLog:
             run_id: the run.
             superseded: whether to include those that no longer count.
             with_ids: whether to include token ids and log-probs; without them ten times as many fit into memory.
+
+        Raises:
+            RunLogError: the run is larger than `columns.LARGEST_RUN`, or the log cannot be read.
         """
         columns = "*" if with_ids else rows.WITHOUT_IDS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
-            for row in connection.execute(query, (run_id, int(superseded))):
-                yield record_of(Conversation, row)
+            stored = connection.execute(query, (run_id, int(superseded)))
+            yield from bounded(record_of(Conversation, row) for row in stored)
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -349,7 +352,7 @@ class RunLog:
         """Events of a run that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return [record_of(LoggedEvent, row) for row in events]
+            return list(bounded(record_of(LoggedEvent, row) for row in events))
 
     def rewards(self, run_id: str) -> list[Reward]:
         """All rewards of a run and its conversations, oldest first."""

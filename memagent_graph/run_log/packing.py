@@ -30,13 +30,19 @@ _FEW_IDS: Final = 1024
 """Up to this many, as in a completion, the second plane is deflated too: four times the time and a fifth less space."""
 LARGEST_TEXT_BYTES: Final = 1 << 24
 """Of UTF-8. A completion of a million tokens has about 4 MB."""
+LARGEST_LIST: Final = 1 << 22
+"""Of ids or log-probs of one prompt or completion. Contexts have up to a million tokens."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
 _WIDTH: Final = 4
 
 
 def pack_ids(ids: Sequence[int] | None) -> bytes | None:
-    """Pack token ids, 0 to 2^32 - 1."""
+    """Pack token ids, 0 to 2^32 - 1.
+
+    Raises:
+        ValueError: there are more than `LARGEST_LIST`.
+    """
     if ids is None:
         return None
     return _pack(array("I", ids), _RAW_PLANES_OF_FEW_IDS if len(ids) <= _FEW_IDS else _RAW_PLANES_OF_IDS)
@@ -46,7 +52,7 @@ def unpack_ids(blob: bytes | None) -> list[int] | None:
     """Unpack what `pack_ids` packed.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is damaged, or has more than `LARGEST_LIST` numbers.
     """
     return None if blob is None else _unpack("I", blob)
 
@@ -60,7 +66,7 @@ def unpack_logprobs(blob: bytes | None) -> list[float] | None:
     """Unpack what `pack_logprobs` packed.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is damaged, or has more than `LARGEST_LIST` numbers.
     """
     return None if blob is None else _unpack("f", blob)
 
@@ -107,6 +113,7 @@ def _inflate(data: bytes, most: int) -> bytes:
 
 
 def _pack(numbers: array[Any], raw: int) -> bytes:
+    _require_list(len(numbers))
     if sys.byteorder == "big":
         numbers.byteswap()
     data = numbers.tobytes()
@@ -120,6 +127,7 @@ def _unpack(kind: str, blob: bytes) -> list[Any]:
     if len(blob) < _HEADER_BYTES or not 0 < blob[0] < _WIDTH:
         raise ValueError("a list of numbers is damaged")
     raw, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
+    _require_list(count)
     end = _HEADER_BYTES + count * raw
     data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_WIDTH - raw))
     if len(data) != count * _WIDTH:
@@ -131,3 +139,8 @@ def _unpack(kind: str, blob: bytes) -> list[Any]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()
+
+
+def _require_list(count: int) -> None:
+    if count > LARGEST_LIST:
+        raise ValueError(f"a list has more than {LARGEST_LIST:,} numbers")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
 import threading
 import weakref
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
-from memagent_graph.storage.database import use_write_ahead_log
+from memagent_graph.storage.database import open_database
 from memagent_graph.storage.leases import lease
-from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.state_serializer import CompressedSerializer
 
 if TYPE_CHECKING:
@@ -24,6 +22,15 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SECONDS = 30.0
 _POSTGRES = ("postgresql://", "postgres://")
+_SCHEMA = (
+    "CREATE TABLE checkpoints ( thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT "
+    "NOT NULL, parent_checkpoint_id TEXT, type TEXT, checkpoint BLOB, metadata BLOB, "
+    "PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id) )",
+    "CREATE TABLE writes ( thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT "
+    "NOT NULL, task_id TEXT NOT NULL, task_path TEXT NOT NULL DEFAULT '', idx INTEGER NOT NULL, channel TEXT NOT NULL, "
+    "type TEXT, value BLOB, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) )",
+)
+"""LangGraph's tables, in its own words: a file that its saver made can be used."""
 
 
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
@@ -46,13 +53,14 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
 
     path = Path(checkpoints)
     try:
-        private_file(path)
-        await asyncio.to_thread(_prepare, path)
+        # LangGraph's saver trusts the tables that are there, and fails if another process switches the file meanwhile.
+        (await asyncio.to_thread(open_database, path, _SCHEMA, timeout=_TIMEOUT_SECONDS)).close()
         connection = aiosqlite.connect(path, timeout=_TIMEOUT_SECONDS)
         # A process must not wait at its end for a file that was not closed; saved states are on disk already.
         connection._thread.daemon = True
         saver = SqliteSaver(await connection, path, CompressedSerializer())
         weakref.finalize(saver, _stop, connection).atexit = False
+        await saver.conn.execute("PRAGMA trusted_schema = OFF")
         await saver.setup()
     except (OSError, aiosqlite.Error) as error:
         raise CheckpointError(
@@ -114,9 +122,3 @@ async def _open_postgres(url: str) -> BaseCheckpointSaver[Any]:
     except ImportError:
         raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
     return await PostgresSaver.open(url, shown_checkpoints(url), CompressedSerializer())
-
-
-def _prepare(path: Path) -> None:
-    """Switch the file to write-ahead logging before LangGraph's saver does, which fails if another process does too."""
-    with closing(sqlite3.connect(path, timeout=_TIMEOUT_SECONDS)) as connection:
-        use_write_ahead_log(connection, timeout=_TIMEOUT_SECONDS)

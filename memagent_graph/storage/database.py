@@ -1,6 +1,7 @@
 """Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them.
 
-A file's `user_version` is a checksum of its tables' definition, so one of another version is recognised and refused.
+A file must have exactly the tables and indexes of its schema. So one of another version is refused, and one in which
+somebody put a view, a trigger or a generated column, which would run when a table is used.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -17,10 +17,12 @@ from memagent_graph.storage.private_files import private_file
 
 _PAUSE_SECONDS = 0.02
 _NOT_WRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+_OF_AUTOINCREMENT = "CREATE TABLE sqlite_sequence(name,seq)"
+"""SQLite adds this table to those of a schema."""
 
 
 class OtherTablesError(sqlite3.DatabaseError):
-    """A file has the tables of another version of this package, or of another program."""
+    """A file has the tables of another version of this package, or of another program, or views or triggers."""
 
 
 def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -> sqlite3.Connection:
@@ -31,7 +33,7 @@ def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -
 
     Args:
         path: the file.
-        schema: the statements that create its tables and indexes.
+        schema: the statements that create its tables and indexes, each on one line.
         timeout: seconds to wait for a file that another process has locked.
 
     Raises:
@@ -45,10 +47,10 @@ def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can give space back
         use_write_ahead_log(connection, timeout=timeout)
         connection.execute("PRAGMA synchronous = NORMAL")
-        if not _version(connection):
+        if not _definitions(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:  # no other process was faster
-                for statement in (*schema, f"PRAGMA user_version = {checksum(schema)}"):
+            if not _definitions(connection):  # no other process was faster
+                for statement in schema:
                     connection.execute(statement)
             connection.execute("COMMIT")
         return _checked(connection, schema)
@@ -79,21 +81,17 @@ def open_database_to_read(path: Path, schema: Sequence[str], *, timeout: float =
         raise
 
 
-def checksum(schema: Sequence[str]) -> int:
-    """Return the `user_version` of a file with these tables: not 0, which is that of a new file."""
-    return zlib.crc32("\n".join(schema).encode()) >> 1 or 1
-
-
 def _connected(place: Path | str, timeout: float) -> sqlite3.Connection:
     is_uri = isinstance(place, str)
     connection = sqlite3.connect(place, check_same_thread=False, timeout=timeout, isolation_level=None, uri=is_uri)
     connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA trusted_schema = OFF")
     return connection
 
 
 def _checked(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
     try:
-        if _version(connection) != checksum(schema):
+        if _definitions(connection) != sorted(schema):
             raise OtherTablesError("its tables are those of another version of this package, or of another program")
     except BaseException:
         connection.close()
@@ -101,10 +99,10 @@ def _checked(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.C
     return connection
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    with closing(connection.execute("PRAGMA user_version")) as cursor:
-        version: int = cursor.fetchone()[0]
-    return version
+def _definitions(connection: sqlite3.Connection) -> list[str]:
+    """Return the statements that define what is in a file, sorted, each on one line."""
+    with closing(connection.execute("SELECT CAST(sql AS TEXT) FROM sqlite_master WHERE sql IS NOT NULL")) as rows:
+        return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _OF_AUTOINCREMENT)
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:

@@ -12,8 +12,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
-_MOST_BYTES: Final = 256 << 20
-"""Of one value, decompressed. States hold a memory and references, a few kilobytes."""
+_MOST_BYTES: Final = 6 << 20
+"""Of one value, decompressed. States hold a memory and references, a few kilobytes. A byte can be an object of 64."""
 
 
 class _GraphState(TypedDict):
@@ -56,6 +56,8 @@ class CompressedSerializer(SerializerProtocol):
         try:
             if kind.endswith(_SUFFIX):
                 kind, content = kind.removesuffix(_SUFFIX), decompress(content)
+            if len(content) > _MOST_BYTES:
+                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
             return self._plain.loads_typed((kind, content))
         except Exception as error:  # whatever the decoders raise for bytes that are not theirs
             raise UndecodableStateError(f"a state of type {kind!r} cannot be decoded: {error}") from error

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_graph.errors import MemAgentError, RunError
@@ -23,7 +24,7 @@ from memagent_serve.ledger import Ledger
 def held_for(seconds: float, path: Path) -> threading.Thread:
     """Another connection's exclusive lock, let go after a while."""
     other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    other.execute("CREATE TABLE something (x)")
+    other.execute("PRAGMA user_version = 1")
     other.execute("BEGIN EXCLUSIVE")
 
     def let_go() -> None:
@@ -102,17 +103,52 @@ def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
     assert errors == []
 
 
+def checkpoints(path: Path) -> sqlite3.Connection:
+    """A file of checkpoints, opened and closed again."""
+
+    async def opened() -> None:
+        saver = await open_saver(path)
+        await saver.conn.close()  # type: ignore[union-attr]
+
+    asyncio.run(opened())
+    return sqlite3.connect(path)
+
+
 @pytest.mark.parametrize(
-    ("kind", "remedy"), [(RunLog, "run_log"), (Ledger, "Move it away"), (CorpusLedger, "it is built again")]
+    ("kind", "table", "remedy"),
+    [
+        (RunLog, "runs", "run_log"),
+        (Ledger, "reads", "Move it away"),
+        (CorpusLedger, "rows", "it is built again"),
+        (checkpoints, "checkpoints", "Name another file"),
+    ],
 )
-@pytest.mark.parametrize("version", [3, 0])
-def test_a_file_of_another_version_or_program_is_refused_and_left_alone(tmp_path, kind, remedy, version) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        "CREATE TABLE more (x)",
+        "DROP TABLE {table}",
+        "ALTER TABLE {table} ADD COLUMN more TEXT GENERATED ALWAYS AS (hex(zeroblob(1000000000)))",
+        "CREATE TRIGGER more AFTER INSERT ON {table} BEGIN DELETE FROM {table}; END",
+        "ALTER TABLE {table} RENAME TO more; CREATE VIEW {table} AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL "
+        "SELECT n + 1 FROM r) SELECT * FROM more WHERE (SELECT count(*) FROM r) > 0",
+        "DROP TABLE {table}; CREATE VIRTUAL TABLE {table} USING fts5(x)",
+    ],
+)
+def test_a_file_with_other_tables_views_or_triggers_is_refused_and_left_alone(
+    tmp_path, kind, table, remedy, change
+) -> None:
     path = tmp_path / "other.sqlite"
     kind(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {version}")
-        connection.commit()
+        connection.executescript(change.format(table=table))
     before = path.read_bytes()
     with pytest.raises(MemAgentError, match=rf"other\.sqlite.*another version.*{remedy}"):
         kind(path)
     assert path.read_bytes() == before
+
+
+def test_a_file_that_langgraph_made_can_hold_checkpoints(tmp_path) -> None:
+    with SqliteSaver.from_conn_string(str(tmp_path / "own.sqlite")) as saver:
+        saver.setup()
+    checkpoints(tmp_path / "own.sqlite").close()

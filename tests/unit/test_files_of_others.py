@@ -30,6 +30,7 @@ from support.evaluation import row
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
+from memagent_corpus.corpus_run import exclusive
 from memagent_evaluation import result_table
 from memagent_evaluation.data_files.table_rows import DatasetRows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
@@ -39,8 +40,9 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.lora import load_adapter
 from memagent_graph.policies.profile import require_profile, save_profile
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.run_log import RunLog
-from memagent_graph.run_log.exchange import export_runs, import_runs
+from memagent_graph.run_log import RunLog, columns
+from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
+from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
 from memagent_graph.storage.state_serializer import CompressedSerializer
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
@@ -123,6 +125,43 @@ def log_bomb(folder: Path) -> str:
         connection.execute("UPDATE conversations SET text = ?", (bomb,))
     with closing(RunLog(folder / "runs.sqlite")) as log:
         return shown(log, folder)
+
+
+def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[Path], str]:
+    """A log is shown, and its runs are exported, in which every conversation has this value."""
+
+    def show(folder: Path) -> str:
+        with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
+            connection.execute(f"UPDATE conversations SET {column} = ?", (blob,))  # noqa: S608  our own words
+        with closing(RunLog(folder / "runs.sqlite")) as log, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "LARGEST_RUN", most or columns.LARGEST_RUN)
+            export_runs(log, folder / "runs.parquet")
+            return shown(log, folder)
+
+    return show
+
+
+def many_ids() -> bytes:
+    count = LARGEST_LIST + 1
+    high = zlib.compressobj(1, zlib.DEFLATED, -12)
+    return b"\1" + count.to_bytes(4, "little") + bytes(count) + high.compress(bytes(3 * count)) + high.flush()
+
+
+def export_with(column: str, values: pa.Array, **bounds: int) -> Callable[[Path], str]:
+    """An export is imported in which a column has these values, one a row."""
+
+    def imported(folder: Path) -> str:
+        path = export_of_others(folder) / "runs.parquet"
+        table = pq.read_table(path).slice(0, 1).take([0] * len(values))
+        place = table.schema.get_field_index(column)
+        pq.write_table(table.set_column(place, table.schema.field(column), values), path)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, bound in bounds.items():
+                patch.setattr(parquet, name, bound)
+            import_them(folder)
+        return ""
+
+    return imported
 
 
 def checkpoint(kind: str, content: bytes) -> Callable[[Path], str]:
@@ -330,6 +369,13 @@ def part_elsewhere(folder: Path) -> str:
     return str(list(TableFolder(str(manifest.parent)).rows()))
 
 
+def work_elsewhere(folder: Path) -> str:
+    table = TableFolder(str(table_of_others(folder)))
+    (folder / "table" / "_work").symlink_to(folder.parent)
+    with exclusive(table):
+        return str(list(folder.parent.iterdir()))
+
+
 def table_of_a_newer_version(folder: Path) -> str:
     manifest = table_of_others(folder) / "_manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
@@ -385,6 +431,7 @@ def template_elsewhere(folder: Path) -> str:
 
 
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
+OBJECTS = b"\xdd" + (7 << 20).to_bytes(4, "big") + b"\x90" * (7 << 20)
 CHECKPOINT = r"checkpoints.*read"
 
 
@@ -393,6 +440,12 @@ CHECKPOINT = r"checkpoints.*read"
     [
         pytest.param(log_elsewhere, None, id="log: code, path"),
         pytest.param(log_bomb, "a text has more than", id="log: size"),
+        pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), "more than 100 char", id="log: sum of texts"),
+        pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
+        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), _LARGEST_RUN_BYTES=2**20), "a run .* has more than",
+                     id="export: sum of texts"),
+        pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), _LARGEST_COLUMN=800),
+                     "row group", id="export: size of a list"),
         pytest.param(export_elsewhere, None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
         pytest.param(packed_checkpoint_code, CHECKPOINT, id="checkpoint: code, packed"),
@@ -403,6 +456,8 @@ CHECKPOINT = r"checkpoints.*read"
         pytest.param(checkpoint("msgpack+zlib", b"not zlib"), CHECKPOINT, id="checkpoint: not packed"),
         pytest.param(checkpoint("json", b"{"), CHECKPOINT, id="checkpoint: half"),
         pytest.param(checkpoint("msgpack+zlib", BOMB), CHECKPOINT, id="checkpoint: size"),
+        pytest.param(checkpoint("msgpack+zlib", zlib.compress(OBJECTS)), "more than", id="checkpoint: objects, packed"),
+        pytest.param(checkpoint("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
         pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
         pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
@@ -415,6 +470,7 @@ CHECKPOINT = r"checkpoints.*read"
             for end in ("", ":x=1", "+converged")
         ),
         pytest.param(template_elsewhere, "update.txt", id="profile: link"),
+        pytest.param(work_elsewhere, "_work is a link", id="table: link"),
         pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),

@@ -11,7 +11,7 @@ from typing import Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.exchange.logged_run import is_same, stored_run
+from memagent_graph.run_log.exchange.logged_run import is_same, stored_run, with_arrays
 from memagent_graph.run_log.exchange.merging import merged
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import LoggedRun
@@ -125,9 +125,9 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
 
 
 def _whole(log: RunLog, run_id: str) -> LoggedRun | None:
-    """Return a run with its conversations as a list; None if the log does not have it."""
+    """Return a run with its conversations as a list, and their numbers as arrays; None if the log does not have it."""
     run = stored_run(log, run_id)
-    return None if run is None else dataclasses.replace(run, conversations=list(run.conversations))
+    return run and dataclasses.replace(run, conversations=list(map(with_arrays, run.conversations)))
 
 
 def _add(log: RunLog, run: LoggedRun, *, replacing: bool) -> None:

@@ -27,7 +27,7 @@ import msgspec
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.extra_modules import extra_module
-from memagent_graph.run_log.columns import Column, columns_of
+from memagent_graph.run_log.columns import LARGEST_RUN, Column, bounded, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
@@ -50,6 +50,7 @@ COLUMNS: Final = {
     "escaped": Column("", "names"),
 }
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
+_LISTS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
 _REWARD: Final = {
     name: column.arrow for name, column in columns_of(Reward).items() if name not in {"id", "run_id", "conversation"}
 }
@@ -63,11 +64,16 @@ _ROW_GROUP_CHARACTERS: Final = 1 << 26
 """About how many characters of texts are in a row group."""
 _LARGEST_ROW_GROUP_BYTES: Final = 1 << 30
 """Before compression; a file with a larger one was not written here."""
+_LARGEST_COLUMN: Final = 1 << 23
+"""Values of one column of a row group; a file with more was not written here, where one list has at most half of it."""
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
-_ROWS_AT_ONCE: Final = 64
+_ROWS_AT_ONCE: Final = 16
 """Rows that are unpacked at a time when a file is read."""
+_LARGEST_RUN_BYTES: Final = 4 * LARGEST_RUN
+_OBJECT_BYTES: Final = 256
+"""About what an item of a list takes that is not a number."""
 
 
 class ParquetWriter:
@@ -196,15 +202,30 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
     groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
-    if any(group.total_byte_size > _LARGEST_ROW_GROUP_BYTES for group in groups):
+    paths = [parquet.metadata.schema.column(number).path for number in range(parquet.metadata.num_columns)]
+    if any(
+        group.total_byte_size > _LARGEST_ROW_GROUP_BYTES
+        or any(group.column(number).num_values > _LARGEST_COLUMN for number in range(len(paths)))
+        for group in groups
+    ):
         raise RunLogError(f"{source} has a row group that is too large to read", hint="Export it again.")
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
-    for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
-        for row in batch.select(list(COLUMNS)).cast(_schema(pa)).to_pylist():
+    size = 0
+    # As dictionaries, texts that repeat take no space until they are unpacked, which `_parts` does.
+    parquet = pa.parquet.ParquetFile(file, metadata=parquet.metadata, read_dictionary=paths)
+    for part in _parts(pa, parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(COLUMNS))):
+        size += part.nbytes + _OBJECT_BYTES * sum(len(part[name].flatten()) for name in _LISTS)
+        if size > _LARGEST_RUN_BYTES:
+            raise RunLogError(
+                f"a run in {source} has more than {_LARGEST_RUN_BYTES:,} bytes",
+                hint="Export its log again without this run.",
+            )
+        for row in part.to_pylist():
             if rows and rows[-1]["run_id"] != row["run_id"]:
                 yield _run(rows, templates)
                 rows = []
+                size = part.nbytes
             for name, kind in NUMBERS.items():
                 row[name] = None if row[name] is None else array(kind, row[name])  # a list takes eight times as much
             rows.append(row)
@@ -212,11 +233,19 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         yield _run(rows, templates)
 
 
+def _parts(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield rows of a file with their texts unpacked: one by one if all of a batch could be large."""
+    for batch in batches:
+        rows = 1 if batch.nbytes * len(batch) > _LARGEST_RUN_BYTES else len(batch)
+        for first in range(0, len(batch), rows):
+            yield batch.slice(first, rows).select(list(COLUMNS)).cast(_schema(pa))
+
+
 def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
     first = rows[0]
     record = {name: column.restore(first[stored]) for stored, (name, column) in _OF_RUN.items()}
     events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
-    conversations = [_conversation(row) for row in rows if row["conversation"] is not None]
+    conversations = list(bounded(_conversation(row) for row in rows if row["conversation"] is not None))
     rewards = [Reward(first["run_id"], **values) for values in first["run_rewards"]]
     for row in rows:
         rewards += [
