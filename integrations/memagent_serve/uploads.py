@@ -192,7 +192,7 @@ class Uploads:
 
 def _full(owner: Owner | None) -> ApiError:
     if owner is not None:
-        words = "the files and texts of this key would exceed their limit; delete some files, send less text, or wait for its reads"
+        words = "the files and texts of this key would exceed their limit; delete some files, or send less text"
         return ApiError(413, words, code="files_too_large")
     words = "the files and texts of all keys would exceed their limit; try again later"
     return ApiError(507, words, code="insufficient_storage", headers={"Retry-After": "60"})
