@@ -11,7 +11,6 @@ where `make_policy` takes the `PolicySettings`, of which it uses what it needs, 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
@@ -27,6 +26,7 @@ from memagent_graph.policies.client_settings import is_openai_client
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
+from memagent_graph.storage.bounded_files import json_value
 
 PolicyFactory: TypeAlias = Callable[[PolicySettings], Policy]
 
@@ -166,7 +166,7 @@ def template_arguments(text: str | None) -> dict[str, Any]:
         PolicyError: they are not a JSON object.
     """
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json_value(text or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

@@ -21,7 +21,7 @@ from pathlib import Path
 from memagent_graph.chat_markers import FAMILY_MARKERS
 from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
-from memagent_graph.storage.bounded_files import text_file
+from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 """The fields that every template may have; a role may name others."""
@@ -310,7 +310,7 @@ def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> Prom
         PromptError: the file cannot be read, or a field is not between tags.
     """
     try:
-        text = text_file(Path(path))
+        text = text_file(Path(path), MOST_BYTES_OF_WORDING)
     except (OSError, ValueError) as error:
         raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
     return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

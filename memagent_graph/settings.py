@@ -18,7 +18,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from memagent_graph.errors import MemAgentError, NoPolicyError, RunError
+import msgspec
+
+from memagent_graph.errors import MemAgentError, NoPolicyError, RunError, RunLogError
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_folder, default_policy
@@ -118,7 +120,7 @@ class PolicySettings:
         "requests of a document to the same replica.",
         shown="none",
     )
-    unsupported: Any = setting(
+    unsupported: str | tuple[str, ...] | None = setting(
         None,
         "Fields that the server does not take, separated by commas, such as temperature,top_p. Those that it names "
         "when it refuses a request are found out.",
@@ -263,9 +265,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     policy's profile, or to the default.
     """
 
-    prompts: Any = setting(None)
-    """The prompt templates, a `Prompts`, in place of the profile's."""
-    branches: int = setting(16)
+    prompts: Any = setting(None, kind=type(None))
+    """The prompt templates, a `Prompts`, in place of the profile's. No log has them."""
+    branches: int = setting(16, minimum=1)
     """How many branches of one read run in parallel, if the strategy has branches."""
     limits: Any = setting(None, logged=False)
     """Where each call stops early: `Limits`."""
@@ -318,6 +320,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
 
         Raises:
             RunError: the run was not started from settings, but from a `MemAgent` with objects made in Python.
+            RunLogError: a value has another type than its field, or is out of its bounds.
         """
         if objects := values.get(_OBJECTS, () if values.keys() - {"response_format"} else ["reader"]):
             raise RunError(
@@ -325,10 +328,19 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 hint="Resume it where it was started, with MemAgent.resume().",
                 run_id=run_id,
             )
-        known = {each.name for each in fields(cls) if each.metadata["logged"]}
-        kept: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
-        }
+        known = {each.name: each for each in fields(cls) if each.metadata["logged"]}
+        kinds = get_type_hints(cls)
+        kept: dict[str, Any] = {}
+        for name in values.keys() & known.keys():
+            notes = known[name].metadata
+            try:
+                kept[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
+                _check_bounds(kept[name], notes["min"], notes["max"])
+            except ValueError as error:
+                raise RunLogError(
+                    f"the log's settings of run {run_id} are damaged: {name}: {error}",
+                    hint="Restore the log from a copy, or read the document again.",
+                ) from error
         settings = cls(**kept)
         own_url = os.environ.get("OPENAI_BASE_URL")
         if settings.base_url is None or (own_url and origin(own_url) == origin(settings.base_url)):
@@ -447,6 +459,11 @@ def text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     return {
         each.name: (each, each.metadata["kind"] or kinds[each.name]) for each in fields(cls) if each.metadata["help"]
     }
+
+
+def _check_bounds(value: float | None, low: float | None, high: float | None) -> None:
+    if value is not None and not ((low is None or low <= value) and (high is None or value <= high)):
+        raise ValueError(f"{value} is out of bounds")
 
 
 def _value(variable: str, text: str, kind: Any) -> Any:

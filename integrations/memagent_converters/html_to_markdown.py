@@ -45,6 +45,10 @@ _TYPED: Final = frozenset(("hidden", "password", "submit", "button", "reset", "i
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
 _MOST_COLUMNS: Final = 1000
+_OF_TABLES: Final = frozenset(("table", "tr"))
+"""Elements that have cells, and no text of their own."""
+_DEEPEST: Final = 200
+"""Elements within each other; what is deeper is text, because each level would change, and indent, all below it."""
 LONGEST_REPEATED: Final = 200
 """Characters of a cell that is repeated in each row and column that it spans."""
 _BEGIN: Final = "\x02"
@@ -145,7 +149,7 @@ def _marked(html: str, lost: Counter[str]) -> str:
             node.decompose()
     raised = _raised_classes(tree) if "vertical-align" in html else None
     frames = [_Frame("", {})]
-    in_pre = 0
+    in_pre = deeper = 0
     for node, is_end in _walk(tree.root):
         frame = frames[-1]
         tag = node.tag
@@ -153,6 +157,9 @@ def _marked(html: str, lost: Counter[str]) -> str:
             tag = _script(node.attributes, raised)
         if tag == "-text":
             _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
+        elif tag in _FRAMED and (deeper or (len(frames) > _DEEPEST and not is_end and frame.tag not in _OF_TABLES)):
+            deeper += -1 if is_end else 1
+            frame.tokens.append(2)
         elif tag in _FRAMED:
             in_pre += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
@@ -283,7 +290,8 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
         case "caption":
             tokens.insert(0, _text(frame.tokens))
         case "pre":
-            tokens += [2, _Verbatim(f"```\n{''.join(map(str, frame.tokens)).strip(chr(10))}\n```"), 2]
+            lines = "".join("\n" if isinstance(token, int) else token for token in frame.tokens).strip("\n")
+            tokens += [2, _Verbatim(f"```\n{lines}\n```"), 2]
         case "ul" | "ol":
             is_inner = any(each.tag == "li" for each in frames)
             tokens += [1 if is_inner else 2, _Verbatim(_text(frame.tokens)), 1 if is_inner else 2]

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_serve.api_errors import ApiError, api_error, bad_request, stopping
+from memagent_serve.api_errors import ApiError, api_error, stopping
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PAGE, PageSessions
@@ -111,6 +111,9 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have gone by the other one
+            words = "the request has two lengths, Content-Length and Transfer-Encoding"
+            raise ApiError(400, words, headers={"Connection": "close"})
         if not self._names.has_host(headers.get("host", "")):
             raise ApiError(
                 421,
@@ -123,8 +126,6 @@ class Guard:
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
             )
-        if "content-length" in headers and "transfer-encoding" in headers:
-            raise bad_request("the request has two lengths, Content-Length and Transfer-Encoding")
         if scope["path"] in _OPEN:
             return
         if self._sessions is not None and self._sessions.has(scope["path"]):

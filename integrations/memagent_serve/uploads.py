@@ -94,11 +94,9 @@ class Uploads:
             shown = in_one_line(purpose, _LONGEST_NAME)
             file = UploadedFile(file_id, size, int(time.time()), shown_name(name), shown)
             with self._ledger.lock:
-                if self._is_over(owner, size):
-                    words = "the files and texts of this key would exceed their limit; delete some files"
-                    raise ApiError(413, words, code="files_too_large")
-                if self._is_over(None, size):
-                    raise _full()
+                for whose in (owner, None):
+                    if self._is_over(whose, size):
+                        raise _full(whose)
                 self._ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -112,7 +110,7 @@ class Uploads:
 
         Raises:
             DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
-            ApiError: 507; all other texts are being read.
+            ApiError: 413 for the key's limit, 507 for that of all keys; the other texts are being read.
         """
         ref = await self._store.add_async(document)
         await asyncio.to_thread(self._count_text, owner, ref)
@@ -131,7 +129,7 @@ class Uploads:
                 while self._is_over(whose):
                     if not self._remove_oldest_text(whose, in_use):
                         self._remove_text(owner.name, ref)
-                        raise _full()
+                        raise _full(whose)
 
     def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:
         """Remove the oldest text that is not in use; returns whether there was one."""
@@ -192,7 +190,10 @@ class Uploads:
         return self._folder / owner.name / f"{file_id}.bin"
 
 
-def _full() -> ApiError:
+def _full(owner: Owner | None) -> ApiError:
+    if owner is not None:
+        words = "the files and texts of this key would exceed their limit; delete some files, or send less text"
+        return ApiError(413, words, code="files_too_large")
     words = "the files and texts of all keys would exceed their limit; try again later"
     return ApiError(507, words, code="insufficient_storage", headers={"Retry-After": "60"})
 

@@ -14,6 +14,7 @@ from memagent_graph.errors import (
     CheckpointError,
     CorpusError,
     DocumentError,
+    DocumentStoreError,
     EvaluationError,
     MemAgentError,
     MissingExtraError,
@@ -48,9 +49,9 @@ class ExitCode(IntEnum):
 def exit_code(error: MemAgentError) -> ExitCode:
     """Return the exit code for an error."""
     codes = (
+        (DocumentStoreError | CheckpointError, ExitCode.CHECKPOINTS),
         (DocumentError, ExitCode.DOCUMENT),
         (PolicyError, ExitCode.POLICY),
-        (CheckpointError, ExitCode.CHECKPOINTS),
         (RunError, ExitCode.RUN),
         (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
         (EvaluationError | CorpusError | MissingExtraError | ResponseFormatError, ExitCode.SETTINGS),

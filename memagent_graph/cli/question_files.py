@@ -12,10 +12,12 @@ def questions_of(given: Iterable[str]) -> list[str]:
     """Return the questions, with each @FILE replaced by the questions in that file.
 
     Raises:
-        MemAgentError: a file cannot be read, or contains no questions.
+        MemAgentError: a question is empty; a file cannot be read, or contains no questions.
     """
     asked: list[str] = []
     for each in given:
+        if not each.strip():
+            raise MemAgentError("the question is empty", hint="Ask something.")
         if not each.startswith("@"):
             asked.append(each)
             continue

@@ -26,6 +26,7 @@ _LISTED: Final = 20
 _SHOWN_CHARACTERS: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 _WIDTH_OF_ALL: Final = 150
+_WIDTH_OF_MOST: Final = 80
 """In a narrower terminal the columns that only training needs are left out: whole cells say more than cut ones."""
 
 
@@ -141,7 +142,7 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
     shown = console(_WIDTH_WITHOUT_TERMINAL)
     if records:
-        shown.print(_table(records, totals, is_narrow=shown.width < _WIDTH_OF_ALL))
+        shown.print(_table(records, totals, shown.width))
     count, conversations = log.counts()
     shown.print(
         f"{len(records):,} of {counted(count, 'run')} with {counted(conversations, 'conversation')}, "
@@ -151,38 +152,39 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     )
 
 
-def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], *, is_narrow: bool) -> Table:
+def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width: int) -> Table:
+    """Return the table with as many columns as there is room for."""
     from rich.table import Table
     from rich.text import Text
 
+    names = ["run", "ended", "question"]
+    if width >= _WIDTH_OF_MOST:
+        strategy = ["strategy"] if any(record.strategy != "overwrite" for record in records) else []
+        numbers = ["turns", "tokens in", "out", "ids"] if width >= _WIDTH_OF_ALL else []
+        names = ["run", "begun", "document", "question", *strategy, "ended", *numbers, "rewards"]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", no_wrap=True, min_width=max(len(in_one_line(run.run_id)) for run in records))
-    table.add_column("begun", no_wrap=True)
-    table.add_column("document", overflow="ellipsis", no_wrap=True)
-    table.add_column("question", overflow="ellipsis", no_wrap=True)
-    several_ways = any(record.strategy != "overwrite" for record in records)
-    if several_ways:
-        table.add_column("strategy", no_wrap=True)
-    table.add_column("ended", no_wrap=True)
-    for name in () if is_narrow else ("turns", "tokens in", "out", "ids"):
-        table.add_column(name, justify="left" if name == "ids" else "right", no_wrap=True)
-    table.add_column("rewards", overflow="ellipsis", no_wrap=True)
+    for name in names:
+        table.add_column(
+            name,
+            justify="right" if name in {"turns", "tokens in", "out"} else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+            min_width=max(len(in_one_line(run.run_id)) for run in records) if name == "run" else None,
+        )
     for record in records:
         total = totals[record.run_id]
-        numbers = (
-            f"{total.conversations:,}",
-            f"{total.prompt_tokens:,}",
-            f"{total.completion_tokens:,}",
-            "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
-        )
-        cells = (
-            datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
-            record.document["name"],
-            record.question,
-            *([record.strategy] if several_ways else []),
-            record.stop_reason or "not yet",
-            *(() if is_narrow else numbers),
-            ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
-        )
-        table.add_row(Text(in_one_line(record.run_id)), *(Text(in_one_line(cell, _SHOWN_CHARACTERS)) for cell in cells))
+        cells = {
+            "begun": datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
+            "document": record.document["name"],
+            "question": record.question,
+            "strategy": record.strategy,
+            "ended": record.stop_reason or "not yet",
+            "turns": f"{total.conversations:,}",
+            "tokens in": f"{total.prompt_tokens:,}",
+            "out": f"{total.completion_tokens:,}",
+            "ids": "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
+            "rewards": ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
+        }
+        shown = (in_one_line(cells[name], _SHOWN_CHARACTERS) for name in names[1:])
+        table.add_row(Text(in_one_line(record.run_id)), *map(Text, shown))
     return table

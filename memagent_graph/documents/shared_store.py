@@ -46,7 +46,7 @@ class SharedDocumentStore(DocumentStore):
 
     Raises:
         MissingExtraError: fsspec is not installed.
-        DocumentError: there is no such kind of URL, or its package is not installed.
+        DocumentStoreError: there is no such kind of URL, or its package is not installed.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _RemoteFiles:
         try:
             self._filesystem, root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
-            raise DocumentError(
+            raise DocumentStoreError(
                 f"the document store {shown_url(url)} cannot be opened: {error}",
                 hint="Install the package of this kind of URL, such as s3fs, gcsfs or adlfs, or name another URL.",
             ) from None

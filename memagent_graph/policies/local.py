@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
+from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, weights_version
@@ -268,12 +269,19 @@ class _Engine:
                 f"a policy in this process cannot compute in {dtype} on {device}",
                 hint=f"Choose one of {', '.join(DTYPES)}; int8 is for CPUs.",
             )
+        self._name = model
+        words = transformers.utils.logging
+        words.disable_progress_bar()
+        verbosity = words.get_verbosity()
+        words.set_verbosity_error()  # its report on the weights has the names in them, as they are
         try:
-            transformers.utils.logging.disable_progress_bar()
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                model, dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype)
+            models: Any = transformers.AutoModelForCausalLM
+            loaded, report = models.from_pretrained(
+                model, dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype), output_loading_info=True
             )
+            if missing := sorted(report["missing_keys"]):
+                raise ValueError(f"its weights lack {in_one_line(', '.join(missing), 200)}")
             self._model: Any = loaded.to(device).eval()
             if dtype == "int8":
                 with torch.inference_mode():
@@ -282,8 +290,11 @@ class _Engine:
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",
-                hint="Name a folder with config.json, weights and tokenizer, or a hub id that is in the local cache.",
+                hint="Name a folder with config.json, weights and tokenizer of one model, or a hub id that is in the "
+                "local cache.",
             ) from error
+        finally:
+            words.set_verbosity(verbosity)
         self._device = device
         window = getattr(self._model.config, "max_position_embeddings", None)
         self.context_window = int(window) if window else None
@@ -296,7 +307,14 @@ class _Engine:
         """Return the prompt's token ids; messages are formatted with the chat template and its arguments."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
-        text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **template)
+        options = {"tokenize": False, "add_generation_prompt": True, **template}
+        try:
+            text = self._tokenizer.apply_chat_template(list(prompt), **options)
+        except Exception as error:
+            raise PolicyError(
+                f"the chat template of {self._name} cannot be used: {type(error).__name__}: {error}",
+                hint="Correct chat_template.jinja in its folder (or chat_template in tokenizer_config.json).",
+            ) from error
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

@@ -22,7 +22,7 @@ from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
-from memagent_graph.storage.bounded_files import json_file, text_file
+from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, json_file, text_file
 from memagent_graph.storage.paths import data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -85,7 +85,11 @@ def load_profile(folder: Path | str) -> Profile | None:
     if published is None and not path.is_file():
         return None
     try:
-        values = {**published, "empty_memory": _authors_wording(folder)} if published else json_file(path)
+        values = (
+            {**published, "empty_memory": _authors_wording(folder)}
+            if published
+            else json_file(path, MOST_BYTES_OF_WORDING)
+        )
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
         boundary: Boundary = values.get("boundary", "token")
         if boundary not in get_args(Boundary):
@@ -95,7 +99,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
         strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
         temperature, top_p = float(values.get("temperature", 0.0)), float(values.get("top_p", 1.0))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
@@ -129,7 +133,7 @@ def _authors_wording(folder: Path) -> str:
             hint=f"Save them in {folder}, as in the authors' repository: update.txt with {{prompt}}, {{memory}} and "
             "{chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
         )
-    return text_file(files[-1]).strip()
+    return text_file(files[-1], MOST_BYTES_OF_WORDING).strip()
 
 
 def require_profile(folder: Path | str) -> Profile:

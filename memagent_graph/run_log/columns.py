@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from memagent_graph.calls import Span, Writes
+import msgspec
+
+from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
-from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
 Record = TypeVar("Record")
 LARGEST_RUN: Final = 1 << 26
@@ -30,7 +32,7 @@ class Column:
     """The two stored forms of a field.
 
     `pack` and `unpack` convert a value to SQLite's and back, `export` and `restore` to Parquet's and back. What
-    `restore` returns is plain data, whose types are still to be checked.
+    `unpack` and `restore` return is plain data, whose types are still to be checked.
     """
 
     sql: str
@@ -55,23 +57,16 @@ def _packed_events(events: tuple[LoggedEvent, ...]) -> str:
     return json.dumps(list(map(asdict, events)))
 
 
-def _events(text: str) -> tuple[LoggedEvent, ...]:
-    return tuple(LoggedEvent(**values) for values in json.loads(text))
-
-
 def _packed_spans(spans: tuple[Span, ...]) -> str:
     return json.dumps(list(map(_SPAN_VALUES, spans)), separators=(",", ":"))
 
 
-def _spans(text: str) -> tuple[Span, ...]:
-    return tuple(Span(*values) for values in json.loads(text))
+def _spans(text: str) -> list[dict[str, Any]]:
+    return [dict(zip(_SPAN_NAMES, values, strict=True)) for values in json.loads(text)]
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text))
-
-
-_SPAN_VALUES: Final = attrgetter(*(field.name for field in fields(Span)))
+_SPAN_NAMES: Final = tuple(field.name for field in fields(Span))
+_SPAN_VALUES: Final = attrgetter(*_SPAN_NAMES)
 _VALUE: Final = attrgetter("value")
 _JSON: Final = Column("TEXT NOT NULL", "string", _json, json.loads, _json, json.loads)
 _BY_ANNOTATION: Final = {
@@ -82,17 +77,19 @@ _BY_ANNOTATION: Final = {
     "float": Column("REAL NOT NULL", "double"),
     "float | None": Column("REAL", "double"),
     "bool": Column("INTEGER NOT NULL", "bool", int, bool),
-    "Writes": Column("TEXT NOT NULL", "string", _VALUE, Writes, _VALUE),
-    "Outcome": Column("TEXT NOT NULL", "string", _VALUE, Outcome, _VALUE),
+    "Writes": Column("TEXT NOT NULL", "string", _VALUE, export=_VALUE),
+    "Outcome": Column("TEXT NOT NULL", "string", _VALUE, export=_VALUE),
     "DocumentRef": _JSON,
     "Mapping[str, Any]": _JSON,
     "Mapping[str, str]": _JSON,
     "LongText": Column("BLOB", "string", pack_text, unpack_text),
     "TokenIds": Column("BLOB", "ids", pack_ids, unpack_ids),
     "LogProbs": Column("BLOB", "logprobs", pack_logprobs, unpack_logprobs),
-    "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, _names, list),
+    "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, json.loads, list),
     "tuple[Span, ...]": Column("TEXT NOT NULL", "spans", _packed_spans, _spans, lambda spans: list(map(asdict, spans))),
-    "tuple[LoggedEvent, ...]": Column("TEXT NOT NULL", "string", _packed_events, _events, _packed_events, json.loads),
+    "tuple[LoggedEvent, ...]": Column(
+        "TEXT NOT NULL", "string", _packed_events, json.loads, _packed_events, json.loads
+    ),
 }
 
 
@@ -116,10 +113,12 @@ def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
     """Return the record in a row. A column that the row lacks has the field's default; one of another table is ignored.
 
     Raises:
-        ValueError, TypeError: it is not a row that `row_of` made.
+        ValueError, TypeError: it is not a row that `row_of` made; a value may be of another type.
     """
     columns = columns_of(kind)
-    return kind(**{name: columns[name].unpack(row[name]) for name in row.keys() if name in columns})  # noqa: SIM118  a sqlite3.Row
+    values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row
+    numbers = {name: values.pop(name) for name in tuple(values) if columns[name].is_numbers}
+    return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
 
 
 def bounded(records: Iterable[Record]) -> Iterator[Record]:

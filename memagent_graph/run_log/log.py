@@ -346,7 +346,8 @@ class RunLog:
             RunNotFoundError: there is no such run in the log.
         """
         size = self.get(run_id).document["size"]
-        return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
+        with self._translated():
+            return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """Events of a run that belong to no conversation: memories that a person edited."""

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 _MOST_BYTES: Final = 64 << 20
 """The largest tokenizers have half of it."""
+MOST_BYTES_OF_WORDING: Final = 1 << 20
+"""Of a template or a profile."""
 
 
-def text_file(path: Path) -> str:
+def text_file(path: Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the text of a file in UTF-8.
 
     Raises:
@@ -20,15 +22,15 @@ def text_file(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
     return content.decode("utf-8")
 
 
-def json_file(path: Path) -> Any:
+def json_file(path: Path, most_bytes: int = _MOST_BYTES) -> Any:
     """Return the value in a JSON file. Errors are those of `text_file` and `json_value`."""
-    return json_value(text_file(path))
+    return json_value(text_file(path, most_bytes))
 
 
 def json_value(text: str | bytes) -> Any:

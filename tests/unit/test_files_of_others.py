@@ -8,8 +8,10 @@ file may say to make its reader do something. A run's key and server, when it is
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import zlib
@@ -35,14 +37,16 @@ from memagent_evaluation import result_table
 from memagent_evaluation.data_files.table_rows import DatasetRows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
-from memagent_graph import DocumentStore, MemAgent, ScriptedPolicy
+from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.lora import load_adapter
-from memagent_graph.policies.profile import require_profile, save_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
+from memagent_graph.policy_registry import template_arguments
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
 from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
+from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.state_serializer import CompressedSerializer
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
@@ -53,6 +57,7 @@ from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
 from memagent_serve.serve_settings import file_settings
 from memagent_training.job.presets import read_preset
+from memagent_training.rewards.gold_answers import GoldAnswers
 
 SECRET = "a private text"
 
@@ -116,6 +121,51 @@ def export_elsewhere(folder: Path) -> str:
         export_runs(log, folder / "runs.parquet")
         import_runs(imported, folder / "runs.parquet")
         return shown(imported, folder)
+
+
+def logged_value(table: str, column: str, value: str) -> Callable[[Path], str]:
+    """A log is shown in which a column has this value."""
+
+    def show(folder: Path) -> str:
+        with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
+            connection.execute(
+                "INSERT INTO events (run_id, time, kind, detail, step) VALUES ('r', 1, 'memory_edited', '', "
+                "(SELECT step FROM conversations))"
+            )
+            connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        with closing(RunLog(folder / "runs.sqlite")) as log:
+            return shown(log, folder)
+
+    return show
+
+
+def logged_setting(name: str, value: Any) -> Callable[[Path], str]:
+    """A run is resumed whose log has this setting."""
+    return lambda folder: str(
+        template_arguments(ReadSettings.from_log({"model": "m", name: value}, "r").chat_template_kwargs)
+    )
+
+
+def policy_with(name: str, content: str) -> Callable[[Path], str]:
+    """A policy is asked in whose folder this file is."""
+
+    def ask(folder: Path) -> str:
+        shutil.copytree(EMBEDDED_FOLDER, folder / "policy", ignore=shutil.ignore_patterns("*.md"))
+        (folder / "policy" / name).write_text(content)
+        policy = LocalPolicy(folder / "policy")
+        return asyncio.run(policy.complete([{"role": "user", "content": "?"}], SamplingParams(1))).text
+
+    return ask
+
+
+def gold_of_others(content: str) -> Callable[[Path], str]:
+    """Gold answers with this line are read."""
+
+    def read(folder: Path) -> str:
+        (folder / "gold.jsonl").write_text(content)
+        return str(GoldAnswers.load(folder / "gold.jsonl"))
+
+    return read
 
 
 def log_bomb(folder: Path) -> str:
@@ -448,6 +498,34 @@ CHECKPOINT = r"checkpoints.*read"
                      "a run .* has more than", id="export: sum of texts"),
         pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), _LARGEST_COLUMN=800),
                      "row group", id="export: size of a list"),
+        *(
+            pytest.param(logged_value(table, column, value), "runs.sqlite cannot be used as a run log",
+                         id=f"log: {column} {value}")
+            for table, column, value in (
+                ("runs", "settings", '"x"'), ("runs", "settings", "[NaN, 1e999]"), ("runs", "trace", "null"),
+                ("runs", "document", "[]"), ("events", "rule", "null"),
+                ("conversations", "reads", "[[0]]"), ("conversations", "parents", "[1]"),
+                ("conversations", "writes", "x"), ("conversations", "events", "[[]]"),
+            )
+        ),
+        *(
+            pytest.param(logged_setting(name, value), name, id=f"log: setting {name} {value!r:.9}")
+            for name, value in (
+                ("concurrency", "x"), ("timeout", [1]), ("retries", -1), ("temperature", "hot"), ("stop_texts", 5),
+                ("prompts", "x"), ("on_empty", "x"), ("top_p", float("nan")), ("policy", {}),
+            )
+        ),
+        pytest.param(logged_setting("chat_template_kwargs", "[" * 50_000), "JSON object", id="log: deep setting"),
+        pytest.param(profile("overwrite", '{"chunk_tokens": 1e999}'), r"memagent\.json", id="profile: number"),
+        pytest.param(profile("overwrite", json.dumps({"empty_memory": "a" * 2**20})), r"memagent\.json.*more than",
+                     id="profile: size"),
+        pytest.param(policy_with("templates/update.txt", "a" * 2**20 + "b"), r"update\.txt.*more than",
+                     id="template: size"),
+        pytest.param(policy_with("chat_template.jinja", "{% if %}"), r"policy.*chat_template\.jinja",
+                     id="chat template: syntax"),
+        pytest.param(policy_with("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
+                     r"policy.*chat_template\.jinja", id="chat template: code"),
+        pytest.param(gold_of_others("[" * 50_000), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(export_elsewhere, None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
         pytest.param(packed_checkpoint_code, CHECKPOINT, id="checkpoint: code, packed"),

@@ -145,6 +145,16 @@ def test_a_folder_without_a_model_is_an_error_with_a_remedy(tmp_path) -> None:
         LocalPolicy(tmp_path)
 
 
+@pytest.mark.parametrize(("field", "value"), [("num_hidden_layers", 9), ("intermediate_size", 7)])
+def test_weights_of_another_model_are_an_error_and_no_report_on_the_terminal(tmp_path, capfd, field, value) -> None:
+    shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy")
+    config = tmp_path / "policy" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {field: value}))
+    with pytest.raises(PolicyError, match="cannot be loaded"):
+        LocalPolicy(tmp_path / "policy")
+    assert capfd.readouterr() == ("", "")
+
+
 async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_again() -> None:
     closed = LocalPolicy.embedded()
     before = (await closed.complete(prompt(QUESTIONS[0]), GREEDY)).text

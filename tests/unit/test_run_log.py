@@ -40,7 +40,7 @@ from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, u
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
-REF = {"key": "sha256:" + "0" * 64, "name": "a.txt", "size": 10}
+REF = {"key": "sha256:" + "0" * 64, "name": "a.txt", "size": 10, "media_type": "text/plain"}
 
 
 @pytest.fixture

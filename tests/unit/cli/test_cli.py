@@ -103,7 +103,7 @@ def test_a_run_continues_on_another_machine_from_a_store_that_both_reach(book, t
 )
 def test_a_store_that_cannot_be_used_is_refused_with_a_remedy(book, store: str, reason: str, remedy: str) -> None:
     done = invoke("read", book, "-q", QUESTION, "--base-url", "http://127.0.0.1:9", *SMALL, "--store", store)
-    assert done.exit_code == 3
+    assert done.exit_code == 10
     assert reason in " ".join(done.stderr.split()) and remedy in " ".join(done.stderr.split())
     assert "secret" not in done.stderr
 

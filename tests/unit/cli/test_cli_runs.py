@@ -396,6 +396,7 @@ def test_a_narrow_terminal_shows_fewer_columns_whole() -> None:
         run_id="r", began=0.0, document=document, question="Why?", strategy="gated", stop_reason="answered"
     )
     totals = {"r": RunTotals(conversations=2)}
-    names = [[column.header for column in _table([record], totals, is_narrow=narrow).columns] for narrow in (0, 1)]
+    names = [[column.header for column in _table([record], totals, width).columns] for width in (200, 100, 40)]
     assert names[0] == [*names[1][:6], "turns", "tokens in", "out", "ids", "rewards"]
     assert names[1] == ["run", "begun", "document", "question", "strategy", "ended", "rewards"]
+    assert names[2] == ["run", "ended", "question"]

@@ -270,6 +270,16 @@ def test_the_files_of_one_key_have_a_bound(server: Served) -> None:
     assert upload(server, "empty.txt", b"").status_code == 400
 
 
+def test_a_text_that_is_too_large_for_its_key_is_no_fault_of_the_server(server: Served) -> None:
+    part = {
+        "type": "file",
+        "file": {"file_data": base64.b64encode(b"<p>" + b"word " * 250_000).decode(), "filename": "a.html"},
+    }
+    reply = httpx2.post(f"{server.api}/chat/completions", json=chat([part]), headers=KEY, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "files_too_large")
+    assert "Retry-After" not in reply.headers
+
+
 def test_a_form_of_countless_parts_is_refused(server: Served) -> None:
     fields = {f"field{number}": "x" for number in range(100)}
     form = {"file": ("a.txt", b"text")}
@@ -324,11 +334,16 @@ def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monke
             assert connection.recv(100) == b""
 
 
-def test_a_body_with_two_lengths_is_refused(server: Served) -> None:
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_a_request(server: Served, host: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked"
-        connection.sendall(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n" + lengths + b"\r\n\r\n0\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+        hidden = b"GET /v1/files HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        head = f"POST /v1/files HTTP/1.1\r\nHost: {host}\r\n".encode()
+        connection.sendall(head + lengths + b"\r\n\r\n0\r\n\r\n" + hidden)
+        reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(

@@ -75,7 +75,7 @@ async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp
     in_use += [two["key"], three["key"]]
     with pytest.raises(ApiError, match="exceed their limit") as refusal:
         await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
-    assert refusal.value.status == 507
+    assert refusal.value.status == 413
     assert files_in(tmp_path / "documents" / "texts") == 2
     with pytest.raises(ApiError, match="delete some"):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))

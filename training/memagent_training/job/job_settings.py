@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Final
 import torch
 from transformers.utils.import_utils import is_torch_bf16_gpu_available
 
+from memagent_graph.storage.bounded_files import json_value
 from memagent_training.algorithm.planner import Layout
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.presets import load_preset, read_preset
@@ -170,7 +170,7 @@ def _value(name: str, text: str, kinds: frozenset[Any]) -> Any:
                 continue
     if kinds & {dict, list} and text[:1] in {"{", "["}:
         try:
-            parsed = json.loads(text)
+            parsed = json_value(text)
         except ValueError as error:
             raise TrainingError(f"{name} is not valid JSON: {error}", hint="Write it as JSON, in quotes.") from error
         if type(parsed) in kinds:

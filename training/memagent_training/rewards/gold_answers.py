@@ -85,7 +85,7 @@ class _GoldLine(msgspec.Struct):
 def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
     try:
         entry = msgspec.json.decode(line, type=_GoldLine)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise _no_entry(place) from error
     value = entry.answer if entry.answers is None else entry.answers
     key = entry.question if entry.run_id is None else entry.run_id

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from memagent_evaluation.statistics import Estimate
+from memagent_graph.storage.bounded_files import json_value
 from memagent_training.training_errors import TrainingError
 
 _BEGINNING: Final = b'{"kind": "'
@@ -139,7 +140,7 @@ class LoopJournal:
         torn = content[len(whole) :]
         try:
             for line in whole.decode().splitlines():
-                self._enter(json.loads(line))
+                self._enter(json_value(line))
             if torn[: len(_BEGINNING)] != _BEGINNING[: len(torn)]:
                 raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
         except (ValueError, KeyError, TypeError) as error:

@@ -63,7 +63,7 @@ class PolicyFolder:
         path = self.adapter / _ADAPTER_CONFIG
         try:
             settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
         if settings.get("peft_type") != "LORA":
             raise SyncError(

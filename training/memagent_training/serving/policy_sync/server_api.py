@@ -166,7 +166,7 @@ class ServerAPI:
 def _decoded(content: bytes) -> dict[str, Any]:
     try:
         reply = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # some errors are plain text or empty
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # some errors are plain text or empty
         return {}
     return reply if isinstance(reply, dict) else {}
 
