@@ -135,7 +135,7 @@ class ReaderRollouts:
 def _sample_of(row: TrainingRow, group: int, version: int, of: CollectedGroup) -> RolloutSample:
     conversation = row.conversation
     prompt, completion = conversation.prompt_ids_P, conversation.completion_ids_T
-    mask = conversation.loss_mask or [True] * len(completion)
+    mask = conversation.loss_mask_T or [True] * len(completion)
     before = numpy.zeros(len(prompt))
     return RolloutSample(
         prompt=[],

@@ -38,7 +38,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     card = (job.out / "README.md").read_text()
     for words in (
         "| base | embedded",
-        "| reward | strict |",
+        "| reward | exact_match |",
         "niah_multikey_2",
         "after 0 iterations",
         "after 2 iterations",
