@@ -41,8 +41,9 @@ def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRu
 
 def with_arrays(conversation: Conversation) -> Conversation:
     """Return a conversation whose ids and log-probs are arrays: lists take ten times as much."""
-    numbers = {name: (kind, getattr(conversation, name)) for name, kind in NUMBERS.items()}
-    return replace(conversation, **{name: values and array(kind, values) for name, (kind, values) in numbers.items()})
+    values = {name: (kind, getattr(conversation, name)) for name, kind in NUMBERS.items()}
+    arrays: dict[str, Any] = {name: numbers and array(kind, numbers) for name, (kind, numbers) in values.items()}
+    return replace(conversation, **arrays)
 
 
 def is_same(first: LoggedRun, second: LoggedRun) -> bool:
