@@ -128,7 +128,7 @@ def test_texts_stay_in_a_shared_store_under_the_digests_of_their_rows(tmp_path: 
     store = "memory://texts-of-the-corpus"
     with CountingServer() as server:
         memagent(*typed(source, tmp_path / "out", server, "--quiet", "--store", store))
-        words = memagent(*typed(source, tmp_path / "out", server, "--store", "nosuch://x"), code=3).output
+        words = memagent(*typed(source, tmp_path / "out", server, "--store", "nosuch://x"), code=10).output
     assert "cannot be opened" in words and "s3fs" in words
     files = fsspec.filesystem("memory")
     for row in rows_in(tmp_path / "out"):

@@ -355,7 +355,8 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
                 pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG, stream=stream), timeout=60)
                 for stream in (False, True)
             )
-            until(lambda: len(server.serving.manager) == 1)
+            reads = server.serving.manager._reads
+            until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
             refused = httpx2.post(f"{server.api}/chat/completions", json=chat(f"{LONG} more"))
         stopped, events = waiting.result(), streaming.result().text.split("\n\n")
