@@ -180,7 +180,7 @@ class PolicyError(MemAgentError):
 
 
 class NoPolicyError(PolicyError, LastingError):
-    """No policy is named, there is no server, and none was added to this machine."""
+    """There is no policy to read with: none is named, no server is set, and none was added to this machine."""
 
 
 class PolicyUnreachableError(PolicyError):

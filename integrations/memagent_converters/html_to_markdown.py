@@ -24,7 +24,7 @@ _LOST: Final = {
     "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
     "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
 }  # fmt: skip
-"""What elements show that is no text."""
+"""What is reported for elements that show something other than text."""
 _UNSEEN: Final = frozenset(("0", "1", "0px", "1px"))
 """Widths of pictures and frames that only count readers."""
 _PARAGRAPHS: Final = frozenset(

@@ -26,7 +26,7 @@ _MOST_UNMAPPED: Final = 0.15
 _FEW_CHARACTERS: Final = 100
 """What a scan may have beside its image, such as a stamp or a page number."""
 _REOPENED: Final = 100
-"""Pages after which a document is opened anew."""
+"""A document is reopened after this many pages, as pdfium keeps the fonts of all pages."""
 _MOST_VALUES: Final = 100_000
 
 

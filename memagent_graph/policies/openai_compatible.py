@@ -310,7 +310,7 @@ class OpenAICompatiblePolicy:
 
         Raises:
             PolicyRequestError: no model is named, and the server has none or several; the message names them.
-            PolicyError: as for `complete`. If the model is named, the only one is that there is no connection.
+            PolicyError: as for `complete`; with a named model, only if the server cannot be reached.
         """
         if self._served is None:
             try:

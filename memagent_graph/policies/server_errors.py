@@ -1,4 +1,4 @@
-"""What a user is told when a server fails: the kinds of errors, and their words and remedies, without secrets."""
+"""Errors for failures of a server: their kinds, messages and remedies, without secrets."""
 
 from __future__ import annotations
 

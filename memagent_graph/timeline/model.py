@@ -291,7 +291,7 @@ def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
     named = list(dict.fromkeys(branch or "trunk" for branch in branches))
     own = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        return f"merge of branches {listed(named)}{own}" if len(named) > 1 else f"memory written anew{own}"
+        return f"merge of branches {listed(named)}{own}" if len(named) > 1 else f"memory rewritten{own}"
     return f"chunk {update.chunk_number}{own}{' (read again)' if again else ''}"
 
 
