@@ -21,7 +21,7 @@ COLUMNS = {"data_source", "prompt", "context", "ability", "reward_model", "extra
 
 
 def test_published_data_is_filtered_trained_on_and_evaluated_with_ruler_hqa(tmp_path: Path) -> None:
-    hotpotqa_recipe.write_data(tmp_path, training=4, held_out=1)
+    hotpotqa_recipe.write_data(tmp_path, training=4, held_out=2)
     rows = parquet.read_table(tmp_path / "hotpotqa_train.parquet").to_pylist()
     assert set(rows[0]) == COLUMNS
     assert all(row["context"].count("Document ") == row["extra_info"]["num_docs"] for row in rows)
