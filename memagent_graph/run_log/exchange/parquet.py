@@ -241,7 +241,7 @@ def _parts(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
             yield batch.slice(first, rows).select(list(COLUMNS)).cast(_schema(pa))
 
 
-def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: str) -> LoggedRun:
+def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path) -> LoggedRun:
     first = rows[0]
     record = {name: column.restore(first[stored]) for stored, (name, column) in _OF_RUN.items()}
     events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
