@@ -44,6 +44,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from memagent_graph.installation import install_command
+
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
 _OTHER_NAMES: Final = {"log": "run_log", "no_log": "run_log=False"}
@@ -257,7 +259,7 @@ class MissingExtraError(LastingError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(
             f'{needed_for} needs the extra "{extra}", which is not installed',
-            hint=f'Install it with: pip install "memagent-graph[{extra}]"',
+            hint=f"Install it with: {install_command(extra)}.",
         )
         self.extra = extra
         self.needed_for = needed_for

@@ -22,6 +22,7 @@ from support.programs import Program, answers, records
 from support.scripts import document_with, part, perfect_reader
 from support.server_dialects import counting_server
 
+from memagent_graph.installation import install_command
 from memagent_graph.tokenizers import load_tokenizer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
@@ -461,7 +462,7 @@ def test_without_the_local_extra_the_remedy_is_named(book, tmp_path) -> None:
     command = [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--model", "embedded"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 7
-    assert 'pip install "memagent-graph[local]"' in done.stderr
+    assert install_command("local") in done.stderr
 
 
 def test_importing_the_package_is_quick_and_brings_no_torch() -> None:
