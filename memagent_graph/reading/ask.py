@@ -206,6 +206,9 @@ class Ask:
             # Which of them belongs to which token is then unknown, and training would take a guess for the truth.
             self._note(EventKind.LOGPROBS_DROPPED, f"{len(logprobs)} log-probs came with {len(ids)} tokens")
             completion = replace(completion, logprobs=None)
+        elif context.sampling.logprobs and (ids is None or logprobs is None):
+            if EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
+                self._note(EventKind.LOGPROBS_DROPPED, f"no {'token ids' if ids is None else 'log-probs'} came")
         self._spend(self._usage(completion))
         self._attempts += 1
         for kind, detail in completion.notes:

@@ -19,11 +19,10 @@ from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.installation import install_command
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import is_server, open_saver
+from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.leases import lease
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
-without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
 
 
 def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
@@ -127,13 +126,6 @@ def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
         alone = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray-actors", "2")
         assert alone.returncode == 2 and "Choose one with --ray" in alone.stderr
         assert not server.read
-
-
-@without_psycopg
-async def test_without_psycopg_it_is_said_what_to_install() -> None:
-    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite")
-    with pytest.raises(MissingExtraError, match=r"pip install .*\[postgres\]"):
-        await open_saver("postgresql://host/name")
 
 
 def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:
