@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 
 def install_command(extra: str, package: str = "memagent-graph") -> str:
     """Return the command that adds an extra to a package: from an index, or from where it was installed (PEP 610)."""
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  slow to import, and seldom needed
+
     try:
         origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:

@@ -404,7 +404,9 @@ def test_a_file_name_that_is_no_text_is_told_in_json() -> None:
     assert "nope" in json.loads(done.stdout)["error"]["message"]
 
 
-def test_an_address_and_an_option_without_effect_are_refused(book) -> None:
+def test_a_folder_an_address_and_an_option_without_effect_are_refused(book) -> None:
+    folder = invoke("read", book.parent, "-q", "x", "--model", "embedded")
+    assert folder.exit_code == 3 and f"memagent corpus {book.parent}" in folder.stderr
     address = invoke("read", "https://example.com/x.txt", "-q", "x", "--model", "embedded")
     assert address.exit_code == 3 and "a web address was given" in address.stderr
     alone = invoke("read", book, "-q", "x", "--model", "embedded", "--updates")
