@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyarrow import parquet  # type: ignore[import-untyped]
+from pyarrow import parquet
 
 from benchmarks.own_questions import AskedFact, asked_facts, run_timed
 from memagent_evaluation.samples import TaskSettings
