@@ -74,8 +74,6 @@ def commands(
     train += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
     train += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
     train += [
-        "--advance-at",
-        "0",
         "--measure-every",
         "0",
         *(word for setting in SETTINGS for word in ("--set", setting)),
