@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, overload
@@ -27,7 +27,7 @@ from memagent_graph.errors import (
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
-from memagent_graph.policy import Policy, TokenUsage
+from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
@@ -37,7 +37,7 @@ from memagent_graph.reading.outcome import Progress, raise_first, result_from_st
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, structured
-from memagent_graph.results import ReadResult
+from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
@@ -54,17 +54,6 @@ _SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
 """The parts of a caller's config that a read uses; the others belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSoFar:
-    """The policy's answer from the memory of a run that may still be running."""
-
-    answer: str
-    """Empty if the policy wrote nothing, or refused."""
-    memory: str
-    """The memory it was answered from."""
-    usage: TokenUsage
 
 
 class MemAgent:
@@ -208,7 +197,7 @@ class MemAgent:
             max_concurrency: how many of `questions` are read for in one pass; the others follow in later passes.
             return_exceptions: return failures in the list instead of raising the first of them.
             on_update: called with the question and each of its memory updates.
-            options: see `ReadOptions`.
+            options: see `memagent_graph.reading.inputs.ReadOptions`.
 
         Returns:
             The result; with `questions` a list of results in the same order.
