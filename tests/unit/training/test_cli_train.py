@@ -225,12 +225,6 @@ def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
     assert "memagent-graph[train]" in memagent(arguments(), ExitCode.SETTINGS).stderr
 
 
-def test_the_command_line_itself_needs_no_torch() -> None:
-    heavy = "{'torch', 'trl', 'transformers'}"
-    code = f"import sys, memagent_training.commands.train_command; assert not {heavy} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": "training"}, check=True)
-
-
 # Killed trainings
 
 
