@@ -530,6 +530,7 @@ CHECKPOINT = r"checkpoints.*read"
                 ("runs", "settings", '"x"'), ("runs", "settings", "[NaN, 1e999]"), ("runs", "trace", "null"),
                 ("runs", "document", "[]"), ("events", "rule", "null"),
                 ("conversations", "reads", "[[0]]"), ("conversations", "parents", "[1]"),
+                ("runs", "began", "253402300800"), ("runs", "ended", "-1"), ("conversations", "began", "1e300"),
                 ("conversations", "writes", "x"), ("conversations", "events", "[[]]"),
             )
         ),
