@@ -203,18 +203,15 @@ def test_a_missing_file_is_explained_in_the_command_line_s_own_words(tmp_path) -
 # What it costs, and what it needs
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["eval", "--help"], ["mcp", "--help"]])
-def test_help_imports_nothing_heavy(arguments) -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from memagent_graph.cli import app; app(standalone_mode=False, args=sys.argv[1:]); heavy = "
-        "{'torch', 'transformers', 'trl', 'langgraph', 'langchain_core', 'openai', 'tiktoken', 'httpx', 'mcp'};"
-        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+        "import sys; from memagent_graph.cli import app; [app(standalone_mode=False, args=[*name, '--help']) for name "
+        "in ([], ['read'], ['eval'], ['mcp'])]; heavy = {'torch', 'transformers', 'trl', 'langgraph', 'langchain_core',"
+        " 'openai', 'tiktoken', 'httpx', 'mcp'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=False, cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "--help" in done.stdout
+    assert done.stdout.count("--help") >= 4
 
 
 def test_the_reader_s_package_imports_nothing_of_training() -> None:
