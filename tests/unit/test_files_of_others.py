@@ -34,7 +34,7 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
 from memagent_corpus.corpus_run import exclusive
 from memagent_evaluation import result_table
-from memagent_evaluation.data_files.table_rows import DatasetRows
+from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
@@ -56,6 +56,7 @@ from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
 from memagent_serve.serve_settings import file_settings
+from memagent_training.data.training_runs import read_runs
 from memagent_training.job.presets import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
 
@@ -387,7 +388,10 @@ def itself(folder: Path) -> Path:
 KINDS = (
     Kind("runs.sqlite", itself, show_them, ("half", "foreign")),
     Kind("checkpoints.sqlite", itself, resume_them, ("half", "foreign")),
-    Kind("runs.parquet", export_of_others, import_them, ("half", "foreign")),
+    Kind("runs.parquet", export_of_others, import_them, ("half", "foreign", "pipe")),
+    Kind("runs.parquet", export_of_others, lambda folder: list(read_runs(folder / "runs.parquet")), ("pipe",)),
+    Kind("rows.jsonl", text_of_others("rows.jsonl", "{}"), lambda folder: open_rows([folder / "rows.jsonl"]),
+         ("pipe",)),
     Kind("_manifest.json", table_of_others, lambda folder: TableFolder(str(folder)).manifest()),
     Kind("part-000000.parquet", table_of_others, lambda folder: list(TableFolder(str(folder)).rows())),
     Kind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close() or folder,
