@@ -37,10 +37,10 @@ PAYLOADS = (
     "[x](javascript:attacked=1)", "<video><source onerror=attacked=1></video>", "<audio src onerror=attacked=1>",
     "<object data=javascript:attacked=1>", "<embed src=javascript:attacked=1>", "<base href=//evil.example/>",
     "<meta http-equiv=refresh content=0;url=/evil>", "<style onload=attacked=1></style>",
-    "<template><img src=x onerror=attacked=1></template>", "\" autofocus onfocus=attacked=1 x=\"", "' onmouseover=attacked=1 x='", "--><img src=x onerror=attacked=1><!--",
+    "<template><img src=x onerror=attacked=1></template>",
+    "\" autofocus onfocus=attacked=1 x=\"", "' onmouseover=attacked=1 x='", "--><img src=x onerror=attacked=1><!--",
     "</textarea><img src=x onerror=attacked=1>", "</title><svg onload=attacked=1>",
-    "<math><mi xlink:href=javascript:attacked=1>x",
-    "&lt;img src=x onerror=attacked=1&gt;",
+    "<math><mi xlink:href=javascript:attacked=1>x", "&lt;img src=x onerror=attacked=1&gt;",
 )  # fmt: skip
 
 
