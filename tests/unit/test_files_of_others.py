@@ -159,6 +159,14 @@ def policy_with(name: str, content: str) -> Callable[[Path], str]:
     return ask
 
 
+def slow_tokenizer(folder: Path) -> str:
+    """A text is counted with a pattern that tries all ways to divide it."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": split, "model": model}))
+    return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
+
+
 def gold_of_others(content: str) -> Callable[[Path], str]:
     """Gold answers with this line are read."""
 
@@ -555,6 +563,7 @@ CHECKPOINT = r"checkpoints.*read"
                      id="chat template: syntax"),
         pytest.param(policy_with("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
                      r"policy.*chat_template\.jinja", id="chat template: code"),
+        pytest.param(slow_tokenizer, r"tokenizer\.json cannot count", id="tokenizer: steps"),
         pytest.param(gold_of_others("[" * 50_000), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(export_elsewhere, None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
