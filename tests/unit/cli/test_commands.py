@@ -147,12 +147,16 @@ def test_a_command_that_cannot_be_loaded_says_so_and_no_other_is_harmed(added, t
     assert "does not exist" in memagent("read", tmp_path / "missing.txt", "-q", "x", code=ExitCode.DOCUMENT).stderr
 
 
-def test_a_command_whose_extra_is_missing_says_how_to_install_it(added, monkeypatch) -> None:
-    assert 'pip install "commands_of_mine[colours]"' in memagent("lacking", code=ExitCode.SETTINGS).stderr
-    for name in [name for name in sys.modules if name.startswith("memagent_serve")]:
+@pytest.mark.parametrize(("command", "package"), [("serve", "prometheus_client"), ("mcp", "mcp")])
+def test_a_command_whose_extra_is_missing_says_how_to_install_it(command, package, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith((f"memagent_{command}", f"{package}."))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert install_command("serve") in memagent("serve", code=ExitCode.SETTINGS).stderr
+    monkeypatch.setitem(sys.modules, package, None)
+    assert install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
+
+
+def test_a_package_s_own_extra_is_named(added) -> None:
+    assert 'pip install "commands_of_mine[colours]"' in memagent("lacking", code=ExitCode.SETTINGS).stderr
 
 
 def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(monkeypatch) -> None:
