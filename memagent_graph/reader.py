@@ -649,16 +649,17 @@ class MemAgent:
         shown: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
         config: RunnableConfig = {**shown, **thread(run_id)}
         stream = graph.astream(given, config, context=context, stream_mode=["updates", "values"])
-        async for mode, part in stream:
-            if mode == "values":
-                values = part
-                continue
-            for change in filter(None, part.values()):
-                if not is_shown:
-                    progress.add(change)
+        async with aclosing(stream):
+            async for mode, part in stream:
+                if mode == "values":
+                    values = part
                     continue
-                for update in progress.updates(change):
-                    yield update
+                for change in filter(None, part.values()):
+                    if not is_shown:
+                        progress.add(change)
+                        continue
+                    for update in progress.updates(change):
+                        yield update
         yield _result(graph, values, progress.trace)
 
 

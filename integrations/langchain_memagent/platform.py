@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import cache
 from typing import Any, NoReturn
 
@@ -48,7 +49,7 @@ class ServedGraph(ReaderGraph):
         input: Any,  # noqa: A002
         config: RunnableConfig | None = None,
         **options: Any,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any]:
         """As in `ReaderGraph`.
 
         Raises:
@@ -57,8 +58,9 @@ class ServedGraph(ReaderGraph):
         if isinstance(input, dict) and isinstance(text := input.get("document"), str):
             input = {**input, "document": Document.from_text(text)}  # noqa: A001
         try:
-            async for part in super().astream(input, config, **options):
-                yield part
+            async with aclosing(super().astream(input, config, **options)) as parts:
+                async for part in parts:
+                    yield part
         except MemAgentError as error:
             if type(error) is MemAgentError or isinstance(error, BudgetError | EmptyDocumentError | EncodingError):
                 raise InputError(error.message, hint=error.remedy_with(_variable), run_id=error.run_id) from error

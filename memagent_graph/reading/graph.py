@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         context: ReaderContext | None = None,
         durability: Durability | None = None,
         **options: Any,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any]:
         """As in LangGraph; see the class for what is different."""
         is_ready = isinstance(input, dict) and is_reference(input.get("document"))
         value = input if is_ready else await self._with_reference(input)
@@ -109,14 +110,11 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         own = self._execution(context, config)
         await own.running.turn.begin()
         try:
-            async for part in super().astream(
-                value,
-                _unbounded(config),
-                context=own,
-                durability=self._durability(config, durability),
-                **options,
-            ):
-                yield part
+            durability = self._durability(config, durability)
+            parts: Any = super().astream(value, _unbounded(config), context=own, durability=durability, **options)
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
         finally:
             own.running.turn.end()
 

@@ -34,7 +34,20 @@ class Standard:
         return {"questions": QUESTIONS, "text": document_with({0.5: "The key of harbor is 4711."}, words=600)}
 
 
+class ToolThatShowsItsReader(ReadLongDocument):
+    """The suite looks at attributes of the tool alone."""
+
+    @property
+    def server_and_model(self) -> tuple[str, str]:
+        policy: Any = self.agent.policy
+        return policy.base_url, policy.name
+
+
 class TestReadLongDocumentUnit(Standard, ToolsUnitTests):
+    @property
+    def tool_constructor(self) -> type[ReadLongDocument]:
+        return ToolThatShowsItsReader
+
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
         environment = {
@@ -43,7 +56,7 @@ class TestReadLongDocumentUnit(Standard, ToolsUnitTests):
             "MEMAGENT_MODEL": "a-model",
             "MEMAGENT_TOKENIZER": "embedded",
         }
-        return environment, {}, {"base_url": "http://localhost:8123/v1", "model": "a-model", "max_questions": 8}
+        return environment, {}, {"server_and_model": ("http://localhost:8123/v1", "a-model"), "max_questions": 8}
 
 
 class TestReadLongDocumentIntegration(Standard, ToolsIntegrationTests):
