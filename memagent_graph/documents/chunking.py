@@ -33,6 +33,10 @@ _HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CHARACTER_TOKENS = 64
 """Longer characters are cut, as are those that a chunk has no room for."""
+_NEAR = 400
+"""Characters before a chunk's end in which it is looked for first."""
+_LONGEST_WORD = 64
+"""Characters in which a word ends in scripts without spaces."""
 _BEYOND = 3
 """Tokens that a chunk may have too many, for a code point that has several."""
 _CACHED_BYTES = 8 * 1024 * 1024
@@ -371,10 +375,13 @@ def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]
     """Return where a chunk may end between two characters, the best place first."""
     ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
     places: list[int] = []
-    for place in sentence_ends(text, start, end)[: -_CANDIDATES - 1 : -1]:
+    sentences = sentence_ends(text, max(start, end - _NEAR), end)
+    if len(sentences) < _CANDIDATES // 2 and start < end - _NEAR:
+        sentences = sentence_ends(text, start, end)
+    for place in sentences[: -_CANDIDATES - 1 : -1]:
         # Some tokenizers keep a full stop and the newline after it in one token.
         places += place, start + len(text[start:place].rstrip())
     ends += [place for place in places if place > start][:_CANDIDATES]
     if not ends and is_unspaced(text[end - 1]):
-        ends = word_ends(text, start, end)[: -_CANDIDATES - 1 : -1]
+        ends = word_ends(text, max(start, end - _LONGEST_WORD), end)[: -_CANDIDATES - 1 : -1]
     return ends

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -19,12 +19,14 @@ from memagent_graph.policies.refusals import words_of
 from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 
+_TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
 
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Logprob] | None = None
     """/chat/completions"""
     token_logprobs: list[float] | None = None
@@ -36,7 +38,7 @@ class _Logprobs(msgspec.Struct):
         return self.token_logprobs
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     refusal: Any = None
     reasoning: Any = None
@@ -48,7 +50,7 @@ class _Message(msgspec.Struct):
         return bool(self.refusal or self.reasoning or self.reasoning_content)
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     message: _Message | None = None
     """/chat/completions"""
     text: str | None = None
@@ -60,18 +62,18 @@ class _Choice(msgspec.Struct):
     stop_reason: Any = None
     error: Any = None
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
     """/completions has the prompt's ids here, /chat/completions next to the choices."""
 
 
-class _Reply(msgspec.Struct):
+class _Reply(msgspec.Struct, gc=False):
     choices: list[_Choice]
     id: Any = None
     model: Any = None
     usage: Any = None
     error: Any = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Reply)
@@ -114,27 +116,19 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         reason = FinishReason.REFUSED
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
-    facts: dict[str, Any] = {
-        "text": text or "",
-        "finish_reason": reason,
-        "model": reply.model if reply.model and isinstance(reply.model, str) else model,
-        "usage": usage,
-        "policy_version": policy_version,
-        "request_id": reply.id if isinstance(reply.id, str) else "",
-    }
     notes = finish_notes(reason, word, text)
-    if not is_damaged:
-        try:
-            return Completion(
-                **facts,
-                prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
-                token_ids=choice.token_ids,
-                logprobs=choice.logprobs.values() if choice.logprobs else None,
-                notes=notes,
-            )
-        except OverflowError:  # an id that is none
-            pass
-    return Completion(**facts, notes=(*notes, _DAMAGED) if sampling.logprobs else notes)
+    return Completion(
+        text=text or "",
+        finish_reason=reason,
+        model=reply.model if reply.model and isinstance(reply.model, str) else model,
+        usage=usage,
+        policy_version=policy_version,
+        request_id=reply.id if isinstance(reply.id, str) else "",
+        prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs.values() if choice.logprobs else None,
+        notes=(*notes, _DAMAGED) if is_damaged and sampling.logprobs else notes,
+    )
 
 
 def _decoded(content: bytes) -> tuple[_Reply, bool]:
