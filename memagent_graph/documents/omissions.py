@@ -71,9 +71,9 @@ def require_whole(document: Mapping[str, Any], on_incomplete: str) -> None:
 
 def sentence_of(omission: StoredOmission) -> str:
     """Return an omission in words: what, how many, where, and what to do."""
-    places = f" ({omission['places']})" if omission["places"] else ""
+    places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
-    return f"Not in the text: {omission['count']} {omission['what']}{places}{remedy}"
+    return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
 def _places(omissions: Sequence[Omission]) -> str:
