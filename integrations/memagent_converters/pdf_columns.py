@@ -1,99 +1,80 @@
 """The order of a page's lines where its columns were written row by row, as some programs do.
 
-Such a line runs over two columns, with a wide gap in it. Lines in a row whose gaps lie over each other are columns if
-they read as prose: filled, and beginning with small letters as often as sentences go on. What else has gaps is a table.
+Such lines have wide gaps after which the text goes on at the same places. What stands there is a column if it reads as
+prose: it fills its column, and not every line of it begins as a sentence or a cell does. Otherwise it is a table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
+from math import inf
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 _LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")
 """A line may end with pdfium's hyphen instead of a line's end."""
-_MOST_LINES: Final = 1000
 _WIDE: Final = 1.2
 """A gap, by the height of its line."""
 FEWEST_ROWS: Final = 4
+_NARROWEST: Final = 40
+"""A column, in points."""
 _FEWEST_CHARACTERS: Final = 15
 _FILLED: Final = 0.6
 _MOST_BEGINNINGS: Final = 0.7
-"""The share of a column's lines that begin as sentences and cells do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a page's text, from `begin` to `end`, its place from left to right, and the wide gaps in it."""
+class _Part(NamedTuple):
+    """A part of a line without a wide gap: its characters, and where on the page it begins and ends."""
 
     begin: int
     end: int
     left: float
     right: float
-    gaps: tuple[tuple[int, float, float], ...] = ()
-    """The character after each, and where it begins and ends on the page."""
 
 
-Box = tuple[float, float, float, float]
-
-
-def columns_apart(text: str, box: Callable[[int], Box]) -> list[tuple[int, int]]:
-    """Return the parts of a page's text in reading order: all of it, where no line runs over columns.
+def columns_apart(text: str, box: Callable[[int], tuple[float, float, float, float]]) -> list[tuple[int, int]]:
+    """Return the parts of a page's text in reading order: all of it, if it has no such columns.
 
     Args:
-        text: the page's, with a line's end after each line.
+        text: the page's.
         box: returns the left, bottom, right and top of a character.
     """
-    lines = [_measured(text, *match.span(), box) for match in islice(_LINE.finditer(text), _MOST_LINES)]
-    ordered = _ordered(text, lines) if len(lines) < _MOST_LINES else lines
-    return [(line.begin, line.end) for line in ordered] if ordered != lines else [(0, len(text))]
+    lines = [[*_parts(text, *match.span(), box)] for match in _LINE.finditer(text)]
+    columns: list[int] = []
+    for left, count in sorted(Counter(round(part.left) for line in lines for part in line[1:]).items()):
+        if count >= FEWEST_ROWS and (not columns or left > columns[-1] + _NARROWEST):
+            columns.append(left)
+
+    def column(part: _Part) -> int:
+        return bisect(columns, part.left + 1)
+
+    ordered: list[_Part] = []
+    for fits, rows in groupby(lines, lambda line: all(part.right < [*columns, inf][column(part)] for part in line)):
+        parts = [part for line in rows for part in line]
+        sides = [[part for part in parts if column(part) == number] for number in range(len(columns) + 1)]
+        is_apart = fits and all(_is_prose(text, side) for side in sides)
+        ordered += chain(*sides) if is_apart else parts
+    in_order = ordered == sorted(ordered)
+    return [(0, len(text))] if in_order else [(part.begin, part.end) for part in ordered]
 
 
-def _measured(text: str, begin: int, end: int, box: Callable[[int], Box]) -> Line:
-    gaps = []
+def _parts(text: str, begin: int, end: int, box: Callable[[int], tuple[float, float, float, float]]) -> Iterator[_Part]:
+    first = box(begin)[0]
     for at in (at for at in range(begin + 1, end - 1) if text[at] == " "):
-        (_, bottom, left, top), right = box(at - 1), box(at + 1)[0]
-        if right - left > _WIDE * (top - bottom):
-            gaps.append((at + 1, left, right))
-    return Line(begin, end, box(begin)[0], box(end - 1)[2], tuple(gaps))
+        (_, bottom, right, top), following = box(at - 1), box(at + 1)[0]
+        if following - right > _WIDE * (top - bottom):
+            yield _Part(begin, at, first, right)
+            begin, first = at + 1, following
+    yield _Part(begin, end, first, box(end - 1)[2])
 
 
-def _ordered(text: str, lines: list[Line]) -> list[Line]:
-    """Return the lines, those that run over columns cut in parts and the parts column by column."""
-    for first, line in enumerate(lines):
-        for gap in line.gaps:
-            left, right, last = _sides(lines[first:], gap)
-            if min(len(left), len(right)) >= FEWEST_ROWS and _is_prose(text, left) and _is_prose(text, right):
-                after = _ordered(text, lines[first + last :])
-                return [*lines[:first], *_ordered(text, left), *_ordered(text, right), *after]
-    return lines
-
-
-def _sides(lines: Sequence[Line], gap: tuple[int, float, float]) -> tuple[list[Line], list[Line], int]:
-    """Return the parts of lines on the two sides of a gap that goes on below, and how many lines these are."""
-    _, begin, end = gap
-    left, right = [], []
-    for number, line in enumerate(lines):
-        if line.right <= end and line.left < begin:
-            left.append(line)
-            begin = max(begin, line.right)
-        elif line.left >= begin and line.right > end:
-            right.append(line)
-            end = min(end, line.left)
-        else:
-            over = next((each for each in line.gaps if each[1] < end and each[2] > begin), None)
-            if over is None:
-                return left, right, number
-            at, begin, end = over[0], max(begin, over[1]), min(end, over[2])
-            left.append(replace(line, end=at - 1, right=over[1], gaps=tuple(g for g in line.gaps if g[0] < at)))
-            right.append(replace(line, begin=at, left=over[2], gaps=tuple(g for g in line.gaps if g[0] > at)))
-    return left, right, len(lines)
-
-
-def _is_prose(text: str, lines: Sequence[Line]) -> bool:
+def _is_prose(text: str, lines: Sequence[_Part]) -> bool:
+    if len(lines) < FEWEST_ROWS:
+        return False
     widths = [line.right - line.left for line in lines]
     beginnings = sum(text[line.begin].isupper() or not text[line.begin].isalpha() for line in lines)
     return (

@@ -120,12 +120,12 @@ def _in_order(raw: Any, textpage: Any, text: str) -> str:
         return text
     if raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + FEWEST_ROWS:  # its lines are in one piece
         return _with_scripts(raw, textpage, text, 0)
-    left, right, bottom, top = (ctypes.c_double() for _ in range(4))
+    place = raw.FS_RECTF()
 
     def box(index: int) -> tuple[float, float, float, float]:
         index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, index)
-        raw.FPDFText_GetCharBox(textpage, index, left, right, bottom, top)
-        return left.value, bottom.value, right.value, top.value
+        raw.FPDFText_GetLooseCharBox(textpage, index, place)
+        return place.left, place.bottom, place.right, place.top
 
     parts = columns_apart(text, box)
     return "\r\n".join(_with_scripts(raw, textpage, text[begin:end], begin) for begin, end in parts)

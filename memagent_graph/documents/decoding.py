@@ -11,7 +11,7 @@ from typing import Literal
 from charset_normalizer import from_bytes
 
 from memagent_graph.documents.alphabets import is_hebrew, latin_charset
-from memagent_graph.documents.charsets import AS_C1, seven_bit_codec, web_codec
+from memagent_graph.documents.charsets import AS_C1, byte_order_mark, seven_bit_codec, web_codec
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]
@@ -19,13 +19,6 @@ Errors = Literal["strict", "replace"]
 SAMPLE_BYTES = 65_536
 _LARGEST_CHAOS = 0.1
 _TELLING_BYTES = 8
-_BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 _BINARY_KINDS = (
     (b"\x89PNG\r\n", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
@@ -71,14 +64,6 @@ def _is_utf8(sample: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
-    """Return the charset of a byte order mark, and the mark's length in bytes."""
-    for mark, charset in _BYTE_ORDER_MARKS:
-        if sample.startswith(mark):
-            return charset, len(mark)
-    return None
 
 
 def known_charset(name: str) -> str:

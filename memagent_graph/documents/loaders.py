@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from memagent_graph.converters import Block, Parts
+from memagent_graph.documents.charsets import byte_order_mark
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
     StreamDecoder,
     binary_kind,
-    byte_order_mark,
     decoded,
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, Section, kind_of_type

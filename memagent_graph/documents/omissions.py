@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, Final
 
 from typing_extensions import TypedDict
@@ -78,15 +78,12 @@ def sentence_of(omission: StoredOmission) -> str:
 
 def _places(omissions: Sequence[Omission]) -> str:
     """Return where they are: pages as ranges, other places as they are, some of them if there are many."""
-    pages, names = [], dict.fromkeys(each.place for each in omissions if each.place and not _PAGE.fullmatch(each.place))
-    for omission in omissions:
-        if match := _PAGE.fullmatch(omission.place):
-            pages.append(int(match[1]))
-    pages = sorted(set(pages))
-    starts = pages[:1] + [after for before, after in pairwise(pages) if after != before + 1]
-    ends = [before for before, after in pairwise(pages) if after != before + 1] + pages[-1:]
-    ranges = [
-        f"page {first}" if first == last else f"pages {first}-{last}" for first, last in zip(starts, ends, strict=True)
-    ]
+    names = dict.fromkeys(each.place for each in omissions if each.place and not _PAGE.fullmatch(each.place))
+    pages = sorted({int(match[1]) for each in omissions if (match := _PAGE.fullmatch(each.place))})
+    ranges = []
+    for _, numbered in groupby(enumerate(pages), lambda item: item[1] - item[0]):
+        run = [page for _, page in numbered]
+        first, last = run[0], run[-1]
+        ranges.append(f"page {first}" if first == last else f"pages {first}-{last}")
     places = [*ranges, *names]
     return ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
