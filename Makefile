@@ -109,8 +109,14 @@ test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-g
 	.venv-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	touch $@
 
-docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a dead link is an error)
+docs: .venv-docs/.installed install  ## The documentation as a site: site/index.html (a dead link is an error); its programs from an installed wheel
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir .venv-wheel .
+	.venv-wheel/bin/python -m pip install --quiet --no-deps .venv-wheel/*.whl
+	for python in .venv-wheel/bin/python $(BIN)/python; do $$python -c "import sysconfig; print(sysconfig.get_path('purelib'))"; done | (read -r here && cat > $$here/dependencies.pth)
+	cd .venv-wheel && bin/python -c "import memagent_graph as m; assert '.venv-wheel' in m.__file__" && bin/python -m pytest ../tests/unit/test_programs_in_pages.py
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray .venv-litellm .venv-verifiers .venv-verl site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients .venv-services .venv-ray .venv-litellm .venv-verifiers .venv-verl .venv-wheel site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,18 +9,19 @@ import sys
 from pathlib import Path
 
 from memagent_graph import LocalPolicy, MemAgent, RunLog
+from memagent_graph.run_log import RunFilter
 from memagent_graph.run_log.exchange import export_runs
 
 
 def main(path: Path, question: str, expected: str, destination: Path) -> None:
-    """Read, reward 1 or 0, print where the answer comes from, export everything in the log."""
+    """Read, reward 1 or 0, print where the answer comes from, export the run."""
     log = RunLog("runs.sqlite")
     with MemAgent(LocalPolicy.embedded(), run_log=log) as agent:
         result = agent.read(path, question)
     log.reward(result.run_id, float(result.answer == expected), name="exact", source="example")
     for evidence in result.evidence:
         print(f"{evidence.line!r} comes from chunk {evidence.chunk_index}: {evidence.quote!r}")
-    report = export_runs(log, destination, for_training=True, overwrite=True)
+    report = export_runs(log, destination, chosen=RunFilter(run_ids=[result.run_id]), for_training=True, overwrite=True)
     print(f"{log.latest_rewards(result.run_id)}; {report.conversations} conversations in {destination}")
 
 

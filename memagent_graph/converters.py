@@ -19,13 +19,17 @@ from __future__ import annotations
 
 import importlib
 import io
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias
 
 GAP: Final = "\n\n"
 """The separator of two blocks that converters use."""
+TOO_SLOW: Final = getattr(signal, "SIGPROF", 0)
+"""The signal that ends a conversion at a step of `processor_seconds`."""
 _DEEPEST: Final = 8
 """Of files in files."""
 
@@ -172,3 +176,15 @@ def parts_of(value: Any) -> Parts:
         if not isinstance(part, Block | Omission | str):
             raise TypeError(f"a converter yields blocks, omissions and texts, not a {type(part).__name__}")
         yield Block(part) if isinstance(part, str) else part
+
+
+@contextmanager
+def processor_seconds(most: float) -> Iterator[None]:
+    """End this process if a step that nothing else can stop takes more processor time, where the system can do so."""
+    if TOO_SLOW:
+        signal.setitimer(signal.ITIMER_PROF, most)
+    try:
+        yield
+    finally:
+        if TOO_SLOW:
+            signal.setitimer(signal.ITIMER_PROF, 0)

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.installation import install_command
 
 COMMANDS: Final = "memagent.commands"
 """Each names a function `register(app)` that adds one command to the `typer.Typer` it is given."""
@@ -40,7 +41,7 @@ def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAge
         extras = ",".join(entry.extras)
         return kind(
             f"{what} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
-            hint=f'Install it with: pip install "{entry.dist.name}[{extras}]"',
+            hint=f"Install it with: {install_command(extras, entry.dist.name)}.",
         )
     if isinstance(error, MemAgentError):
         told, hint = error.message, error.hint

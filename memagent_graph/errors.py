@@ -42,7 +42,10 @@ request, a missing extra.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
+
+from memagent_graph.installation import install_command
 
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
@@ -80,7 +83,13 @@ class MemAgentError(Exception):
     @property
     def remedy(self) -> str | None:
         """The hint in the words of Python, as in "Lower chunk_tokens."."""
-        return self.hint and _OPTION.sub(_in_python, self.hint)
+        return self.remedy_with(lambda name: _OTHER_NAMES.get(name, name))
+
+    def remedy_with(self, name_of: Callable[[str], str]) -> str | None:
+        """Return the hint with what another interface calls each option; `name_of` gets an option as `chunk_tokens`."""
+        return self.hint and _OPTION.sub(
+            lambda match: match[1] or match[2] + name_of(match[3].replace("-", "_")), self.hint
+        )
 
     def __str__(self) -> str:
         place = []
@@ -96,13 +105,6 @@ class MemAgentError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling with every attribute, whatever the subclass's constructor takes."""
         return _rebuild, (type(self), self.message), dict(self.__dict__)
-
-
-def _in_python(match: re.Match[str]) -> str:
-    if match[1]:
-        return match[1]
-    name = match[3].replace("-", "_")
-    return match[2] + _OTHER_NAMES.get(name, name)
 
 
 def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
@@ -196,6 +198,8 @@ class PolicyRequestError(PolicyError, LastingError):
 
     words: str = ""
     """What the server said, without secrets."""
+    served: str = ""
+    """If the server has no model of this name: the one that it has, or NAME if it has several."""
 
 
 class PromptCutError(PolicyError, LastingError):
@@ -257,7 +261,7 @@ class MissingExtraError(LastingError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(
             f'{needed_for} needs the extra "{extra}", which is not installed',
-            hint=f'Install it with: pip install "memagent-graph[{extra}]"',
+            hint=f"Install it with: {install_command(extra)}.",
         )
         self.extra = extra
         self.needed_for = needed_for

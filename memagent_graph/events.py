@@ -72,7 +72,8 @@ class EventKind(StrEnum):
     SAMPLING_CHANGED = "sampling_changed"
     """The server does not take a field of the request, so the completion was sampled in another way."""
     LOGPROBS_DROPPED = "logprobs_dropped"
-    """There were not as many log-probs as tokens, so none of them counts; the run cannot be trained on by them."""
+    """Token ids or log-probs did not come though they were asked for, or not as many of one as of the other, so that
+    none counts. The run cannot be trained on."""
     SHORTENED_CHUNK = "shortened_chunk"
     """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
     SPLIT_CHARACTER = "split_character"

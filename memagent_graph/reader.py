@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -374,12 +374,8 @@ class MemAgent:
         `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
         result, too.
         """
-        graph = await self._graph()
-        with lease_of(graph.checkpointer, run_id):
-            state = (await newest_snapshot(graph, run_id)).values
-            logged = await asyncio.to_thread(self._logged_settings, run_id)
-            graph = graph.with_response_format(format_for_resume(state, response_format, logged, run_id))
-            await self._require_same(state, graph.reader_context, run_id, document)
+        with lease_of((await self._graph()).checkpointer, run_id):
+            graph, state = await self._continued(run_id, document, response_format)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
             if reason and not (past_limit and StopReason(reason).resumable):
@@ -443,11 +439,7 @@ class MemAgent:
             RunMismatchError: the run began with another strategy, tokenizer, chunk size or wording.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
-        graph = await self._graph()
-        state = (await newest_snapshot(graph, run_id)).values
-        logged = await asyncio.to_thread(self._logged_settings, run_id)
-        form = format_for_resume(state, None, logged, run_id)
-        await self._require_same(state, structured(graph.reader_context, form), run_id, None)
+        graph, (_, state) = await self._graph(), await self._continued(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
@@ -512,21 +504,16 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                info = await self._model_info()
+                info = ModelInfo()
+                if isinstance(self.policy, SelfDescribing):
+                    try:
+                        info = await self.policy.describe()
+                    except PolicyError:
+                        if not self._parts.is_sufficient:
+                            raise
                 self.strategy = reading_strategy(self.settings.strategy, self._parts.profile or info.profile)
                 self._context = await asyncio.to_thread(assemble, self._parts, info)
         return self._context
-
-    async def _model_info(self) -> ModelInfo:
-        """Return what the policy reports about itself."""
-        if not isinstance(self.policy, SelfDescribing):
-            return ModelInfo()
-        try:
-            return await self.policy.describe()
-        except PolicyError:
-            if self._parts.is_sufficient:
-                return ModelInfo()
-            raise
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
         """Return the LangGraph graph, without its own checkpointer: as a node it uses its parent's.
@@ -578,14 +565,38 @@ class MemAgent:
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
         return graphs[0]
 
-    def _logged_settings(self, run_id: str) -> Mapping[str, Any]:
-        """Return the settings in the run's log; none if it is not logged."""
-        if self.run_log is None:
-            return {}
+    async def _continued(
+        self, run_id: str, document: DocumentSource | None = None, response_format: ResponseFormatSource | None = None
+    ) -> tuple[ReaderGraph, Mapping[str, Any]]:
+        """Return the graph and the newest state of a run, after checking that both fit its beginning."""
+        graph = await self._graph()
+        state = (await newest_snapshot(graph, run_id)).values
+        logged: Mapping[str, Any] = {}
+        if self.run_log is not None:
+            with suppress(RunError):  # it need not be logged
+                logged = (await asyncio.to_thread(self.run_log.get, run_id)).settings
+        graph = graph.with_response_format(format_for_resume(state, response_format, logged, run_id))
+        now = graph.reader_context.settings
+        if state.get("settings", now) != now:
+            raise RunMismatchError(
+                "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
+                f"with ({now} now, {state['settings']} then)",
+                hint="Continue it with the settings that it began with; --strategy chooses another way of reading.",
+                run_id=run_id,
+            )
+        if document is None:
+            return graph, state
         try:
-            return self.run_log.get(run_id).settings
-        except RunError:
-            return {}
+            await self.store.reattach_async(
+                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
+            )
+        except DocumentMismatchError as error:
+            raise RunMismatchError(
+                f"this is another document than {state['document']['name']}, which the run began with",
+                hint="Resume with the same document, or start a new run.",
+                run_id=run_id,
+            ) from error
+        return graph, state
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         """Return the document's reference, with the pages that were chosen; another source is stored first."""
@@ -698,29 +709,6 @@ class MemAgent:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
         yield _result(graph, values, progress.trace)
-
-    async def _require_same(
-        self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
-    ) -> None:
-        if state.get("settings", context.settings) != context.settings:
-            raise RunMismatchError(
-                "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
-                f"with ({context.settings} now, {state['settings']} then)",
-                hint="Continue it with the settings that it began with; --strategy chooses another way of reading.",
-                run_id=run_id,
-            )
-        if document is None:
-            return
-        try:
-            await self.store.reattach_async(
-                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
-            )
-        except DocumentMismatchError as error:
-            raise RunMismatchError(
-                f"this is another document than {state['document']['name']}, which the run began with",
-                hint="Resume with the same document, or start a new run.",
-                run_id=run_id,
-            ) from error
 
 
 def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:

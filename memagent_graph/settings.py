@@ -286,7 +286,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 values |= {name: getattr(value, part) for name, part in names.items()}
         known = {each.name for each in fields(self)}
         if unknown := next((name for name in changes if name not in known), None):
-            hint = did_you_mean(unknown, (*known, *_GROUPS), f"Settings are: {', '.join(sorted(known))}.")
+            hint = _ELSEWHERE.get(unknown) or did_you_mean(
+                unknown, (*known, *_GROUPS), f"Settings are: {', '.join(sorted(known))}."
+            )
             raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
         return replaced(self, **values | changes)
 
@@ -450,6 +452,12 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }  # fmt: skip
 """The groups of fields, and the name of each field in its group's class."""
+_LIMITS: Final = "It is a limit, of `memagent_graph.Limits`: limits=Limits({}=...)."
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "stop": 'A rule for stopping early follows the strategy: strategy="overwrite+converged".',
+    **{name: _LIMITS.format(name) for name in ("max_chunks", "max_tokens_total", "max_seconds")},
+}
+"""Where what looks like a setting is chosen."""
 _DEFAULTS: Final = ReadSettings()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +40,6 @@ from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers.fitting import shortened
-from memagent_graph.trace import MemoryUpdate
 
 _FORMAT = 1
 _NAMESPACE = ("memagent", "conversations")
@@ -259,7 +258,7 @@ async def read_on(
     question: str | None,
     *,
     config: RunnableConfig,
-    report: Report | None = None,
+    report: Report = lambda *_: None,
 ) -> str:
     """Return the memory after more messages; unchanged if they have no text.
 
@@ -282,7 +281,7 @@ async def read_on(
     purpose = shortened(question, budget.question_tokens, tokenizer) if question else None
     purpose = purpose or about_history(None, budget.question_tokens, tokenizer)
 
-    async def new_state(update_made: Callable[[str, MemoryUpdate], None]) -> Mapping[str, Any]:
+    async def new_state(report: Report) -> Mapping[str, Any]:
         # A dialogue is private to its thread, so its text is deleted as soon as it was read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             store = DocumentStore(folder)
@@ -300,17 +299,12 @@ async def read_on(
                     count = len(progress.steps)
                     progress.steps += calls_of(change.get("steps", ()), {**state, **change})
                     for update in progress.updates_since(count, complete=bool(change.get("chunks_read"))):
-                        update_made(state["run_id"], update)
+                        report(state["run_id"], purpose, update)
         return state
 
-    async with reported(config, agent.policy.name, {"question": purpose, "document": "conversation"}) as spent:
-
-        def update_made(run_id: str, update: MemoryUpdate) -> None:
-            spent.add(update)
-            if report is not None:
-                report(run_id, purpose, update)
-
-        state = await detached(new_state(update_made))
+    inputs = {"question": purpose, "document": "conversation"}
+    async with reported(config, agent.policy.name, inputs, report) as spent:
+        state = await detached(new_state(spent.add))
         usage = state["usage"]
         spent.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])

@@ -22,6 +22,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
+from langchain_memagent.graph_reads import Report
 from memagent_graph.reading.tracing import NOT_STREAMED
 from memagent_graph.results import Usage
 from memagent_graph.trace import MemoryUpdate
@@ -40,15 +41,18 @@ class Spent:
 
     model: str
     """The policy's name."""
+    report: Report
+    """Called with every update."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     outputs: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, update: MemoryUpdate) -> None:
-        """Count an update, in case nothing follows it."""
+    def add(self, run_id: str, question: str, update: MemoryUpdate) -> None:
+        """Count an update, in case nothing follows it, and report it."""
         self.prompt_tokens += update.prompt_tokens
         self.completion_tokens += update.completion_tokens
+        self.report(run_id, question, update)
 
     def settle(self, usages: Sequence[Usage], **outputs: Any) -> None:
         """Use the reads' own totals instead."""
@@ -73,13 +77,16 @@ class Spent:
 
 
 @asynccontextmanager
-async def reported(config: RunnableConfig, model: str, inputs: Mapping[str, Any]) -> AsyncIterator[Spent]:
+async def reported(
+    config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: Report
+) -> AsyncIterator[Spent]:
     """Report a detached read as a run below the one that `config` belongs to; handlers see no text of the document.
 
     Args:
         config: that of the graph around.
         model: the policy's name.
         inputs: the inputs of the run.
+        report: called with every update that is added to the cost.
     """
     manager = AsyncCallbackManager.configure(
         inheritable_callbacks=config.get("callbacks"), inheritable_metadata=config.get("metadata")
@@ -91,7 +98,7 @@ async def reported(config: RunnableConfig, model: str, inputs: Mapping[str, Any]
     (calls,) = await below.on_chat_model_start(
         {}, [[shown]], name="MemAgent policy", invocation_params={"model": model}
     )
-    spent = Spent(model)
+    spent = Spent(model, report)
     try:
         yield spent
     except BaseException as error:

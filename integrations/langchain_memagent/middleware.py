@@ -34,7 +34,6 @@ from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.fitting import shortened
-from memagent_graph.trace import MemoryUpdate
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -222,13 +221,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     ) -> list[ReadResult | Exception]:
         """Read for each question, as one run for the agent's handlers. Raises the first error if all fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
-        async with reported(around.config, self._agent.policy.name, inputs) as spent:
-
-            def report(run_id: str, question: str, update: MemoryUpdate) -> None:
-                spent.add(update)
-                around.report(run_id, question, update)
-
-            outcomes = await detached(self._reads.read_each(document, run_ids, report, limits=self._limits))
+        async with reported(around.config, self._agent.policy.name, inputs, around.report) as spent:
+            outcomes = await detached(self._reads.read_each(document, run_ids, spent.add, limits=self._limits))
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
                 raise_first(outcomes)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
@@ -125,24 +124,14 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """Run it."""
         function: Any = self.func
-
-        def run(shown: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> dict[str, Any]:
-            written: dict[str, Any] = function(input, config)
-            return written
-
-        return self._call_with_config(run, _keys(input), ensure_config(config))
+        return self._call_with_config(lambda _, config: function(input, config), _keys(input), ensure_config(config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """`invoke` for asynchronous code."""
         function: Any = self.afunc
-
-        async def run(
-            shown: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
-        ) -> dict[str, Any]:
-            written: dict[str, Any] = await function(input, config)
-            return written
-
-        return await self._acall_with_config(run, _keys(input), ensure_config(config))
+        return await self._acall_with_config(
+            lambda _, config: function(input, config), _keys(input), ensure_config(config)
+        )
 
 
 def _keys(state: Any) -> dict[str, list[str]]:

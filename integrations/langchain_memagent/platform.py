@@ -61,7 +61,7 @@ class ServedGraph(ReaderGraph):
                 yield part
         except MemAgentError as error:
             if type(error) is MemAgentError or isinstance(error, BudgetError | EmptyDocumentError | EncodingError):
-                raise InputError(error.message, hint=error.hint, run_id=error.run_id) from error
+                raise InputError(error.message, hint=error.remedy_with(_variable), run_id=error.run_id) from error
             raise
 
 
@@ -76,8 +76,16 @@ async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     try:
         # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
         return await asyncio.to_thread(_made_once)
-    except NoPolicyError as error:
-        return _without_policy(error)
+    except MemAgentError as error:
+        error.hint = error.remedy_with(_variable)
+        if isinstance(error, NoPolicyError):
+            return _without_policy(error)
+        raise
+
+
+def _variable(name: str) -> str:
+    """Return the environment variable of an option; see `.env.example`."""
+    return f"OPENAI_{name.upper()}" if name in {"base_url", "api_key"} else f"MEMAGENT_{name.upper()}"
 
 
 def _without_policy(error: NoPolicyError) -> CompiledStateGraph[Any, Any, Any, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
@@ -111,25 +111,15 @@ class ReadLongDocument(BaseTool):
     handle_validation_error: Any = Field(default=_describe_wrong_arguments)
 
     agent: SkipValidation[MemAgent] = Field(default_factory=_reader_of_environment, exclude=True, repr=False)
-    """The reader."""
     roots: Sequence[Path | str] = ()
-    """Folders, or single files, below which the model may name paths, links followed. Without any, none."""
     max_bytes: int = Field(default=256 * 2**20, gt=0)
-    """The largest document, of any source."""
     max_questions: int = Field(default=8, gt=0)
-    """Questions in one call."""
     limits: SkipValidation[Limits] | None = None
-    """Where the read for one question stops early; a call costs at most `max_questions` times as much."""
     on_failure: Literal["tell", "raise"] = "tell"
-    """What becomes of a read that fails: the model is told, or the error is raised. See the module."""
     fetcher: SkipValidation[Fetcher] | None = Field(default=None, exclude=True, repr=False)
-    """Gets the content of the web addresses that the model may name; refusing hosts is its job."""
     backend: SkipValidation[FileBackend] | None = Field(default=None, exclude=True, repr=False)
-    """A deepagents backend; absolute paths are looked up in it first."""
     state_keys: Sequence[str] = ()
-    """Keys of the agent's state that the model may name."""
     answer_schema: SkipValidation[Any] = Field(default=None, exclude=True, repr=False)
-    """The form of the answers: a Pydantic model, or a JSON schema as a dict."""
 
     _sources: DocumentSources = PrivateAttr()
     _reads: GraphReads = PrivateAttr()
@@ -151,16 +141,6 @@ class ReadLongDocument(BaseTool):
             "Create the tool in the process that uses it; a process that is forked from this one can use it as it is."
         )
 
-    @property
-    def base_url(self) -> str | None:
-        """The server of the reader's policy; None for a policy in this process."""
-        return getattr(self.agent.policy, "base_url", None)
-
-    @property
-    def model(self) -> str:
-        """The name of the reader's policy."""
-        return self.agent.policy.name
-
     def _run(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
@@ -173,18 +153,25 @@ class ReadLongDocument(BaseTool):
         source, around = NamedSource(**named), Around.here(getattr(runtime, "tool_call_id", None))
         with self._errors_for_model():
             _check_lengths(questions, await self._reads.prepare())
-            document = _OnceStored(self._reads, self._sources, source, getattr(runtime, "state", None))
+            state, opened = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
+
+            async def reference() -> DocumentRef:
+                """Open and store the document when a read first needs it, and then once."""
+                if not opened:
+                    opened.append(asyncio.create_task(self._stored(source, state)))
+                return await opened[0]
+
             run_ids = {
                 question: run_id_in(around.config, around.tool_call_id, source, question) for question in questions
             }
-            earlier = await self._unfinished(questions, document, runtime) if all(run_ids.values()) else {}
+            earlier = await self._unfinished(questions, reference, state) if all(run_ids.values()) else {}
             outcomes = await self._reads.read_each(
-                document.reference, run_ids | earlier, around.report, limits=self.limits, past_limit=earlier
+                reference, run_ids | earlier, around.report, limits=self.limits, past_limit=earlier
             )
-            document.raise_refusal()
+            document = await opened[0] if opened else None  # if it may not be read, all reads have its error
             answers = dict(zip(run_ids, map(self._accepted, outcomes), strict=True))
             rows = [(question, answers[question]) for question in questions]
-            return await asyncio.to_thread(self._reply, rows, document.stored, around, is_kept=all(run_ids.values()))
+            return await asyncio.to_thread(self._reply, rows, document, around, is_kept=all(run_ids.values()))
 
     def _checked(self, questions: list[str]) -> list[str]:
         if not 1 <= len(questions) <= self.max_questions:
@@ -194,12 +181,17 @@ class ReadLongDocument(BaseTool):
             raise ToolException("A question is empty. Write it out, or leave it out.")
         return questions
 
-    async def _unfinished(self, questions: list[str], document: _OnceStored, runtime: Any) -> dict[str, str]:
+    async def _stored(self, source: NamedSource, state: Any) -> DocumentRef:
+        return await self._reads.store(await self._sources.open(source, state))
+
+    async def _unfinished(
+        self, questions: list[str], reference: Callable[[], Awaitable[DocumentRef]], state: Any
+    ) -> dict[str, str]:
         """Return the run ids of the questions that earlier calls left unfinished for the same document."""
-        run_ids = unfinished_runs(getattr(runtime, "state", None), self.name)
+        run_ids = unfinished_runs(state, self.name)
         if not run_ids:
             return {}
-        key = (await document.reference())["key"]
+        key = (await reference())["key"]
         return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
 
     def _accepted(self, outcome: ReadResult | Exception) -> Outcome:
@@ -284,30 +276,3 @@ def _check_lengths(questions: Sequence[str], context: ReaderContext) -> None:
             check_question(question, context)
         except BudgetError as error:  # its hint is for the developer
             raise ToolException(f"{error.message}. Ask a shorter question.") from error
-
-
-class _OnceStored:
-    """The document that a model named, which is opened and stored when a read first needs it, and then once."""
-
-    def __init__(self, reads: GraphReads, sources: DocumentSources, source: NamedSource, state: Any) -> None:
-        self._reads, self._sources, self._source, self._state = reads, sources, source, state
-        self._task: asyncio.Task[DocumentRef] | None = None
-
-    async def reference(self) -> DocumentRef:
-        """Return its reference. Raises what `DocumentSources.open` raises."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._store())
-        return await self._task
-
-    @property
-    def stored(self) -> DocumentRef | None:
-        """Its reference, if it was needed and could be read."""
-        return self._task.result() if self._task is not None else None
-
-    def raise_refusal(self) -> None:
-        """Raise the error of a document that could not be read."""
-        if self._task is not None and self._task.done() and (error := self._task.exception()) is not None:
-            raise error
-
-    async def _store(self) -> DocumentRef:
-        return await self._reads.store(await self._sources.open(self._source, self._state))

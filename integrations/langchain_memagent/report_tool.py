@@ -62,17 +62,11 @@ class WriteReport(BaseTool):
     handle_tool_error: Any = True
 
     agent: SkipValidation[MemAgent] = Field(exclude=True, repr=False)
-    """The reader."""
     roots: Sequence[Path | str] = ()
-    """Folders, or single files, below which the model may name paths, links followed."""
     max_bytes: int = Field(default=256 * 2**20, gt=0)
-    """The largest document."""
     limits: SkipValidation[Limits] | None = None
-    """Where the read of one question on one document stops early."""
     extractive: bool = False
-    """Show the answers as they are, even if the policy could write sections."""
     judge: bool = False
-    """Let the policy judge whether answers that differ contradict each other."""
 
     _allowed: AllowedRoots = PrivateAttr()
 

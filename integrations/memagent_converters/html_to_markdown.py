@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from memagent_converters.equations import linear, scripted
-from memagent_graph.converters import Block, Omission, Parts, SourceFile
+from memagent_graph.converters import Block, Omission, Parts, SourceFile, processor_seconds
 
 _UNREAD: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
@@ -49,6 +49,8 @@ _OF_TABLES: Final = frozenset(("table", "tr"))
 """Elements that have cells, and no text of their own."""
 _DEEPEST: Final = 200
 """Elements within each other; what is deeper is text, because each level would change, and indent, all below it."""
+_PARSED_A_SECOND: Final = 1_000_000
+"""Characters. Usual pages take a fiftieth of that time, but it grows with the square of depth and of attributes."""
 LONGEST_REPEATED: Final = 200
 """Characters of a cell that is repeated in each row and column that it spans."""
 _BEGIN: Final = "\x02"
@@ -137,13 +139,7 @@ def markdown(html: str) -> str:
 
 def _marked(html: str, lost: Counter[str]) -> str:
     """Return HTML as Markdown, with a mark before each heading; what is not in it is counted."""
-    from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
-
-    # Lone surrogates are no text of the parser's.
-    try:
-        tree = LexborHTMLParser(html.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-    except SelectolaxError as error:
-        raise MemoryError from error  # any text is HTML; only memory can be missing
+    tree = _parsed(html)
     if "<math" in html:  # what some pages show of a formula beside it
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
@@ -172,6 +168,19 @@ def _marked(html: str, lost: Counter[str]) -> str:
             if not is_end and tag in _LOST and _is_lost(node.attributes):
                 lost[_LOST[tag]] += 1
     return _text(frames[0].tokens)
+
+
+def _parsed(html: str) -> Any:
+    """Parse a page, in a time that depends on its size alone."""
+    from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
+
+    # Lone surrogates are no text of the parser's.
+    text = html.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        with processor_seconds(0.5 + len(text) / _PARSED_A_SECOND):
+            return LexborHTMLParser(text)
+    except SelectolaxError as error:
+        raise MemoryError from error  # any text is HTML; only memory can be missing
 
 
 def _raised_classes(tree: Any) -> dict[str, str]:

@@ -187,9 +187,11 @@ def exclusive(table: TableFolder) -> Iterator[Path]:
     """Lock a table against other processes on this machine, and yield its work folder.
 
     Raises:
-        CorpusError: another process has the lock, or the folder cannot be written.
+        CorpusError: another process has the lock, the folder cannot be written, or something in it is a link.
     """
     work = table.work
+    if links := [path for pattern in ("*", "*/*") for path in work.glob(pattern) if path.is_symlink()]:
+        raise CorpusError(f"{links[0]} is a link to another place", hint="Remove it, or name a new folder.")
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lease(work / "lock", "the table"))

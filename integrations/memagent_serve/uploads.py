@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ _ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _LONGEST_NAME: Final = 200
 _MOST: Final = 10_000
 """Files and texts of one key."""
+_CONVERTED_AT_ONCE: Final = 2
+"""Files of one key: each takes a thread, a processor and much memory."""
 _WHOSE: Final = "WHERE coalesce(?1 = owner, 1)"
 
 
@@ -70,6 +73,7 @@ class Uploads:
         self._quota = quota
         self._quota_of_all = quota_of_all
         self._texts_in_use = texts_in_use
+        self._adding: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_CONVERTED_AT_ONCE))
         known = {row["id"] for row in ledger.run("SELECT id FROM files")}
         for path in folder.glob("*/file-*.bin"):  # a killed process left those that are not in the list
             if path.stem not in known:
@@ -112,8 +116,10 @@ class Uploads:
             DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
             ApiError: 413 for the key's limit, 507 for that of all keys; the other texts are being read.
         """
-        ref = await self._store.add_async(document)
-        await asyncio.to_thread(self._count_text, owner, ref)
+        async with self._adding[owner.name]:
+            await asyncio.to_thread(self._make_room, owner, 1)  # before a conversion takes minutes and memory
+            ref = await self._store.add_async(document)
+            await asyncio.to_thread(self._count_text, owner, ref)
         return ref
 
     def has_text(self, owner: Owner, ref: DocumentRef) -> bool:
@@ -124,11 +130,19 @@ class Uploads:
         with self._ledger.lock:
             values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref))
             self._ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
-            in_use = {*self._texts_in_use(), ref["key"]}
+            try:
+                self._make_room(owner, 0, ref["key"])
+            except ApiError:
+                self._remove_text(owner.name, ref)
+                raise
+
+    def _make_room(self, owner: Owner, more: int, *kept: str) -> None:
+        """Remove the oldest texts that no read uses until there is room for so many bytes more."""
+        with self._ledger.lock:
+            in_use = {*self._texts_in_use(), *kept}
             for whose in (owner, None):
-                while self._is_over(whose):
+                while self._is_over(whose, more):
                     if not self._remove_oldest_text(whose, in_use):
-                        self._remove_text(owner.name, ref)
                         raise _full(whose)
 
     def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:

@@ -176,7 +176,9 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
-            self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
+            served = getattr(error, "served", "")
+            command = f"{self.resume_command} --model {served}" if served else self.resume_command
+            self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(command)}")
         return int(code)
 
     def interrupted(self, code: int) -> int:

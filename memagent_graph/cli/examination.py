@@ -50,8 +50,9 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
             yield Check("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
-            if policy.model_note:
-                yield Check("models", Health.NOTE, policy.model_note, "If its name is right, nothing need be done.")
+            if policy.unlisted:
+                detail = policy.unlisted.message
+                yield Check("models", Health.NOTE, detail, "If its name is right, nothing need be done.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
         yield Check("model", Health.GOOD, f"{policy.name}{computed}")

@@ -95,8 +95,6 @@ class RunOptions:
             context = await reader.aprepare()
         part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
         console.policy(f"strategy {reader.strategy.name}{part}; {context.budget.chunk_tokens:,} tokens in a chunk")
-        if context.run_log is not None and not context.sampling.logprobs:
-            console.policy("without token ids and log-probs, so the run cannot be trained on")
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run in these files, or in those of the data folder."""

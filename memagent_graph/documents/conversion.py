@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
-from memagent_graph.converters import Block, Omission, Parts
+from memagent_graph.converters import TOO_SLOW, Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, added
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
@@ -261,6 +261,11 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
             break
         text = data.decode("utf-8", "surrogatepass")
         yield Block(text, label, None if headings is None else tuple(map(str, headings)))
+    if TOO_SLOW and code == -TOO_SLOW:
+        raise DocumentError(
+            f"the {_shown(task)} takes far more time than files of its size: it is nested too deeply",
+            hint="Save it as text.",
+        )
     raise DocumentError(
         f"the conversion of the {_shown(task)} failed (exit code {code})",
         hint="The file is damaged, or needs more memory than the "

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError
+from memagent_graph.installation import install_command
 from memagent_graph.policies.added import KNOWN, PolicyOrigin, added_folder, policies_folder, read_origin, write_origin
 from memagent_graph.policies.base_weights import ENGLISH, SMOLLM2, Base, base_file, sha256_of
 from memagent_graph.policies.lora import Adapter, load_adapter
@@ -197,7 +198,7 @@ def _write(target: Path, base: Base, file: Path, changes: Adapter | None) -> Non
         except Exception as error:  # whatever transformers raises for files that it cannot use
             raise PolicyError(
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
-                hint="Is transformers within the range of the extra? pip install 'memagent-graph[language]'",
+                hint=f"Is transformers within the range of the extra? {install_command('language')}.",
             ) from error
         _repair(tokenizer.backend_tokenizer, base)
         model.hf_quantizer = None  # it is dequantised now, and would not be saved otherwise

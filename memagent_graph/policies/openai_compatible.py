@@ -160,8 +160,8 @@ class OpenAICompatiblePolicy:
         self.base_url = without_password(url)
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
-        self.model_note = ""
-        """What is odd about the server's list of models; empty as long as nothing is."""
+        self.unlisted: PolicyError | None = None
+        """What is odd about the server's list of models: it has none of this name, or cannot be read."""
         self._model = model
         self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
@@ -324,9 +324,11 @@ class OpenAICompatiblePolicy:
                 if self._model is None:
                     raise
                 # The server may take the model's name all the same: it is the judge.
-                self.model_note = error.message
+                self.unlisted = error
                 log.warning("%s; %s is asked for all the same", error.message, self._model)
                 served = {"id": self._model}
+            if not is_vllm(served):
+                log.warning("%s gives no token ids with its replies, so its runs cannot be trained on", self.base_url)
             self._served = served
             self._model = self._model or str(served["id"])
         return self._served
@@ -433,7 +435,7 @@ class OpenAICompatiblePolicy:
             raise self._failure(error, url, allowed) from None
 
     def _failure(self, error: Exception, url: str, seconds: str) -> PolicyError:
-        return self._errors.of(error, url, seconds, model=self._model, note=self.model_note)
+        return self._errors.of(error, url, seconds, model=self._model, unlisted=self.unlisted)
 
     def _connect(self) -> _Connection:
         sender = Sender(

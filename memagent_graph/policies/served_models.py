@@ -47,9 +47,11 @@ def chosen_model(
     shown = redacted(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:
         raise PolicyRequestError(f"{base_url} serves {shown or 'no model'}", hint="Name one with --model.")
-    raise PolicyRequestError(
+    error = PolicyRequestError(
         f"{base_url} does not serve {name!r}; it serves {shown or 'nothing'}", hint="Name one of these with --model."
     )
+    error.served = shown if len(names) == 1 else "NAME"
+    raise error
 
 
 def is_vllm(served: Mapping[str, Any]) -> bool:

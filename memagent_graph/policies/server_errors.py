@@ -40,7 +40,9 @@ class ServerErrors:
     timeouts: Timeouts
     max_retries: int
 
-    def of(self, error: Exception, url: str, seconds: str = "", *, model: str | None, note: str) -> PolicyError:
+    def of(
+        self, error: Exception, url: str, seconds: str = "", *, model: str | None, unlisted: PolicyError | None
+    ) -> PolicyError:
         """Return the error that a failed request comes to.
 
         It has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
@@ -50,11 +52,11 @@ class ServerErrors:
             url: where the request went.
             seconds: how long the reply was waited for, in words.
             model: the model's name on the server, if it is known.
-            note: what is odd about the server's list of models.
+            unlisted: what is odd about the server's list of models.
         """
         match error:
             case StatusError():
-                return self._refusal(error, self.redacted(error.words), model, note)
+                return self._refusal(error, self.redacted(error.words), model, unlisted)
             case MalformedReplyError():
                 return self._malformed(error)
             case RedirectError():
@@ -88,7 +90,9 @@ class ServerErrors:
             hint=f"If that is the server you mean, name it: --base-url {base}",
         )
 
-    def _refusal(self, error: StatusError, all_words: str, model: str | None, note: str) -> PolicyError:
+    def _refusal(
+        self, error: StatusError, all_words: str, model: str | None, unlisted: PolicyError | None
+    ) -> PolicyError:
         where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_SHOWN]
         if status in {401, 403}:
             return PolicyAuthenticationError(
@@ -106,10 +110,11 @@ class ServerErrors:
                 f"{where} {tried}: {words}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
+        served = ""
         if speaks_of_length(words) or status == 413:
             hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
-        elif note and model and model in words:
-            hint = f"{note}."
+        elif unlisted and model and model in words:
+            hint, served = f"{unlisted.message}.", getattr(unlisted, "served", "")
         elif status == 404 and model and model in words:
             hint = "`memagent doctor` lists what is served."
         elif status == 404 and not where.rstrip("/").endswith("/v1"):
@@ -119,7 +124,7 @@ class ServerErrors:
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."
         refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
-        refusal.words = all_words
+        refusal.words, refusal.served = all_words, served
         return refusal
 
     def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:

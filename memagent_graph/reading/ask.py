@@ -202,10 +202,13 @@ class Ask:
         self._attempt_time = begin, time.time() - begin
         await turn.begin()
         ids, logprobs = completion.token_ids, completion.logprobs
+        missing = "token ids" if ids is None else "log-probs" if logprobs is None else ""
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             # Which of them belongs to which token is then unknown, and training would take a guess for the truth.
             self._note(EventKind.LOGPROBS_DROPPED, f"{len(logprobs)} log-probs came with {len(ids)} tokens")
             completion = replace(completion, logprobs=None)
+        elif missing and context.sampling.logprobs and EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
+            self._note(EventKind.LOGPROBS_DROPPED, f"no {missing} came")
         self._spend(self._usage(completion))
         self._attempts += 1
         for kind, detail in completion.notes:

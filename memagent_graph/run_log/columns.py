@@ -121,8 +121,10 @@ def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
     return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
 
 
-def bounded(records: Iterable[Record]) -> Iterator[Record]:
-    """Yield records of one run. A small file can hold much that is compressed, and what reads it keeps a whole run.
+def bounded(records: Iterable[Record], run: str) -> Iterator[Record]:
+    """Yield records of one run, which `run` names with its file.
+
+    A small file can hold much that is compressed, and what reads it keeps a whole run.
 
     Raises:
         RunLogError: their long texts, token ids and log-probs together have more than `LARGEST_RUN`.
@@ -133,7 +135,7 @@ def bounded(records: Iterable[Record]) -> Iterator[Record]:
         size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
         if size > LARGEST_RUN:
             raise RunLogError(
-                f"a run has more than {LARGEST_RUN:,} characters, token ids and log-probs",
+                f"{run} has more than {LARGEST_RUN:,} characters, token ids and log-probs",
                 hint="It cannot be used. If it is not from somebody else, read its document in parts.",
             )
         yield record

@@ -337,7 +337,7 @@ class RunLog:
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
             stored = connection.execute(query, (run_id, int(superseded)))
-            yield from bounded(record_of(Conversation, row) for row in stored)
+            yield from bounded((record_of(Conversation, row) for row in stored), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -353,7 +353,7 @@ class RunLog:
         """Events of a run that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return list(bounded(record_of(LoggedEvent, row) for row in events))
+            return list(bounded((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str) -> list[Reward]:
         """All rewards of a run and its conversations, oldest first."""

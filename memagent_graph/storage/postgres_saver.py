@@ -22,7 +22,13 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from memagent_graph.errors import CheckpointError
-from memagent_graph.storage.state_serializer import UndecodableStateError, decompress, require_state
+from memagent_graph.storage.state_serializer import (
+    UndecodableStateError,
+    bound_next_state,
+    decompress,
+    require_decodable,
+    require_state,
+)
 
 _Result = TypeVar("_Result")
 
@@ -52,7 +58,9 @@ class _TextSerializer(SerializerProtocol):
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         if isinstance(obj, _Text):
-            return _TEXT, zlib.compress(obj.text.encode("utf-8", "surrogatepass"), 1)
+            text = obj.text.encode("utf-8", "surrogatepass")
+            require_decodable(text)
+            return _TEXT, zlib.compress(text, 1)
         return self._inner.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -104,16 +112,19 @@ class PostgresSaver(AsyncPostgresSaver):
         parent = super().aget_tuple
 
         async def read() -> CheckpointTuple | None:
+            bound_next_state()
             return require_state(await parent(config))
 
         return await self._told(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
+        bound_next_state()
         try:
             async for state in super().alist(config, **options):
                 require_state(state)
                 yield state
+                bound_next_state()
         except (psycopg.Error, OSError, UndecodableStateError) as error:
             raise _failure(self.shown, error, config) from error
 

@@ -32,7 +32,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from memagent_graph.errors import CheckpointError
-from memagent_graph.storage.state_serializer import UndecodableStateError, require_state
+from memagent_graph.storage.state_serializer import UndecodableStateError, bound_next_state, require_state
 
 _PUT: Final = (
     "INSERT OR REPLACE INTO checkpoints "
@@ -72,15 +72,18 @@ class SqliteSaver(AsyncSqliteSaver):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the one in the config."""
+        bound_next_state()
         with self._errors_translated(config):
             return require_state(await super().aget_tuple(config))
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
+        bound_next_state()
         with self._errors_translated(config):
             async for state in super().alist(config, **options):
                 require_state(state)
                 yield state
+                bound_next_state()
 
     async def aput(
         self,

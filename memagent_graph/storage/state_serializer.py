@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from contextvars import ContextVar
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -10,10 +11,15 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from memagent_graph.errors import CheckpointError
+
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
 _MOST_BYTES: Final = 6 << 20
 """Of one value, decompressed. States hold a memory and references, a few kilobytes. A byte can be an object of 64."""
+_MOST_TOGETHER: Final = 4 * _MOST_BYTES
+"""Of a state and all that was written after it, which are in memory at the same time."""
+_room: Final = ContextVar[list[int]]("_room")
 
 
 class _GraphState(TypedDict):
@@ -42,8 +48,13 @@ class CompressedSerializer(SerializerProtocol):
         self._plain = JsonPlusSerializer(allowed_msgpack_modules=None, allowed_json_modules=None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Return the value's type and bytes."""
+        """Return the value's type and bytes.
+
+        Raises:
+            CheckpointError: it is too large to be decoded again.
+        """
         kind, data = self._plain.dumps_typed(obj)
+        require_decodable(data)
         return (kind, data) if len(data) < _WORTHWHILE_BYTES else (kind + _SUFFIX, zlib.compress(data, 1))
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -54,13 +65,15 @@ class CompressedSerializer(SerializerProtocol):
         """
         kind, content = data
         try:
-            if kind.endswith(_SUFFIX):
-                kind, content = kind.removesuffix(_SUFFIX), decompress(content)
-            if len(content) > _MOST_BYTES:
-                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-            return self._plain.loads_typed((kind, content))
+            content = decompress(content) if kind.endswith(_SUFFIX) else _counted(content)
+            return self._plain.loads_typed((kind.removesuffix(_SUFFIX), content))
         except Exception as error:  # whatever the decoders raise for bytes that are not theirs
             raise UndecodableStateError(f"a state of type {kind!r} cannot be decoded: {error}") from error
+
+
+def bound_next_state() -> None:
+    """Bound what is decoded from here on, until the next call in this task."""
+    _room.set([_MOST_TOGETHER])
 
 
 def decompress(content: bytes) -> bytes:
@@ -72,7 +85,27 @@ def decompress(content: bytes) -> bytes:
         raise UndecodableStateError(f"a state cannot be decompressed: {error}") from error
     if not decompressor.eof:
         raise UndecodableStateError(f"a state has more than {_MOST_BYTES:,} bytes, or is cut off")
-    return whole
+    return _counted(whole)
+
+
+def _counted(content: bytes) -> bytes:
+    """Return bytes that are decoded. Raises UndecodableStateError if they are too many, alone or with the others."""
+    room = _room.get([_MOST_TOGETHER])
+    room[0] -= len(content)
+    if len(content) > _MOST_BYTES or room[0] < 0:
+        raise UndecodableStateError(
+            f"a value has more than {_MOST_BYTES:,} bytes, or all of a state {_MOST_TOGETHER:,}"
+        )
+    return content
+
+
+def require_decodable(content: bytes) -> None:
+    """Raise `CheckpointError` if a value is too large to be decoded again."""
+    if len(content) > _MOST_BYTES:
+        raise CheckpointError(
+            f"a checkpoint would have {len(content):,} bytes, and only {_MOST_BYTES:,} can be read again",
+            hint="Read with a smaller memory, or without --checkpoints. Earlier checkpoints are not lost.",
+        )
 
 
 def require_state(state: CheckpointTuple | None) -> CheckpointTuple | None:

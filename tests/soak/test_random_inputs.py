@@ -239,6 +239,45 @@ def test_an_export_from_others_is_imported_and_shown_or_refused(
     record_property("inputs", explore(size(0, SECONDS), check_import, altered_rows() | damaged(export.read_bytes())))
 
 
+def test_a_log_from_others_is_shown_and_exported_or_refused(
+    run: Path, size: Size, record_property: Callable[[str, Any], None]
+) -> None:
+    original, theirs = (run / "runs.sqlite").read_bytes(), run / "theirs.sqlite"
+    with closing(sqlite3.connect(run / "runs.sqlite")) as file:
+        file.row_factory = sqlite3.Row
+        tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = [(table, dict(row)) for table in tables for row in file.execute(f"SELECT * FROM {table} LIMIT 1")]
+    places = [(table, column, value) for table, row in rows for column, value in row.items()]
+
+    def check_theirs(content: bytes, change: tuple[str, str, Any] | None) -> None:
+        for path in run.glob("theirs.*"):
+            path.unlink()
+        theirs.write_bytes(content)
+        if change is not None:
+            table, column, value = change
+            with suppress(sqlite3.Error, OverflowError, UnicodeError), closing(sqlite3.connect(theirs)) as file, file:
+                file.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        try:
+            check_log(theirs, run)
+            with closing(RunLog(theirs)) as log:
+                export_runs(log, run / "theirs.parquet")
+        except MemAgentError as error:
+            assert error.message
+
+    @st.composite
+    def changes(draw: st.DrawFn) -> tuple[str, str, Any]:
+        table, column, whole = draw(st.sampled_from(places))
+        others = st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9), st.binary(max_size=9))
+        if isinstance(whole, str) and whole[:1] in {"[", "{"}:
+            others |= altered(json.loads(whole), OF_A_RUN).map(json.dumps)
+        elif isinstance(whole, bytes):
+            others |= damaged(whole)
+        return table, column, draw(others)
+
+    inputs = st.tuples(st.just(original), changes()) | st.tuples(damaged(original), st.none())
+    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_theirs(*drawn), inputs))
+
+
 def test_a_checkpoint_from_others_is_resumed_or_refused(
     run: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:

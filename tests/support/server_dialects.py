@@ -368,6 +368,7 @@ REFUSED_FIELDS = {
     "return_token_ids": _refuses(
         "return_token_ids",
         {"message": "[{'type': 'extra_forbidden', 'loc': ('body', 'return_token_ids'), 'msg': 'Extra inputs'}]"},
+        "logprobs_dropped",
         vllm=True,
         settings=_ALL_LOGPROBS,
     ),

@@ -1,43 +1,89 @@
-"""The examples run as they are."""
+"""The examples run as they are, with the embedded policy, and those for LangChain and LangGraph are short."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from support.programs import run_program
 
-from memagent_evaluation.planted_facts import Fact
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-FACT = Fact(
-    attribute="access code",
-    entity="the quiet falcon",
-    value="48213",
-    statement="The access code of the quiet falcon is 48213.",
-    question="What is the access code of the quiet falcon?",
-)
+STATEMENT = "The access code of the quiet falcon is 48213."
+QUESTION = "What is the access code of the quiet falcon?"
+PROSE = "It rained all day, and the river rose a little. " * 20
 
 
-@pytest.fixture(autouse=True)
-def named_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the examples run in."""
     monkeypatch.setenv("MEMAGENT_MODEL", "embedded")
+    (tmp_path / "note.txt").write_text(f"{PROSE}{STATEMENT} {PROSE}")
+    return tmp_path
 
 
-def test_ask_a_document(tmp_path: Path) -> None:
-    text = "It rained all day, and the river rose a little. " * 20
-    (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
-    command = [sys.executable, str(EXAMPLES / "ask_a_document.py"), str(tmp_path / "note.txt"), FACT.question]
-    done = run_program(command, capture_output=True, check=True)
-    assert "answer: 48213" in done.stdout
+def run(folder: Path, name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    return run_program(command, capture_output=True, check=True, cwd=folder).stdout
 
 
-def test_reward_a_run(tmp_path: Path) -> None:
-    text = "It rained all day, and the river rose a little. " * 20
-    (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
-    command = [sys.executable, str(EXAMPLES / "reward_a_run.py"), "note.txt", FACT.question, FACT.value, "runs.parquet"]
-    done = run_program(command, capture_output=True, check=True, cwd=tmp_path)
-    assert f"'{FACT.value}' comes from chunk" in done.stdout
-    assert "{'exact': 1.0}" in done.stdout
-    assert (tmp_path / "runs.parquet").stat().st_size > 1000
+@pytest.mark.parametrize(
+    "name", ["agent_with_tool", "graph_with_node", "retrieval_with_compressor", "report_over_documents"]
+)
+def test_each_is_under_60_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+def test_ask_a_document(folder: Path) -> None:
+    assert "answer: 48213" in run(folder, "ask_a_document", "note.txt", QUESTION)
+
+
+def test_reward_a_run_exports_that_run_alone(folder: Path) -> None:
+    right, wrong = (
+        run(folder, "reward_a_run", "note.txt", QUESTION, expected, "runs.parquet") for expected in ("48213", "1")
+    )
+    assert "'48213' comes from chunk" in right and "{'exact': 1.0}; " in right
+    assert wrong == right.replace("1.0}", "0.0}"), "with as many conversations"
+
+
+def test_agent_with_tool(folder: Path) -> None:
+    out = run(folder, "agent_with_tool", "note.txt", QUESTION)
+    assert "tool: Answer: 48213\n" in out
+    assert ": 100% read" in out
+    assert "ai: That is what the document says." in out
+
+
+def test_agent_with_middleware(folder: Path) -> None:
+    out = run(folder, "agent_with_middleware", "6000")
+    (answer,) = re.findall(r"(?m)^Answer: (\d+)$", out)
+    (fact,) = re.findall(r"(?m)^The fact was (\d+)", out)
+    assert answer == fact
+    assert "ask_tool_result" in out
+
+
+def test_graph_with_node(folder: Path) -> None:
+    out = run(folder, "graph_with_node", "note.txt", QUESTION)
+    assert f"{QUESTION} 48213\n" in out
+    position = (folder / "note.txt").read_text().index("48213")
+    assert out.endswith(f'"48213" at {position}\n')
+
+
+def test_retrieval_with_compressor(folder: Path) -> None:
+    texts = folder / "texts"
+    texts.mkdir()
+    (texts / "rain.txt").write_text("\n\n".join([PROSE] * 5))
+    (texts / "birds.txt").write_text("\n\n".join([PROSE, f"{PROSE}{STATEMENT}", PROSE]))
+    out = run(folder, "retrieval_with_compressor", str(texts), QUESTION)
+    assert out.startswith("answer: 48213\n")
+    assert "{'source': 'birds.txt', 'paragraph': 1}" in out
+
+
+def test_report_over_documents(folder: Path) -> None:
+    for number in range(3):
+        statement = STATEMENT.replace("48213", f"4821{number}")
+        (folder / f"{number}.txt").write_text(f"{PROSE}{statement} {PROSE}")
+    out = run(folder, "report_over_documents", QUESTION, "0.txt", "1.txt", "2.txt")
+    assert out.startswith(f"# {QUESTION}\n")
+    for number in range(3):
+        assert f"- **{number}.txt**: 4821{number}" in out

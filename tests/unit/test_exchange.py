@@ -384,7 +384,7 @@ def test_without_pyarrow_the_extra_is_asked_for(tmp_path, log, monkeypatch) -> N
     export_runs(log, tmp_path / "runs.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"memagent-graph\[export\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[export\]"):
         export_runs(log, tmp_path / "more.parquet")
     with pytest.raises(MissingExtraError, match="Parquet import"):
         import_runs(log, tmp_path / "runs.parquet")

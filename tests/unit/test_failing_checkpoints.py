@@ -133,6 +133,6 @@ def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_rea
         run_log=False,
         checkpoints="postgresql://reader:secret@127.0.0.1:1/memagent",
     )
-    with reader, pytest.raises(MissingExtraError, match=r'extra "postgres".*memagent-graph\[postgres\]') as caught:
+    with reader, pytest.raises(MissingExtraError, match=r'extra "postgres".*pip install .*\[postgres\]') as caught:
         reader.read(TEXT, "When?")
     assert "secret" not in str(caught.value)

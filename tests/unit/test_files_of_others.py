@@ -259,6 +259,24 @@ def state(**changes: Any) -> Callable[[Path], str]:
     return resume
 
 
+def pending_writes(folder: Path) -> str:
+    """A run is resumed whose newest state has five pending writes, each nearly as large as one may be."""
+    write = zlib.compress(ormsgpack.packb("a" * (6 * 2**20 - 9)))
+    with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
+        newest = "SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints ORDER BY checkpoint_id DESC LIMIT 1"
+        place = connection.execute(newest).fetchone()
+        for number in range(5):
+            values = (*place, str(number), number, "memory", "msgpack+zlib", write)
+            connection.execute("INSERT INTO writes VALUES (?, ?, ?, ?, '', ?, ?, ?, ?)", values)
+    with reader(folder) as agent:
+        return str(agent.resume("r").answer)
+
+
+def large_state(folder: Path) -> str:
+    """A state is saved that is too large to be loaded."""
+    return CompressedSerializer().dumps_typed({"memory": "a" * (6 << 20)})[0]
+
+
 def checkpoint_value(folder: Path) -> str:
     with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
         connection.execute("UPDATE checkpoints SET metadata = 'null'")
@@ -420,11 +438,18 @@ def part_elsewhere(folder: Path) -> str:
     return str(list(TableFolder(str(manifest.parent)).rows()))
 
 
-def work_elsewhere(folder: Path) -> str:
-    table = TableFolder(str(table_of_others(folder)))
-    (folder / "table" / "_work").symlink_to(folder.parent)
-    with exclusive(table):
-        return str(list(folder.parent.iterdir()))
+def work_elsewhere(place: str) -> Callable[[Path], str]:
+    """A table is written in whose work folder this is a link."""
+
+    def write(folder: Path) -> str:
+        table = TableFolder(str(table_of_others(folder)))
+        link = folder / "table" / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder.parent)
+        with exclusive(table):
+            return str(list(folder.parent.iterdir()))
+
+    return write
 
 
 def table_of_a_newer_version(folder: Path) -> str:
@@ -491,7 +516,7 @@ CHECKPOINT = r"checkpoints.*read"
     [
         pytest.param(log_elsewhere, None, id="log: code, path"),
         pytest.param(log_bomb, "a text has more than", id="log: size"),
-        pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), "more than 100",
+        pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), r"run r in .*runs\.sqlite has more",
                      id="log: sum of texts"),
         pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
         pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), _LARGEST_RUN_BYTES=2**20),
@@ -538,6 +563,8 @@ CHECKPOINT = r"checkpoints.*read"
         pytest.param(checkpoint("msgpack+zlib", BOMB), CHECKPOINT, id="checkpoint: size"),
         pytest.param(checkpoint("msgpack+zlib", zlib.compress(OBJECTS)), "more than", id="checkpoint: objects, packed"),
         pytest.param(checkpoint("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
+        pytest.param(pending_writes, CHECKPOINT, id="checkpoint: sum of writes"),
+        pytest.param(large_state, "only 6,291,456 can be read again", id="checkpoint: written too large"),
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
         pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
         pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
@@ -550,7 +577,10 @@ CHECKPOINT = r"checkpoints.*read"
             for end in ("", ":x=1", "+converged")
         ),
         pytest.param(template_elsewhere, "update.txt", id="profile: link"),
-        pytest.param(work_elsewhere, "_work is a link", id="table: link"),
+        *(
+            pytest.param(work_elsewhere(f"_work{place}"), f"_work{place} is a link", id=f"table: link {place}")
+            for place in ("", "/checkpoints.sqlite", "/documents/texts")
+        ),
         pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),

@@ -98,4 +98,5 @@ def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_be
             with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
                 copy.deepcopy(each)
             assert type(copy.copy(each)) is type(each)
-        assert copy.copy(reader).read(TEXT, "When?").answer == "1904"
+        result = copy.copy(reader).read(TEXT, "When?")
+        assert result.answer == "1904" and pickle.loads(pickle.dumps(result)) == result

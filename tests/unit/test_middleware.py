@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,8 @@ from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.questions import about_result, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
-from memagent_graph.errors import BudgetError, PolicyUnreachableError
+from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError
+from memagent_graph.installation import install_command
 from memagent_graph.policies import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.fitting import shortened
@@ -687,16 +688,11 @@ def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -
     ]
 
 
-def test_without_langchain_the_import_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['langchain.agents.middleware'] = None\n"
-        "from memagent_graph.errors import MissingExtraError\n"
-        "import langchain_memagent.conversation\n"
-        "try:\n    import langchain_memagent.middleware\n"
-        "except MissingExtraError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "memagent-graph[langchain]"' in done.stdout
+def test_without_langchain_the_import_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "langchain_memagent.middleware")
+    monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("langchain"))):
+        importlib.import_module("langchain_memagent.middleware")
 
 
 @pytest.mark.parametrize("settings", [{"result_tokens": 0}, {"history_tokens": -1}, {"keep_messages": 0}])

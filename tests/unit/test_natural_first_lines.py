@@ -10,6 +10,7 @@ from support.fake_server import FakeServer
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
+from memagent_graph.events import EventKind
 from memagent_graph.policy import Message
 from memagent_graph.settings import NO_KEY
 
@@ -29,8 +30,29 @@ def test_an_address_in_the_model_s_place_is_an_error_that_names_the_argument() -
         MemAgent(model="http://localhost:8000/v1")
 
 
-def test_a_chat_model_is_a_policy() -> None:
-    assert isinstance(MemAgent(GenericFakeChatModel(messages=iter([])), **CHOICES).policy, ChatModelPolicy)
+def test_a_chat_model_is_a_policy_that_says_what_it_lacks(caplog) -> None:
+    with MemAgent(GenericFakeChatModel(messages=iter("ab")), logprobs=True, **CHOICES) as reader:
+        assert isinstance(reader.policy, ChatModelPolicy)
+        result = reader.read("Ada signed it.", "Who signed it?")
+    assert "cannot be trained on" in caplog.text
+    assert [event.kind for event in result.events].count(EventKind.LOGPROBS_DROPPED) == 2, "at each reply, if asked for"
+
+
+@pytest.mark.parametrize("vllm", [True, False])
+def test_a_server_without_token_ids_is_told_once(vllm: bool, caplog) -> None:
+    with FakeServer(vllm=vllm) as server, MemAgent(server.base_url, **CHOICES) as reader:
+        reader.batch([("The key of harbor is 4711.", "What is the key of harbor?")] * 2)
+        reader.copy(temperature=0.5).read("The key of harbor is 4711.", "What is the key of harbor?")
+    assert caplog.text.count("cannot be trained on") == (0 if vllm else 1)
+
+
+@pytest.mark.parametrize(
+    ("choice", "remedy"), [("stop", 'strategy="overwrite+converged"'), ("max_chunks", "limits=Limits(max_chunks=...)")]
+)
+def test_an_option_of_the_command_line_that_is_no_setting_leads_to_its_place(choice: str, remedy: str) -> None:
+    with pytest.raises(MemAgentError) as caught:
+        MemAgent(**{choice: 2})
+    assert remedy in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI])
@@ -77,11 +99,23 @@ def test_a_client_whose_key_comes_from_a_function_is_refused_with_the_way_round(
         OpenAICompatiblePolicy.from_client(openai.OpenAI(base_url="http://x/v1", api_key=lambda: "key"))
 
 
-@pytest.mark.parametrize("value", [object(), OpenAICompatiblePolicy, 5, AsyncClient()])
-def test_what_is_no_policy_is_refused_with_what_can_be_passed(value: object) -> None:
+def client_of(library: str) -> object:
+    return type("Client", (), {"__module__": f"{library}.client"})()
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (object(), "Pass the address of a server"), (5, "Pass the address of a server"),
+        (OpenAICompatiblePolicy, "Pass an object of it"), (AsyncClient(), "AsyncOpenAI"),
+        (client_of("anthropic"), "ChatAnthropic"), (client_of("ollama"), "localhost:11434/v1"),
+        (client_of("litellm"), "LiteLLM's proxy"),
+    ],
+)  # fmt: skip
+def test_what_is_no_policy_is_refused_with_what_can_be_passed(value: object, remedy: str) -> None:
     with pytest.raises(PolicyError, match="is not a policy") as caught:
         MemAgent(value, **CHOICES)
-    assert caught.value.hint
+    assert remedy in str(caught.value)
 
 
 async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:

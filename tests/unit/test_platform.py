@@ -23,8 +23,9 @@ from langgraph_sdk import get_client
 from support.fake_server import FakeServer
 from support.scripts import document_with, part
 
+from langchain_memagent.platform import make_graph
 from memagent_graph import load_tokenizer
-from memagent_graph.errors import MemAgentError
+from memagent_graph.errors import MemAgentError, TokenizerError
 from memagent_graph.policies.added import PolicyOrigin, write_origin
 from memagent_graph.settings import ReadSettings
 
@@ -78,6 +79,13 @@ class TestSettings:
     def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, said) -> None:
         with pytest.raises(MemAgentError, match=f"{variable} is .*{said}"):
             ReadSettings.from_environment({variable: text})
+
+
+async def test_remedies_name_variables(monkeypatch) -> None:
+    with FakeServer() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        with pytest.raises(TokenizerError, match=r"Name it \(MEMAGENT_TOKENIZER\)"):
+            await make_graph()
 
 
 def free_port() -> int:
@@ -234,6 +242,7 @@ async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy
         runs = get_client(url=url).runs
         refused: Any = await runs.wait(None, "memagent", input=given, raise_error=False)
         assert "no policy is named" in refused["__error__"]["message"]
+        assert "a server with OPENAI_BASE_URL or a model with MEMAGENT_MODEL" in refused["__error__"]["message"]
         assert "memagent policy add smollm2" in refused["__error__"]["message"]
         added = tmp_path / "home" / "policies" / "smollm2"
         shutil.copytree(ROOT / "memagent_graph" / "embedded", added)

@@ -367,7 +367,7 @@ def reader(server):
     policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
     return MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=50), run_log=False)
 
-with FakeServer(lambda body, number: "x") as server:
+with FakeServer(lambda body, number: "x", vllm=True) as server:
     kept = reader(server)
     print(kept.read("some words " * 100, "what?").stop_reason)
     print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason)

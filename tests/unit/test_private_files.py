@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from support.other_user import as_other_user
 
+from memagent_evaluation.result_journal import JOURNAL, open_results
+from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
 from memagent_graph import Document, DocumentStore, MemAgent
 from memagent_graph.cli.run_choice import open_existing
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.run_log import RunLog
+from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import stored_run
 from memagent_graph.storage.leases import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
@@ -124,3 +127,14 @@ def test_a_home_of_another_user_or_without_write_access_is_an_error_with_a_remed
     set_modes(home, mode, 0o600 & mode)
     with pytest.raises(RuntimeError, match=error):
         as_other_user(use)
+
+
+def test_exports_and_results_of_evaluations_are_their_owners_alone(tmp_path) -> None:
+    with closing(RunLog(tmp_path / "runs.sqlite")) as log:
+        export_runs(log, tmp_path / "runs.parquet")
+    with open_results(tmp_path / "results", {"model": "m"}) as journal:
+        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
+        write_table(journal.results, tmp_path / "results" / TABLE)
+    left = [tmp_path / "runs.parquet", *(path for path in (tmp_path / "results").iterdir())]
+    assert {path.name for path in left} >= {"runs.parquet", TABLE, JOURNAL}
+    assert [path for path in left if mode(path) & 0o077] == []

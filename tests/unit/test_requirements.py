@@ -1,12 +1,17 @@
-"""What the constraints file pins, as it is installed here."""
+"""What the constraints file pins, as it is installed here, and how what is missing is installed."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
+import pytest
 from packaging.specifiers import SpecifierSet
+
+from memagent_graph.installation import install_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,3 +21,23 @@ def test_what_is_installed_runs_on_the_oldest_python_that_is_promised() -> None:
     oldest = project["requires-python"].removeprefix(">=") + ".0"
     needs = {each.metadata["Name"]: each.metadata.get("Requires-Python") or "" for each in distributions()}
     assert {name: need for name, need in needs.items() if oldest not in SpecifierSet(need)} == {}
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, 'pip install "mine[serve]"'),
+        ({"url": "file:///src/mine", "dir_info": {"editable": True}}, 'pip install -e ".[serve]", in the folder'),
+        ({"url": "file:///src/mine", "dir_info": {}}, 'pip install ".[serve]", in the folder'),
+        ({"url": "file:///a%20b/mine-1.whl", "archive_info": {}}, 'pip install "mine-1.whl[serve]"'),
+        ({"url": "https://host/m", "vcs_info": {"vcs": "git"}}, 'pip install "mine[serve] @ git+https://host/m"'),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came_from(origin: Any, command: str, tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "mine-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    if origin is not None:
+        (folder / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert install_command("serve", "mine").startswith(command)

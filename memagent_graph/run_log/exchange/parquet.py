@@ -223,14 +223,14 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
             )
         for row in part.to_pylist():
             if rows and rows[-1]["run_id"] != row["run_id"]:
-                yield _run(rows, templates)
+                yield _run(rows, templates, source)
                 rows = []
                 size = part.nbytes
             for name, kind in NUMBERS.items():
                 row[name] = None if row[name] is None else array(kind, row[name])  # a list takes eight times as much
             rows.append(row)
     if rows:
-        yield _run(rows, templates)
+        yield _run(rows, templates, source)
 
 
 def _parts(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
@@ -241,11 +241,12 @@ def _parts(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
             yield batch.slice(first, rows).select(list(COLUMNS)).cast(_schema(pa))
 
 
-def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
+def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path) -> LoggedRun:
     first = rows[0]
     record = {name: column.restore(first[stored]) for stored, (name, column) in _OF_RUN.items()}
     events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
-    conversations = list(bounded(_conversation(row) for row in rows if row["conversation"] is not None))
+    stored = (_conversation(row) for row in rows if row["conversation"] is not None)
+    conversations = list(bounded(stored, f"run {first['run_id']} in {source}"))
     rewards = [Reward(first["run_id"], **values) for values in first["run_rewards"]]
     for row in rows:
         rewards += [

@@ -22,6 +22,7 @@ from support.programs import Program, answers, records
 from support.scripts import document_with, part, perfect_reader
 from support.server_dialects import counting_server
 
+from memagent_graph.installation import install_command
 from memagent_graph.tokenizers import load_tokenizer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
@@ -347,6 +348,15 @@ def test_a_wrong_key_names_the_variable(book) -> None:
     assert "OPENAI_API_KEY" in done.stderr
 
 
+def test_after_a_wrong_model_the_printed_command_reads_on_with_the_one_that_is_served(book) -> None:
+    with FakeServer() as server:
+        wrong = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, "--model", "wrong", *SMALL)
+        assert wrong.exit_code == 4 and "it serves fake" in wrong.stderr
+        command = wrong.stderr.rpartition("continue with: memagent ")[2]
+        done = invoke(*shlex.split(command))
+    assert (done.exit_code, answers(done.stdout)) == (0, ["4711"]), done.stderr
+
+
 def test_an_empty_or_overlong_reply_is_an_event_not_an_end(book) -> None:
     def respond(body, number):
         return "" if number % 2 else "memory " * 300
@@ -394,7 +404,9 @@ def test_a_file_name_that_is_no_text_is_told_in_json() -> None:
     assert "nope" in json.loads(done.stdout)["error"]["message"]
 
 
-def test_an_address_and_an_option_without_effect_are_refused(book) -> None:
+def test_a_folder_an_address_and_an_option_without_effect_are_refused(book) -> None:
+    folder = invoke("read", book.parent, "-q", "x", "--model", "embedded")
+    assert folder.exit_code == 3 and f"memagent corpus {book.parent}" in folder.stderr
     address = invoke("read", "https://example.com/x.txt", "-q", "x", "--model", "embedded")
     assert address.exit_code == 3 and "a web address was given" in address.stderr
     alone = invoke("read", book, "-q", "x", "--model", "embedded", "--updates")
@@ -453,15 +465,12 @@ def test_a_server_that_cuts_prompts_as_ollama_does_is_found_out(tmp_path) -> Non
     assert "answer: 4711" in whole.stdout and "prompt_cut" not in whole.stderr
 
 
-def test_without_the_local_extra_the_remedy_is_named(book, tmp_path) -> None:
-    (tmp_path / "blocked").mkdir()
+def test_without_the_local_extra_the_remedy_is_named(book, monkeypatch) -> None:
     for name in ("torch", "transformers"):
-        (tmp_path / "blocked" / f"{name}.py").write_text("raise ImportError('not installed')")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked")}
-    command = [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--model", "embedded"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 7
-    assert 'pip install "memagent-graph[local]"' in done.stderr
+        monkeypatch.setitem(sys.modules, name, None)
+    done = invoke("read", book, "-q", QUESTION, "--model", "embedded")
+    assert done.exit_code == 7
+    assert install_command("local") in done.stderr
 
 
 def test_importing_the_package_is_quick_and_brings_no_torch() -> None:

@@ -24,6 +24,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import OPTION_GROUPS
 from memagent_graph.entry_points import COMMANDS, POLICIES
 from memagent_graph.errors import PolicyError
+from memagent_graph.installation import install_command
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
@@ -112,7 +113,10 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     places = {"greet": "register", "broken": "fail", "empty": "register_nothing", "absent": "absent", "read": "fail"}
     commands = {name: f"commands_of_mine:{place}" for name, place in places.items()}
     folder = add_package(
-        tmp_path / "site", "commands_of_mine", ADDED, {COMMANDS: {**commands, "gone": "no_such_module:register"}}
+        tmp_path / "site",
+        "commands_of_mine",
+        ADDED,
+        {COMMANDS: {**commands, "gone": "no_such_module:register", "lacking": "no_such_module:register [colours]"}},
     )
     monkeypatch.syspath_prepend(folder)
     return folder
@@ -141,6 +145,14 @@ def test_a_command_that_cannot_be_loaded_says_so_and_no_other_is_harmed(added, t
         assert "what to do: Update or remove the package commands_of_mine 1.2" in told
     assert "read" in memagent("--help").stdout
     assert "does not exist" in memagent("read", tmp_path / "missing.txt", "-q", "x", code=ExitCode.DOCUMENT).stderr
+
+
+def test_a_command_whose_extra_is_missing_says_how_to_install_it(added, monkeypatch) -> None:
+    assert 'pip install "commands_of_mine[colours]"' in memagent("lacking", code=ExitCode.SETTINGS).stderr
+    for name in [name for name in sys.modules if name.startswith("memagent_serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert install_command("serve") in memagent("serve", code=ExitCode.SETTINGS).stderr
 
 
 def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(monkeypatch) -> None:

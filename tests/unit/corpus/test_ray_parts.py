@@ -17,12 +17,12 @@ from memagent_corpus.on_ray.actor_plan import ActorPlan, DocumentActor, ray_modu
 from memagent_corpus.on_ray.ray_engine import require_reachable
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
+from memagent_graph.installation import install_command
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import is_server, open_saver
+from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.leases import lease
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
-without_psycopg = pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
 
 
 def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
@@ -114,25 +114,18 @@ def test_ray_client_is_refused_with_what_to_do_instead() -> None:
 
 @without_ray
 def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtraError, match=r"memagent-graph\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
         ray_module()
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text(text_of(1, 60))
     with CountingServer() as server:
         done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto")
-        assert done.returncode == 7 and 'pip install "memagent-graph[ray]"' in done.stderr
+        assert done.returncode == 7 and install_command("ray") in done.stderr
         wrong = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto", "--ray-actors", "0")
         assert wrong.returncode == 2 and "--ray-actors" in wrong.stderr
         alone = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray-actors", "2")
         assert alone.returncode == 2 and "Choose one with --ray" in alone.stderr
         assert not server.read
-
-
-@without_psycopg
-async def test_without_psycopg_it_is_said_what_to_install() -> None:
-    assert is_server("postgres://host/name") and not is_server("checkpoints.sqlite")
-    with pytest.raises(MissingExtraError, match=r"memagent-graph\[postgres\]"):
-        await open_saver("postgresql://host/name")
 
 
 def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ async def test_a_chunk_beyond_the_window_is_shown_in_part(ask) -> None:
 async def test_without_bm25s_the_error_names_the_extra(make_reader, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(
-        MissingExtraError, match=r"retrieval by BM25 needs the extra \"recall\".*memagent-graph\[recall\]"
+        MissingExtraError, match=r"retrieval by BM25 needs the extra \"recall\".*pip install .*\[recall\]"
     ):
         load_system("retrieval", make_reader())
 

@@ -341,5 +341,5 @@ def test_without_scipy_the_extra_is_named_and_wilsons_interval_still_there(monke
     monkeypatch.setattr(importlib, "import_module", without_scipy)
     assert estimate([1, 0, 1]).mean == pytest.approx(2 / 3)
     for needs in (lambda: compare(binary(9, 3), binary(9, 4)), lambda: mean_interval([0.1, 0.7] * 9)):
-        with pytest.raises(MissingExtraError, match=r"memagent-graph\[eval\]"):
+        with pytest.raises(MissingExtraError, match=r"pip install .*\[eval\]"):
             needs()

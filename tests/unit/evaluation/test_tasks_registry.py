@@ -84,7 +84,7 @@ def test_without_the_word_lists_full_size_tasks_name_the_extra(monkeypatch):
     words.cache_clear()
     monkeypatch.setitem(sys.modules, "wonderwords", None)
     try:
-        with pytest.raises(MissingExtraError, match=r"memagent-graph\[eval\]"):
+        with pytest.raises(MissingExtraError, match=r"pip install .*\[eval\]"):
             load_task("niah_single_1", SETTINGS).sample(3000, 0)
         assert load_task("niah_single_1", TaskSettings(SETTINGS.tokenizer, small=True)).sample(300, 0).gold
     finally:

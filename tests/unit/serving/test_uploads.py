@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import shutil
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Owner
 from memagent_serve.ledger import Ledger
@@ -84,3 +85,24 @@ async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp
     await files.add_text(BOB, Document.from_text("e" * 40, "e"))
     assert not files.has_text(BOB, shared)
     assert files_in(tmp_path / "documents" / "texts") == 2, "alice's, of which one was bob's too, was removed"
+
+
+async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_once(tmp_path: Path, monkeypatch) -> None:
+    files, running, most = uploads(tmp_path, quota=50), 0, 0
+    add = files._store.add_async
+
+    async def watched(document: Document) -> DocumentRef:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        ref = await add(document)
+        running -= 1
+        return ref
+
+    monkeypatch.setattr(files._store, "add_async", watched)
+    await asyncio.gather(*(files.add_text(ALICE, Document.from_text(letter, letter)) for letter in "abcdef"))
+    assert most == 2
+    files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x" * 50))
+    monkeypatch.setattr(files._store, "add_async", None)
+    with pytest.raises(ApiError, match="delete some"):
+        await files.add_text(BOB, Document.from_bytes(b"PK not converted", name="a.docx"))

@@ -24,6 +24,7 @@ from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyUnreachableError
+from memagent_graph.installation import install_command
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.settings import WordingSettings
 from memagent_training import rl
@@ -370,7 +371,7 @@ def test_a_task_and_lengths_or_data_must_be_named(loop, monkeypatch) -> None:
 def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
-    assert "memagent-graph[train]" in memagent(code=ExitCode.SETTINGS).stderr
+    assert install_command("train") in memagent(code=ExitCode.SETTINGS).stderr
     assert loop.job is None
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.installation import install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
 from memagent_training.data.rollouts import RolloutGroup
@@ -222,7 +223,7 @@ def test_a_failure_as_json_is_one_object(arguments) -> None:
 def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
-    assert "memagent-graph[train]" in memagent(arguments(), ExitCode.SETTINGS).stderr
+    assert install_command("train") in memagent(arguments(), ExitCode.SETTINGS).stderr
 
 
 def test_the_command_line_itself_needs_no_torch() -> None:

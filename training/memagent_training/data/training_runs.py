@@ -79,7 +79,12 @@ class TrainingRun:
     @cached_property
     def trace(self) -> Trace:
         """The run as a graph of steps, with edits applied."""
-        return trace_of(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
+        try:
+            return trace_of(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ReplayError(
+                f"run {self.run_id} has steps that no reader logged: {error}", hint="Train without this run."
+            ) from error
 
     @property
     def memories(self) -> list[str | None]:
