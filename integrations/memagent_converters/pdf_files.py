@@ -118,16 +118,14 @@ def _in_order(raw: Any, textpage: Any, text: str) -> str:
     """Return a page's text, column by column, its powers and indices marked."""
     if max(text, default="") > "\uffff":  # pdfium counts otherwise
         return text
-    if raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + FEWEST_ROWS:  # its lines are in one piece
-        return _with_scripts(raw, textpage, text, 0)
     place = raw.FS_RECTF()
 
-    def box(index: int) -> tuple[float, float, float, float]:
-        index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, index)
-        raw.FPDFText_GetLooseCharBox(textpage, index, place)
-        return place.left, place.bottom, place.right, place.top
+    def box(index: int) -> tuple[float, float, float]:
+        raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), place)
+        return place.left, place.right, place.top - place.bottom
 
-    parts = columns_apart(text, box)
+    is_whole = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + FEWEST_ROWS  # no line is in parts
+    parts = [(0, len(text))] if is_whole else columns_apart(text, box)
     return "\r\n".join(_with_scripts(raw, textpage, text[begin:end], begin) for begin, end in parts)
 
 
