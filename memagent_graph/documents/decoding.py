@@ -19,28 +19,18 @@ Errors = Literal["strict", "replace"]
 SAMPLE_BYTES = 65_536
 _LARGEST_CHAOS = 0.1
 _TELLING_BYTES = 8
-_BINARY_KINDS = (
-    (b"\x89PNG\r\n", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
-    (b"\x7fELF", "a program"),
-    (b"MZ\x90", "a Windows program"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"BZh", "a bzip2 archive"),
-    (b"\xfd7zXZ\x00", "an xz archive"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (b"Rar!\x1a", "a RAR archive"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\xd0\xcf\x11\xe0", "an old Microsoft Office file, or one with a password"),
-    (b"SQLite format 3\x00", "an SQLite database"),
-    (b"PAR1", "a Parquet file"),
-    (b"OggS", "an Ogg recording"),
-    (b"ID3", "an MP3 recording"),
-    (b"RIFF", "a RIFF recording or film"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"GGUF", "a GGUF model"),
-)
+_BINARY_KINDS = {
+    "an image": (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8"),
+    "a program": (b"\x7fELF", b"MZ\x90"),
+    "a gzip archive": (b"\x1f\x8b",),
+    "a zip archive": (b"PK\x03\x04",),
+    "an archive": (b"BZh", b"\xfd7zXZ\x00", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a", b"\x28\xb5\x2f\xfd"),
+    "an old Microsoft Office file, or one with a password": (b"\xd0\xcf\x11\xe0",),
+    "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
+    "a recording or film": (b"OggS", b"ID3", b"RIFF"),
+    "a GGUF model": (b"GGUF",),
+}
+"""By what it is called: the first bytes."""
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)
@@ -48,8 +38,8 @@ log = logging.getLogger(__name__)
 
 def binary_kind(sample: bytes) -> str | None:
     """Return what kind of binary file this is, by its first bytes; None if it may be text."""
-    for mark, kind in _BINARY_KINDS:
-        if sample.startswith(mark) and (b"\x00" in sample or not _is_utf8(sample)):
+    for kind, marks in _BINARY_KINDS.items():
+        if sample.startswith(marks) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
     if byte_order_mark(sample) is not None:
         return None

@@ -23,11 +23,10 @@ from memagent_graph.documents.decoding import (
     binary_kind,
     decoded,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, Section, kind_of_type
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
 READ_BYTES = 1 << 20
-_SECTION_GAP = "\n\n"
 _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
@@ -74,7 +73,7 @@ def opened(
         if isinstance(content, str):
             yield TEXT, (Block(content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
-            yield TEXT, _joined(content)
+            yield TEXT, iter(content)
         elif callable(content):
             yield TEXT, content()
         elif isinstance(content, Iterator) and not hasattr(content, "read"):
@@ -119,13 +118,6 @@ def _open(path: Path) -> IO[bytes]:
     except (OSError, ValueError) as error:
         raise DocumentError(f"the file {path} cannot be opened: {error}") from error
     raise DocumentError(f"the file {path} {reason}", hint=hint)
-
-
-def _joined(sections: tuple[Section, ...]) -> Parts:
-    for index, section in enumerate(sections):
-        if index:
-            yield Block(_SECTION_GAP)
-        yield Block(section.text, section.label)
 
 
 def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:

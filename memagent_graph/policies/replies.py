@@ -44,11 +44,6 @@ class _Message(msgspec.Struct, gc=False):
     reasoning: Any = None
     reasoning_content: Any = None
 
-    @property
-    def says_why_it_is_empty(self) -> bool:
-        """Whether the model refused, or wrote nothing but its reasoning."""
-        return bool(self.refusal or self.reasoning or self.reasoning_content)
-
 
 class _Choice(msgspec.Struct, gc=False):
     message: _Message | None = None
@@ -103,14 +98,20 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         if reply.error:
             raise BrokenOffError(words_of(content), content)
         raise MalformedReplyError("it has no choices", content)
-    choice = min(reply.choices, key=_place) if len(reply.choices) > 1 else reply.choices[0]
+    choice = reply.choices[0]
+    if len(reply.choices) > 1:
+        choice = min(reply.choices, key=lambda each: each.index if isinstance(each.index, int) else 0)
     message = choice.message
     text = message.content if message else choice.text
     word = choice.finish_reason or choice.stop_reason
     reason, usage = finish_reason(word), token_usage(reply.usage)
     if reason is FinishReason.FAILED or choice.error or reply.error:
         raise BrokenOffError(str(choice.error or reply.error or word), content)
-    if text is None and reason is FinishReason.STOP and not (message and message.says_why_it_is_empty):
+    if (
+        text is None
+        and reason is FinishReason.STOP
+        and not (message and (message.refusal or message.reasoning or message.reasoning_content))
+    ):
         raise MalformedReplyError("its text is null, without a reason", content)
     if message and message.refusal and not text:
         reason = FinishReason.REFUSED
@@ -188,7 +189,3 @@ def _json(text: str) -> Any:
 
 
 _loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
-
-
-def _place(choice: _Choice) -> int:
-    return choice.index if isinstance(choice.index, int) else 0
