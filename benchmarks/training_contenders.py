@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 from typing import Any
@@ -40,7 +40,7 @@ from memagent_training.forward.layouts import pad_rows
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 
-ROLLOUTS, CONVERSATIONS = 16, 8
+ROLLOUTS = 16
 TOKEN_BUDGET = 16_384
 SIZES = ("embedded", "0.5B", "tiny")
 DTYPES = ("fp32", "bf16")
@@ -84,6 +84,9 @@ class Setting:
     lengths: Lengths = Lengths(40, 500, 60)
     repeats: int = 1
     """Timed steps in each run of a contender."""
+    rollouts: int = ROLLOUTS
+    conversations: int = 8
+    """Of each rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +126,24 @@ class Step:
     gradient_norm: float
 
 
-def make_group(name: str, order: PromptOrder, lengths: Lengths, vocabulary: int) -> RolloutGroup:
+def make_group(name: str, order: PromptOrder, setting: Setting, vocabulary: int) -> RolloutGroup:
     """The rollouts of one question; both orders of a name have the same tokens."""
-    source = random.Random(name)
+    source, lengths = random.Random(name), setting.lengths
 
     def some(length: int) -> array[int]:
         return array("I", (source.randrange(vocabulary) for _ in range(length)))
 
     header = some(lengths.header)
-    sections = [some(lengths.section) for _ in range(CONVERSATIONS)]
+    sections = [some(lengths.section) for _ in range(setting.conversations)]
     rollouts = []
-    for number in range(ROLLOUTS):
+    for number in range(setting.rollouts):
         memory, conversations = array("I"), []
         for place, section in enumerate(sections):
             body = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
             completion = some(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
             logged = array("f", (min(source.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
-            at = ("answer", "", 0) if place == CONVERSATIONS - 1 else ("update", "", place)
+            at = ("answer", "", 0) if place == setting.conversations - 1 else ("update", "", place)
             conversations.append(TrainingConversation(header + body, completion, logged, *at, False, "v0"))
             memory = completion
         rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
@@ -149,8 +152,8 @@ def make_group(name: str, order: PromptOrder, lengths: Lengths, vocabulary: int)
 
 def make_groups(order: PromptOrder, setting: Setting, vocabulary: int) -> list[RolloutGroup]:
     """The short group of the untimed step, and one for each timed step."""
-    timed = [make_group(f"timed-{number}", order, setting.lengths, vocabulary) for number in range(setting.repeats)]
-    return [make_group("warm-up", order, Lengths(4, 8, 4), vocabulary), *timed]
+    timed = [make_group(f"timed-{number}", order, setting, vocabulary) for number in range(setting.repeats)]
+    return [make_group("warm-up", order, replace(setting, lengths=Lengths(4, 8, 4)), vocabulary), *timed]
 
 
 def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender, list[Step]]:
@@ -204,7 +207,7 @@ def run(contender: Contender, setting: Setting) -> list[Step]:
         else:
             ordered = optimizer_steps(groups, groups_per_step=1, seed=seed)
             batches = [batch for step in ordered for batch in _stock_batches(step, contender.rows_at_once)]
-            trainer = _stock_trainer(model, batches, contender.rows_at_once, folder, settings, recorder)
+            trainer = _stock_trainer(model, batches, contender.rows_at_once, folder, setting, settings, recorder)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -255,12 +258,13 @@ def _stock_trainer(
     batches: Sequence[dict[str, Tensor]],
     rows_at_once: int,
     folder: str,
+    setting: Setting,
     settings: dict[str, Any],
     recorder: TrainerCallback,
 ) -> GRPOTrainer:
-    batches_per_step = ROLLOUTS * CONVERSATIONS // rows_at_once
+    batches_per_step = setting.rollouts * setting.conversations // rows_at_once
     arguments = GRPOConfig(
-        output_dir=folder, loss_type="dapo", per_device_train_batch_size=rows_at_once, num_generations=ROLLOUTS,
+        output_dir=folder, loss_type="dapo", per_device_train_batch_size=rows_at_once, num_generations=setting.rollouts,
         gradient_accumulation_steps=batches_per_step, steps_per_generation=batches_per_step,
         remove_unused_columns=False, **settings,
     )  # fmt: skip

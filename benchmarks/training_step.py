@@ -168,7 +168,7 @@ def _seconds(steps: Sequence[Step], setting: Setting) -> float:
 
 
 def _row_tokens(setting: Setting) -> int:
-    group = make_group("timed-0", PromptOrder.PAPER, setting.lengths, 2)
+    group = make_group("timed-0", PromptOrder.PAPER, setting, 2)
     conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
     return sum(len(each.prompt_ids_P) + len(each.completion_ids_T) for each in conversations)
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, overload
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from typing_extensions import Unpack
 
-from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
-    DocumentError,
     DocumentMismatchError,
     MemAgentError,
     PolicyError,
@@ -27,20 +25,19 @@ from memagent_graph.errors import (
     RunMismatchError,
 )
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import policy_folder, require_profile
-from memagent_graph.policy import Policy, TokenUsage
+from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.inputs import check_question, checked_questions, is_reference
+from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, checked_questions, stored
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, structured
-from memagent_graph.results import ReadResult
+from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
@@ -57,34 +54,6 @@ _SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
 """The parts of a caller's config that a read uses; the others belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSoFar:
-    """The policy's answer from the memory of a run that may still be running."""
-
-    answer: str
-    """Empty if the policy wrote nothing, or refused."""
-    memory: str
-    """The memory it was answered from."""
-    usage: TokenUsage
-
-
-class ReadOptions(TypedDict, total=False):
-    """What may be chosen for one call."""
-
-    response_format: ResponseFormatSource | None
-    """The form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an instance of
-    the model, or the dict; see `memagent_graph.reading.structured`."""
-    pages: str | None
-    """The pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out."""
-    run_id: str | None
-    """Your own id; if left out, one is made. An existing run with this id is replaced. With `questions`, the beginning
-    of the runs' ids; a hyphen and the question's number, from 0, follow."""
-    limits: Limits | None
-    """Bounds for each question's run in this call, instead of the reader's own."""
-    config: RunnableConfig | None
-    """LangChain's, of which callbacks, tags, metadata and the run's name are used."""
 
 
 class MemAgent:
@@ -228,7 +197,7 @@ class MemAgent:
             max_concurrency: how many of `questions` are read for in one pass; the others follow in later passes.
             return_exceptions: return failures in the list instead of raising the first of them.
             on_update: called with the question and each of its memory updates.
-            options: see `ReadOptions`.
+            options: see `memagent_graph.reading.inputs.ReadOptions`.
 
         Returns:
             The result; with `questions` a list of results in the same order.
@@ -599,21 +568,9 @@ class MemAgent:
         return graph, state
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
-        """Return the document's reference, with the pages that were chosen; another source is stored first."""
-        names = ReadOptions.__annotations__
-        if unknown := next((name for name in options if name not in names), None):
-            hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
-            raise MemAgentError(f"a read has no option {unknown!r}", hint=hint)
-        pages = options.get("pages")
-        if is_reference(document) and pages is not None:
-            raise DocumentError(
-                f"{document['name']} is stored already, and pages are chosen before",
-                hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
-            )
-        if is_reference(document):
-            return cast("DocumentRef", document)
-        source = Document.of(document).only(pages)
-        return await self.store.add_async(source, replace_undecodable=self.settings.replace_undecodable)
+        check_options(options)
+        replaces = self.settings.replace_undecodable
+        return await stored(document, self.store, pages=options.get("pages"), replace_undecodable=replaces)
 
     async def _read_each(
         self,
@@ -680,16 +637,11 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end; yield its updates if they are shown to anyone, then the result."""
         run_id = state["run_id"]
-        progress = Progress(done.steps, done.document_bytes)
-        memory = state.get("memory", "")
-
-        def keep(change: Mapping[str, Any]) -> None:
-            progress.steps += calls_of(change.get("steps", ()), change)
-
+        progress = Progress(done.steps, done.document_bytes, state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
-            unseen_update=None if is_shown else keep,
+            unseen_update=None if is_shown else progress.add,
             done=done,
             pace=pace,
         )
@@ -701,13 +653,12 @@ class MemAgent:
             if mode == "values":
                 values = part
                 continue
-            for change in part.values():
-                before = len(progress.steps)
-                keep({"memory": memory, **(change or {})})
-                memory = (change or {}).get("memory", memory)
-                if is_shown:
-                    for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
-                        yield update
+            for change in filter(None, part.values()):
+                if not is_shown:
+                    progress.add(change)
+                    continue
+                for update in progress.updates(change):
+                    yield update
         yield _result(graph, values, progress.trace)
 
 

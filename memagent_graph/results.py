@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.omissions import document_events
 from memagent_graph.events import ReadEvent, StopReason
+from memagent_graph.policy import TokenUsage
 from memagent_graph.trace import MemoryUpdate, Trace
 
 if TYPE_CHECKING:
@@ -43,6 +44,17 @@ class Usage:
     def total_tokens(self) -> int:
         """Prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSoFar:
+    """The policy's answer from the memory of a run that may still be running."""
+
+    answer: str
+    """Empty if the policy wrote nothing, or refused."""
+    memory: str
+    """The memory it was answered from."""
+    usage: TokenUsage
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
-from memagent_graph.calls import calls_of
 from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
@@ -290,15 +289,13 @@ async def read_on(
             private = replace(context, store=store, run_log=None, limits=Limits())
             graph = build_graph(private, _ReadOn(memory), checkpointer=False)
             state: dict[str, Any] = {"question": purpose, "document": reference, "memory": memory}
-            progress = Progress(document_bytes=reference["size"])
+            progress = Progress(document_bytes=reference["size"], memory=memory)
             async for mode, part in graph.astream(state, stream_mode=["updates", "values"]):
                 if mode == "values":
                     state = part
                     continue
                 for change in filter(None, part.values()):
-                    count = len(progress.steps)
-                    progress.steps += calls_of(change.get("steps", ()), {**state, **change})
-                    for update in progress.updates_since(count, complete=bool(change.get("chunks_read"))):
+                    for update in progress.updates(change):
                         report(state["run_id"], purpose, update)
         return state
 

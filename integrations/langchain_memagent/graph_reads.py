@@ -8,14 +8,13 @@ executes it: the graph, after a kill, an error or an interrupt; LangGraph's `Ret
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.config import get_stream_writer
@@ -23,9 +22,9 @@ from langgraph.config import get_stream_writer
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.concurrency.background import Cancellation, run_sync
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
-from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
-from memagent_graph.reading.inputs import is_reference
+from memagent_graph.reading.inputs import stored
 from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
 from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
@@ -67,11 +66,7 @@ class GraphReads:
 
     async def store(self, document: Any) -> DocumentRef:
         """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""
-        if is_reference(document):
-            return cast("DocumentRef", document)
-        source = await asyncio.to_thread(Document.of, document)
-        replaces = (await self.reader.aprepare()).replace_undecodable
-        return await self.reader.store.add_async(source, replace_undecodable=replaces)
+        return await stored(document, self.reader.store, replace_undecodable=self.reader.settings.replace_undecodable)
 
     async def read_each(
         self,

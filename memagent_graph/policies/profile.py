@@ -130,8 +130,8 @@ def _authors_wording(folder: Path) -> str:
         raise PromptError(
             f"the wording of {folder.name} is its authors' and not a part of this package; {' and '.join(missing)} "
             "must be saved once",
-            hint=f"Save them in {folder}, as in the authors' repository: update.txt with {{prompt}}, {{memory}} and "
-            "{chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
+            hint=f"Save in {folder}, from https://github.com/BytedTsinghua-SIA/MemAgent: update.txt with {{prompt}}, "
+            "{memory} and {chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
         )
     return text_file(files[-1], MOST_BYTES_OF_WORDING).strip()
 

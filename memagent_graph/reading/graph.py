@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
-from memagent_graph.documents.conversion import ConversionCancellation, in_thread
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.omissions import require_whole
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution
-from memagent_graph.reading.inputs import check_question, is_reference, stored_document
+from memagent_graph.reading.inputs import check_question, is_reference, stored
 from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
@@ -80,7 +79,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         for around in exits_of_graphs_around(ensure_config(config)):
             around.callback(cancellation.cancel)
         parts = super().stream(
-            self._with_reference(input),
+            run_sync(self._with_reference(input), cancellation),
             _unbounded(config),
             context=own,
             durability=self._durability(config, durability),
@@ -104,7 +103,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
     ) -> AsyncIterator[Any]:
         """As in LangGraph; see the class for what is different."""
         is_ready = isinstance(input, dict) and is_reference(input.get("document"))
-        value = input if is_ready else await in_thread(partial(self._with_reference, input))
+        value = input if is_ready else await self._with_reference(input)
         if is_ready:
             require_whole(input["document"], self.reader_context.on_incomplete)
         own = self._execution(context, config)
@@ -121,7 +120,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         finally:
             own.running.turn.end()
 
-    def _with_reference(self, value: Any, cancellation: ConversionCancellation | None = None) -> Any:
+    async def _with_reference(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         if "document" not in value or not isinstance(value.get("question"), str):
@@ -130,8 +129,9 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
                 hint='Call the graph with {"question": "...", "document": ...}.',
             )
         check_question(value["question"], self.reader_context)
-        document = stored_document(value["document"], self.reader_context, cancellation)
-        require_whole(document, self.reader_context.on_incomplete)
+        context = self.reader_context
+        document = await stored(value["document"], context.store, replace_undecodable=context.replace_undecodable)
+        require_whole(document, context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
     def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:

@@ -1,14 +1,45 @@
-"""What a read is given: questions, which are checked, and a document, which is stored."""
+"""What a read is given: questions and options, which are checked, and a document, which is stored."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from memagent_graph.documents import Document, DocumentRef
-from memagent_graph.documents.conversion import ConversionCancellation
-from memagent_graph.errors import BudgetError, MemAgentError
-from memagent_graph.reading.state import ReaderContext
+from langchain_core.runnables import RunnableConfig
+
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.errors import BudgetError, DocumentError, MemAgentError
+from memagent_graph.plain_text import did_you_mean
+from memagent_graph.reading.state import Limits, ReaderContext
+
+if TYPE_CHECKING:
+    from memagent_graph.response_format import ResponseFormatSource
+
+
+class ReadOptions(TypedDict, total=False):
+    """What may be chosen for one call."""
+
+    response_format: ResponseFormatSource | None
+    """The form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an instance of
+    the model, or the dict; see `memagent_graph.reading.structured`."""
+    pages: str | None
+    """The pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out."""
+    run_id: str | None
+    """Your own id; if left out, one is made. An existing run with this id is replaced. With `questions`, the beginning
+    of the runs' ids; a hyphen and the question's number, from 0, follow."""
+    limits: Limits | None
+    """Bounds for each question's run in this call, instead of the reader's own."""
+    config: RunnableConfig | None
+    """LangChain's, of which callbacks, tags, metadata and the run's name are used."""
+
+
+def check_options(options: ReadOptions) -> None:
+    """Raise `MemAgentError` for an option that a call does not take."""
+    names = ReadOptions.__annotations__
+    if unknown := next((name for name in options if name not in names), None):
+        hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
+        raise MemAgentError(f"a read has no option {unknown!r}", hint=hint)
 
 
 def check_question(question: str, context: ReaderContext) -> None:
@@ -46,19 +77,23 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
     return several
 
 
-def stored_document(
-    document: Any, context: ReaderContext, cancellation: ConversionCancellation | None = None
+async def stored(
+    document: Any, store: DocumentStore, *, pages: str | None = None, replace_undecodable: bool = False
 ) -> DocumentRef:
-    """Return a document's reference; another source is stored first.
+    """Return a document's reference; another source is stored first, or only its `pages`.
 
     Raises:
-        DocumentError: it cannot be read.
+        DocumentError: it cannot be read, or it is a reference, whose pages are chosen already.
     """
-    if is_reference(document):
-        return cast("DocumentRef", document)
-    return context.store.add(
-        Document.of(document), replace_undecodable=context.replace_undecodable, cancellation=cancellation
-    )
+    if not is_reference(document):
+        source = await asyncio.to_thread(Document.of, document)
+        return await store.add_async(source.only(pages), replace_undecodable=replace_undecodable)
+    if pages is not None:
+        raise DocumentError(
+            f"{document['name']} is stored already, and pages are chosen before",
+            hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
+        )
+    return cast("DocumentRef", document)
 
 
 def is_reference(document: Any) -> bool:

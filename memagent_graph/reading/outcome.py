@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from memagent_graph.calls import Call, Writes
+from memagent_graph.calls import Call, Writes, calls_of
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, ReaderContext, no_cost
 from memagent_graph.results import ReadResult, Usage
@@ -14,16 +14,24 @@ from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
 
 class Progress:
-    """A read's steps as they arrive, and their updates, computed on request."""
+    """A read's steps as they arrive, and their updates, computed on request; `memory` is the one before them."""
 
-    def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None) -> None:
+    def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None, memory: str = "") -> None:
         self.document_bytes = document_bytes
         self.steps: list[Call] = list(steps)
+        self._memory = memory
         self._replayed = Replayed(document_bytes)
         self._replayed_steps = 0
 
-    def updates_since(self, steps: int, *, complete: bool) -> list[MemoryUpdate]:
-        """Return the updates from the steps after a number; those of a chunk only when it is `complete`."""
+    def add(self, change: Mapping[str, Any]) -> None:
+        """Add the steps of a change of the state."""
+        self.steps += calls_of(change.get("steps", ()), {"memory": self._memory, **change})
+        self._memory = change.get("memory", self._memory)
+
+    def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
+        """Add the steps of a change of the state, and return their updates; those of a chunk when all of it is read."""
+        steps, complete = len(self.steps), bool(change.get("chunks_read"))
+        self.add(change)
         for step in self.steps[self._replayed_steps :]:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)

@@ -261,7 +261,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     raise TokenizerError(f"there is no tokenizer {str(spec)!r}", hint=did_you_mean(str(spec), names, accepted))
 
 
+@functools.cache
 def _embedded() -> Tokenizer:
+    """Return the one of the package's policy; to parse it takes as long as reading a few chunks."""
     with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as folder:
         return _from_file(folder, EMBEDDED)
 

@@ -11,6 +11,7 @@ the one of the tests, and each program computes with one thread. Tests of import
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import runpy
 import signal
@@ -246,6 +247,7 @@ def _stream(asked: Any, *, is_input: bool) -> tuple[IO[str] | None, Connection |
 
 def _run(words: list[str], environment: dict[str, str], folder: str, streams: list[Connection | None]) -> None:
     """In the new process: take over the streams, and be the program."""
+    gc.freeze()  # what it was forked with stays
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

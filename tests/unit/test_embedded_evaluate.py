@@ -36,7 +36,7 @@ def reader() -> Reader:
 @pytest.fixture
 def questions(reader: Reader) -> list[Question]:
     facts = PlantedFacts(random.Random(4), held_out=True, number_share=1.0)
-    return questions_with_foreign_facts(reader.tokenizer, default_prose(), Setting(6, foreign=True), facts, 2)
+    return questions_with_foreign_facts(reader.tokenizer, default_prose(), Setting(4, foreign=True), facts, 2)
 
 
 def told(outcomes: list[ReadOutcome]) -> list[tuple[str, int | None]]:
@@ -53,7 +53,7 @@ async def test_it_answers_as_the_graph_does(
         document = Document.from_text("".join(questions[0].chunks))
         read = [await agent.aread(document, question.problem) for question in questions]
     assert [outcome.answer for outcome in found] == [result.answer for result in read]
-    assert sum(outcome.right for outcome in found) >= 3
+    assert sum(outcome.right for outcome in found) >= 2
 
 
 def test_reading_at_two_temperatures_is_reading_at_each(reader: Reader, questions: list[Question]) -> None:
@@ -84,7 +84,7 @@ def test_readers_at_one_temperature_sample_for_themselves(reader: Reader, questi
 
 def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
     facts = PlantedFacts(random.Random(5), held_out=True, number_share=1.0)
-    asked = questions_alone(reader.tokenizer, default_prose(), Setting(6, foreign=False), facts, 4)
+    asked = questions_alone(reader.tokenizer, default_prose(), Setting(3, foreign=False), facts, 4)
     (found,) = reader.read(asked, [4.0])
     lost = [outcome for outcome in found if outcome.lost_at is not None]
     assert lost
@@ -97,7 +97,7 @@ def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
 
 def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, questions: list[Question]) -> None:
     """A right guess costs one pass; after a wrong one the reply is generated, with a cache, and is the same."""
-    memories = [question.value or EMPTY for question in questions] + ["a dog that barked", "17 " * 30]
+    memories = [question.value or EMPTY for question in questions] + ["a dog that barked", "17 " * 9]
     trunk = reader.form.trunk(questions[0].chunks[0])
     prompts = [reader.form.question("", memory, questions[0].problem) for memory in memories]
     guessed, wrong = (
@@ -106,7 +106,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
     )
     replies = [reply for reply, _ in reader.complete(trunk, wrong)]
     assert replies == [reply for reply, _ in reader.complete(trunk, guessed)]
-    assert len(set(replies)) > 3
+    assert len(set(replies)) > 2
     for prompt, reply in zip(prompts, replies, strict=True):
         ids: list[int] = []
         while not ids or (ids[-1] != reader.end and len(ids) < LONGEST_REPLY):

@@ -22,7 +22,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part
 from typer.testing import CliRunner
 
-from langchain_memagent import MemAgentMiddleware, ReadLongDocument, platform
+from langchain_memagent import MemAgentMiddleware, ReadLongDocument, memagent_node, platform
 from memagent_corpus.corpus_command import CorpusCommand
 from memagent_evaluation.eval_command import Eval
 from memagent_graph import MemAgent, load_tokenizer
@@ -96,6 +96,11 @@ def by_node(book: Path, strategy: str | None) -> None:
     platform._made.__wrapped__().invoke({"question": QUESTION, "document": book.read_text()})
 
 
+def by_own_node(book: Path, strategy: str | None) -> None:
+    with MemAgent(**choices(strategy)) as reader:
+        memagent_node(reader).invoke({"question": QUESTION, "document": book})
+
+
 def by_mcp(book: Path, strategy: str | None) -> None:
     command = Mcp(root=[book.parent], **choices(strategy))
 
@@ -125,7 +130,7 @@ def by_corpus(book: Path, strategy: str | None) -> None:
     memagent("corpus", book.parent, "-q", QUESTION, "--out", book.parents[1] / "table", *options(strategy))
 
 
-DOORS = (by_command_line, in_python, by_settings, by_tool, by_node, by_mcp, by_serve, by_corpus)
+DOORS = (by_command_line, in_python, by_settings, by_tool, by_node, by_own_node, by_mcp, by_serve, by_corpus)
 
 
 def test_every_door_sends_the_same_requests(server, book, strategy) -> None:

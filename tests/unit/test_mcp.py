@@ -33,7 +33,6 @@ from support.strategies import reads_perfectly
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.addresses import is_local, listen
 from memagent_graph.errors import MemAgentError
-from memagent_graph.installation import install_command
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp.client_roots import local_path
@@ -744,15 +743,6 @@ def test_names_given_are_answered_besides_this_machines_own() -> None:
 def _before(folder: Path) -> str:
     """The path of Python with this folder in front."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-
-
-def test_without_the_mcp_extra_the_remedy_is_named(tmp_path) -> None:
-    (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
-    done = subprocess.run(
-        command(), check=False, env={**os.environ, "PYTHONPATH": _before(tmp_path)}, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (7, "")
-    assert install_command("mcp") in done.stderr
 
 
 def test_other_commands_need_no_mcp(tmp_path) -> None:

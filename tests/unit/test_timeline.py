@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -433,8 +431,3 @@ def test_branches_are_compared_with_their_like() -> None:
     lined = printed(render_comparison(compare_runs(run(), branched())))
     assert re.search(r"strategy +overwrite +segments", lined)
     assert "The runs have no step in common" in lined
-
-
-def test_importing_the_package_does_not_import_the_timeline() -> None:
-    code = "import sys, memagent_graph; sys.exit(any('timeline' in name or name == 'rich' for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,6 @@ import importlib.resources
 import json
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -317,13 +316,3 @@ def test_a_missing_hub_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("hub"))):
         load_tokenizer("some/model")
-
-
-def test_importing_the_modules_loads_no_optional_library():
-    code = (
-        "import sys; import memagent_graph.tokenizers, memagent_graph.documents.chunking, memagent_graph.documents;"
-        "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'pypdfium2', 'bs4') "
-        "if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -80,15 +80,6 @@ def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, t
         load_strategy(name)
 
 
-def test_options_make_another_strategy_of_the_same_name() -> None:
-    first, second = (MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False) for name in (
-        "gated", "gated:stop=on"
-    ))  # fmt: skip
-    assert (first.strategy.name, second.strategy.name) == ("gated", "gated")
-    identities = [reader.graph().reader_context.strategy.fingerprint for reader in (first, second)]
-    assert identities[0] != identities[1]
-
-
 @pytest.mark.parametrize("name", ["gated:stop=yes", "parallel", "recall", "reread", "segments"])
 def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_their_size(name) -> None:
     reader = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False)

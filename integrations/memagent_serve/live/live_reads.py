@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import CheckpointError, MemAgentError, RunLogError, RunNotFoundError
-from memagent_graph.reader import AnswerSoFar
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
+from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView

@@ -473,15 +473,6 @@ def test_without_the_local_extra_the_remedy_is_named(book, monkeypatch) -> None:
     assert install_command("local") in done.stderr
 
 
-def test_importing_the_package_is_quick_and_brings_no_torch() -> None:
-    code = "import sys, memagent_graph; print(sorted({'torch', 'openai', 'langgraph', 'tiktoken'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    code = "import sys; from memagent_graph import MemAgent, OpenAICompatiblePolicy; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 class TestStructuredAnswers:
     MODEL = "from pydantic import BaseModel\nclass Key(BaseModel):\n    place: str\n    key: int\n"
     SCHEMA: ClassVar = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}

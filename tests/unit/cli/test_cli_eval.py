@@ -103,35 +103,13 @@ def test_as_json_it_is_one_object(task, tmp_path) -> None:
     assert values["settings"]["reader"]["chunk_tokens"] == 100
 
 
-def test_tasks_and_systems_are_named() -> None:
+def test_tasks_suites_and_systems_are_named() -> None:
     done = memagent("eval", "--list")
     for name in ("niah_single_2", "vt", "memagent", "retrieval"):
         assert f"  {name}\n" in done.stdout
-    assert "full_context" in json.loads(memagent("eval", "--list", "--json").stdout)["systems"]
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_one_in_ten_requests_that_fail_cost_no_row(task, tmp_path) -> None:
-    def failing(body: dict[str, Any], number: int) -> Any:
-        if number % 10 == 3:
-            return web.json_response({"error": {"message": "injected"}}, status=500)
-        return respond(body, number)
-
-    with FakeServer(failing) as server:
-        options = ["--base-url", server.base_url, *SMALL, "--lengths", "200", "-n", 60, "--concurrency", 8]
-        memagent("eval", task, *options, "--retries", 0, "--no-checkpoints", "--out", tmp_path / "hard")
-        memagent("eval", task, *options, "--retries", 4, "--out", tmp_path / "retried", "-n", 12)
-    hard, retried = load_results(tmp_path / "hard"), load_results(tmp_path / "retried")
-    assert {row.sample_id for row in hard.rows} == {f"keys/200/{index}" for index in range(60)}
-    outcomes = Counter(row.outcome for row in hard.rows)
-    assert set(outcomes) == {"answered", "failed"}
-    assert all("injected" in (row.error or "") and row.lenient == 0.0 for row in hard.rows if row.outcome == "failed")
-    assert any(row.attempts == 2 for row in hard.rows if row.outcome == "answered")
-    report = (tmp_path / "hard" / "report.md").read_text()
-    assert f"{outcomes['failed']} questions failed twice" in report
-    share = sum(row.lenient for row in hard.rows) / 60
-    assert f"{100 * share:.1f}" in report, "failures stay in the denominator"
-    assert {(row.outcome, row.lenient) for row in retried.rows} == {("answered", 1.0)}
+    assert "  ruler: niah_single_1, " in done.stdout
+    values = json.loads(memagent("eval", "--list", "--json").stdout)
+    assert "full_context" in values["systems"] and len(values["suites"]["ruler"]) == 13
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -389,20 +367,6 @@ def test_with_a_profile_baselines_speak_the_policy_s_own_words_to_any_server(tas
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_without_lengths_a_data_file_is_asked_at_all_of_its_own(tmp_path) -> None:
-    data = tmp_path / "validation.jsonl"
-    lines = [
-        {"index": at, "input": f"The key is {at}.{' Nothing.' * words}\nQuestion: What is it?", "outputs": [str(at)],
-         "length": length}
-        for at, (length, words) in enumerate(((1000, 100), (1000, 100), (4000, 400)))
-    ]  # fmt: skip
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with FakeServer(respond) as server:
-        memagent("eval", "ruler_files", "--data", data, "--base-url", server.base_url, *SMALL, "--out", tmp_path / "o")
-    assert Counter(row.length for row in load_results(tmp_path / "o").rows) == {1000: 2, 4000: 1}
-
-
-@pytest.mark.usefixtures("without_plots")
 def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(tmp_path, own_home) -> None:
     folder, out = own_home / "evaluation", tmp_path / "out"
     folder.mkdir(parents=True)
@@ -462,11 +426,3 @@ def test_samples_are_drawn_repeatedly_graded_by_another_model_and_priced(task, t
     assert "| judge |" in (out / "report.md").read_text()
     assert (out / "standings.csv").read_text().startswith("system,task,")
     assert not any(b"sk-judge" in path.read_bytes() for path in out.rglob("*") if path.is_file())
-
-
-def test_suites_are_named_and_stand_for_their_tasks() -> None:
-    listed = json.loads(memagent("eval", "--list", "--json").stdout)
-    assert len(listed["suites"]["ruler"]) == 13
-    assert "  ruler: niah_single_1, " in memagent("eval", "--list").stdout
-    refused = memagent("eval", "ruler", "--model", "embedded", "--data", "nowhere.json", code=7)
-    assert "nowhere.json" in refused.stderr

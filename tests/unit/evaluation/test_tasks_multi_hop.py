@@ -90,7 +90,7 @@ def book(tmp_path_factory):
 def test_one_answer_is_right_and_the_evidence_alone_leads_to_it(name, small):
     hops, _ = MULTI_HOP[name]
     task = load_task(name, TaskSettings(TOKENIZER, small=small))
-    for index in range(12):
+    for index in range(5):
         sample = task.sample(2500, index)
         text = "".join(sample.text())
         graph = graph_of(text)

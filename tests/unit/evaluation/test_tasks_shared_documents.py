@@ -27,15 +27,14 @@ def asking(name, questions, **settings):
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("name", [*SHAPES, *OWN])
 def test_samples_in_a_row_ask_different_things_about_the_same_bytes(name, small):
-    task = asking(name, 4, small=small)
-    samples = [task.sample(LENGTH, index) for index in range(8)]
+    task = asking(name, 2, small=small)
+    samples = [task.sample(LENGTH, index) for index in range(4)]
     texts = [text_of(each) for each in samples]
-    assert len({*texts[:4]}) == len({*texts[4:]}) == 1
-    assert texts[0] != texts[4]
-    assert len({each.question for each in samples[:4]}) == len({each.question for each in samples[4:]}) == 4
-    assert [each.index for each in samples] == list(range(8))
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    assert len({each.question for each in samples[:2]}) == len({each.question for each in samples[2:]}) == 2
+    assert [each.index for each in samples] == list(range(4))
     evidence = [{(needle.text, needle.depth) for needle in each.needles} for each in samples]
-    assert len({frozenset(each) for each in evidence}) == 8
+    assert len({frozenset(each) for each in evidence}) == 4
     for sample, text in zip(samples, texts, strict=True):
         assert sample.needles
         assert {needle.gold for needle in sample.needles} >= set(sample.gold)

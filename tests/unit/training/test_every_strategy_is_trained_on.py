@@ -65,11 +65,8 @@ GOLD = {
 GAIN = {"reward": "evidence_f2_gain", "weight": 0.3, "scope": "conversation", "divide_by_std": True}
 CREDITS: list[tuple[str, str, list[dict[str, object]] | None]] = [
     ("gated:stop=yes", "gru-mem", None),
-    ("gated", "gru-mem", None),
     ("recall", "rememr1", None),
-    ("parallel", "rememr1", None),
     ("parallel", "longrlvr", None),
-    ("gated", "longrlvr", [{"reward": "longrlvr"}, GAIN]),
     ("parallel", "memagent-paper", [{"reward": "evidence_f2", "roles": "answer"}, GAIN, {"reward": "outcome"}]),
     ("recall", "dapo", [{"reward": "format", "scope": "role", "of": "recall_*", "roles": ["recall_update", "answer"]},
                         {"reward": "outcome", "weight": 0.5, "roles": "answer"}]),

@@ -139,74 +139,11 @@ def test_weights_of_half_precision_are_scored_in_single() -> None:
     assert (logprobs_T.dtype, entropies_T.dtype) == (torch.float32, torch.float32)
 
 
-# Who gets which advantage, and over what the loss is a mean: by hand
+# Who gets which advantage, and over what the loss is a mean: below, as in the package, whose tests do it by hand
 
 
 SHORT_AND_LONG = group((1.0, [conversation(1)]), (0.0, [conversation(1), conversation(2, 1)]))
 """A half for one token, minus a half for one and two more."""
-
-
-@pytest.mark.parametrize(
-    ("mean", "expected"),
-    [
-        ("token_mean", -(0.5 - 3 * 0.5) / 4),
-        ("rollout_mean", -(0.5 - 0.5) / 2),
-        ("conversation_mean", -(0.5 - 0.5 - 0.5) / 3),
-    ],
-)
-def test_every_token_of_all_conversations_has_its_rollout_s_advantage(mean: str, expected: float) -> None:
-    assert loss([SHORT_AND_LONG], dapo.Settings(loss_weights=mean)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_rewards_are_compared_over_rollouts_however_many_conversations_each_has() -> None:
-    assert outcomes(SHORT_AND_LONG, PLAIN) == [0.5, -0.5]  # not 2/3 and -1/3
-
-
-def test_the_denominator_is_of_the_whole_step() -> None:
-    other = group((3.0, [conversation(1, 1)]), (1.0, [conversation(2, 2, 2)]))
-    assert loss([SHORT_AND_LONG, other]) == pytest.approx(-(0.5 - 3 * 0.5 + 2 * 1.0 - 3 * 1.0) / 9)
-
-
-def test_std_is_the_sample_s_and_leave_one_out_leaves_one_out() -> None:
-    three = group(*((reward, [conversation(1)]) for reward in (1.0, 2.0, 6.0)))
-    std = math.sqrt((4 + 1 + 9) / 2)
-    assert outcomes(three, dapo.Settings(divide_by_std=True, epsilon=0.5)) == pytest.approx(
-        [-2 / (std + 0.5), -1 / (std + 0.5), 3 / (std + 0.5)]
-    )
-    assert outcomes(three, dapo.Settings(leave_one_out=True)) == [1 - 4, 2 - 3.5, 6 - 1.5]
-
-
-def test_groups_that_earned_the_same_count_in_the_mean_only_where_they_are_kept() -> None:
-    same = group((1.0, [conversation(1, 1)]), (1.0, [conversation(2, 2)]))
-    assert loss([SHORT_AND_LONG, same]) == pytest.approx(1.0 / 8)
-    assert loss([SHORT_AND_LONG, same], dapo.Settings(drop_zero_variance=True)) == pytest.approx(1.0 / 4)
-
-
-def test_rewards_that_differ_by_rounding_are_equal() -> None:
-    pairs = [(0.1 + 0.2, 0.3), (0.1 + 0.2 - 0.3, 0.0)]
-    groups = [group(*((reward, [conversation(1)]) for reward in pair)) for pair in pairs]
-    assert [dapo.teaches(each, dapo.DAPO) for each in groups] == [False, False]
-
-
-def test_a_rollout_without_company_counts_in_no_mean() -> None:
-    alone = group((1.0, [conversation(1, 1, 1)]))
-    assert loss([SHORT_AND_LONG, alone]) == pytest.approx(1.0 / 4)
-
-
-def test_masked_tokens_and_truncated_completions_count_in_no_mean() -> None:
-    masked = conversation(1, 2, 1, mask=[True, False, False])
-    cut = conversation(2, 2, truncated=True)
-    both = group((1.0, [masked, cut]), (0.0, [conversation(1)]))
-    assert loss([both]) == pytest.approx(-(0.5 + 2 * 0.5 - 0.5) / 4)
-    assert loss([both], dapo.Settings(mask_truncated=True)) == pytest.approx(-(0.5 - 0.5) / 2, abs=1e-12)
-    by_conversation = dapo.Settings(mask_truncated=True, loss_weights="conversation_mean")
-    assert loss([both, SHORT_AND_LONG], by_conversation) == pytest.approx(-(0.5 - 0.5 + 0.5 - 0.5 - 0.5) / 5)
-
-
-def test_the_overlong_penalty_looks_at_every_conversation() -> None:
-    lengths = group(*((1.0, [conversation(1), conversation(*[1] * length)]) for length in (2, 3, 4, 9)))
-    penalised = outcomes(lengths, dapo.Settings(overlong=(4, 2)))
-    assert penalised == pytest.approx([0.625, 0.125, -0.375, -0.375])  # of 1, 0.5, 0 and 0
 
 
 def test_the_presets_are_the_two_recipes() -> None:
@@ -254,10 +191,6 @@ def test_the_ratio_is_clipped_where_it_went_far_enough(sign: int, ratio: float, 
     assert one_token(sign, ratio, chosen) == pytest.approx((expected, slope), abs=1e-9)
 
 
-def test_without_dual_clip_a_bad_token_s_loss_is_unbounded() -> None:
-    assert one_token(-1, 10.0, PLAIN) == pytest.approx((5.0, 5.0))
-
-
 def test_importance_weights_are_capped_and_come_after_the_dual_clip() -> None:
     seldom, often = conversation(1, logged=[math.log(0.5)]), conversation(1, prompt=[2], logged=[math.log(0.01)])
     pair = group((0.0, [seldom]), (1.0, [often]))
@@ -290,16 +223,6 @@ def test_kl_is_k3_against_the_reference_and_moves_the_policy_alone() -> None:
 def test_the_entropy_bonus_is_a_mean_over_learned_tokens() -> None:
     equal = group((1.0, [conversation(1, 2, mask=[True, False])]), (1.0, [conversation(1)]))
     assert loss([equal], dapo.Settings(entropy_coef=0.2)) == pytest.approx(-0.2 * 1.5 * math.log(2))
-
-
-def test_a_sequence_s_ratio_is_the_geometric_mean_over_its_learned_tokens() -> None:
-    said = conversation(1, 2, 0, mask=[True, True, False])
-    pair = group((1.0, [said, conversation(1)]), (0.0, [conversation(1, prompt=[2])]))
-    ids = run_ids(pair)
-    old = {(ids[0], 0): log(0.25 / 1.2, 0.7 / 1.1, 0.6 / 100), (ids[0], 1): log(0.25 / 3), (ids[1], 0): log(0.3)}
-    chosen = dapo.Settings(importance_level="sequence")
-    # The first conversation's is inside the clip, the second's outside; they are not averaged with each other.
-    assert loss([pair], chosen, old=old) == pytest.approx(-(2 * 0.5 * math.sqrt(1.2 * 1.1) + 0.5 * 1.2 - 0.5) / 4)
 
 
 def test_what_cannot_be_computed_is_refused() -> None:
@@ -359,7 +282,7 @@ def as_in_the_example(of: AdvantageSettings) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     groups=many_groups(),
     terms=st.sampled_from(TERMS),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -612,14 +610,6 @@ def test_a_shuffled_export_is_refused_with_the_run(tmp_path, log) -> None:
     pq.write_table(shuffled, tmp_path / "shuffled.parquet")
     with pytest.raises(ReplayError, match=r"in one piece \(run a\)"):
         load_groups(tmp_path / "shuffled.parquet")
-
-
-def test_replay_needs_neither_torch_nor_trl() -> None:
-    script = (
-        "import sys; sys.modules.update(torch=None, trl=None, transformers=None);"
-        "import memagent_training.data.replay, memagent_training.rewards.judge, memagent_training.rewards.step_rewards"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_an_edit_of_an_earlier_reading_does_not_count(log, make_reader, tmp_path) -> None:

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.demo_document import demo_texts
+from memagent_evaluation.demo_document import demo_texts
 from memagent_graph.errors import MemAgentError
 from recipes.english.pinned_texts import read_pins, read_text
 
