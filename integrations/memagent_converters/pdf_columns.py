@@ -18,8 +18,6 @@ from typing import Final
 _LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")
 """A line may end with pdfium's hyphen instead of a line's end."""
 FEWEST_ROWS: Final = 4
-_NARROWEST: Final = 40
-"""A column, in points."""
 _Part = tuple[int, int, float, float]
 """A part of a line: its first character and the one after it, and where on the page it begins and ends."""
 
@@ -34,7 +32,7 @@ def columns_apart(text: str, box: Callable[[int], tuple[float, float, float]]) -
     lines = [[*_parts(text, *match.span(), box)] for match in _LINE.finditer(text)]
     columns: list[int] = []
     for left, count in sorted(Counter(round(part[2]) for line in lines for part in line[1:]).items()):
-        if count >= FEWEST_ROWS and (not columns or left > columns[-1] + _NARROWEST):
+        if count >= FEWEST_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
             columns.append(left)
 
     def column(part: _Part) -> int:

@@ -22,13 +22,11 @@ _TELLING_BYTES = 8
 _BINARY_KINDS = {
     "an image": (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8"),
     "a program": (b"\x7fELF", b"MZ\x90"),
-    "a gzip archive": (b"\x1f\x8b",),
     "a zip archive": (b"PK\x03\x04",),
-    "an archive": (b"BZh", b"\xfd7zXZ\x00", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a", b"\x28\xb5\x2f\xfd"),
+    "an archive": (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a", b"\x28\xb5\x2f\xfd"),
     "an old Microsoft Office file, or one with a password": (b"\xd0\xcf\x11\xe0",),
     "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
     "a recording or film": (b"OggS", b"ID3", b"RIFF"),
-    "a GGUF model": (b"GGUF",),
 }
 """By what it is called: the first bytes."""
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
@@ -82,7 +80,7 @@ def detected_charset(sample: bytes) -> str | None:
         return None
     if (latin := latin_charset(sample)) is not None:
         return latin
-    best = from_bytes(sample).best()
+    best = from_bytes(sample, cp_exclusion=["shift_jis_2004", "shift_jisx0213"]).best()  # all KOI8 is text in them
     if best is None or best.chaos > _LARGEST_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
         return None
     return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding

@@ -83,7 +83,6 @@ def _places(omissions: Sequence[Omission]) -> str:
     ranges = []
     for _, numbered in groupby(enumerate(pages), lambda item: item[1] - item[0]):
         run = [page for _, page in numbered]
-        first, last = run[0], run[-1]
-        ranges.append(f"page {first}" if first == last else f"pages {first}-{last}")
+        ranges.append(f"page {run[0]}" if len(run) == 1 else f"pages {run[0]}-{run[-1]}")
     places = [*ranges, *names]
     return ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")

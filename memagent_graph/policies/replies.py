@@ -54,6 +54,8 @@ class _Choice(msgspec.Struct, gc=False):
     """/chat/completions, from servers that send every reply as a part of a stream"""
     index: Any = None
     finish_reason: Any = None
+    other_finish_reason: Any = msgspec.field(name="finishReason", default=None)
+    native_finish_reason: Any = None
     stop_reason: Any = None
     error: Any = None
     logprobs: _Logprobs | None = None
@@ -103,8 +105,10 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         choice = min(reply.choices, key=lambda each: each.index if isinstance(each.index, int) else 0)
     message = choice.message
     text = message.content if message else choice.text
-    word = choice.finish_reason or choice.stop_reason
+    word = choice.finish_reason or choice.other_finish_reason or choice.stop_reason
     reason, usage = finish_reason(word), token_usage(reply.usage)
+    if choice.native_finish_reason and (native := finish_reason(choice.native_finish_reason)) is not FinishReason.OTHER:
+        reason = native if reason is FinishReason.STOP else reason
     if reason is FinishReason.FAILED or choice.error or reply.error:
         raise BrokenOffError(str(choice.error or reply.error or word), content)
     if (

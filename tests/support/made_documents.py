@@ -822,6 +822,7 @@ def _open_files() -> Iterator[Made]:
         ("In 1987[Note:  See Ames.] it was 42", "A head"), ("41",),
     )  # fmt: skip
     yield Made("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
+    yield Made("noted.rtf", rb"{\rtf1 Seen{\*\annotation by Ada} twice\par}", ("Seen[Note: by Ada] twice",))
     yield Made(
         "emoji.rtf", rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01}}", ("10^7 😀",), omissions=("1 pictures",)
     )
