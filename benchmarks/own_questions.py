@@ -18,11 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memagent_evaluation.planted_facts import MAGIC, PlantedFacts
+from memagent_evaluation.planted_facts import MAGIC, Fact, PlantedFacts
 from memagent_evaluation.tasks.haystacks import python_prose
 
 PARAGRAPHS = 4
@@ -34,8 +35,19 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield rows of question, document and answers."""
+@dataclass(frozen=True, slots=True)
+class AskedFact:
+    """A fact with its question in the new wording, and its document."""
+
+    question: str
+    fact: Fact
+    near_miss: Fact
+    paragraphs: list[str]
+    """The two statements among prose."""
+
+
+def asked_facts(number: int, *, held_out: bool, seed: int = 0) -> Iterator[AskedFact]:
+    """Yield questions on facts of their own."""
     chance = random.Random(f"{seed}/{held_out}")
     facts = PlantedFacts(chance, held_out=held_out, number_share=1.0)
     prose = [part for part in islice(python_prose(), 3000) if SHORTEST < len(part) < LONGEST]
@@ -43,11 +55,19 @@ def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[st
         fact = facts.fact()
         if fact.attribute.startswith(MAGIC):
             continue
-        parts = [*chance.sample(prose, PARAGRAPHS), fact.statement, facts.near_miss(fact).statement]
-        chance.shuffle(parts)
-        question = f"Name the {fact.attribute} of {fact.entity}."
-        yield {"question": question, "document": "\n\n".join(parts), "answers": [fact.value]}
+        beside = chance.sample(prose, PARAGRAPHS)
+        near_miss = facts.near_miss(fact)
+        paragraphs = [*beside, fact.statement, near_miss.statement]
+        chance.shuffle(paragraphs)
+        yield AskedFact(f"Name the {fact.attribute} of {fact.entity}.", fact, near_miss, paragraphs)
         number -= 1
+
+
+def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield rows of question, document and answers."""
+    for asked in asked_facts(number, held_out=held_out, seed=seed):
+        document = "\n\n".join(asked.paragraphs)
+        yield {"question": asked.question, "document": document, "answers": [asked.fact.value]}
 
 
 def commands(folder: Path, iterations: int) -> dict[str, list[str]]:
@@ -73,6 +93,14 @@ def timed(command: list[str]) -> tuple[float, float]:
     return time.monotonic() - began, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
+def run_timed(commands: dict[str, list[str]], folder: Path) -> None:
+    """Run commands of memagent one after the other, and keep what each took."""
+    seconds = {}
+    for name, command in commands.items():
+        seconds[name] = timed(command)
+        (folder / "seconds.json").write_text(json.dumps(seconds, indent=1) + "\n")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -85,10 +113,7 @@ def main() -> None:
     for name, number in (("questions", arguments.train), ("held_out", arguments.held_out)):
         rows = questions(number, held_out=name == "held_out")
         (arguments.out / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    seconds = {}
-    for name, command in commands(arguments.out, arguments.iterations).items():
-        seconds[name] = timed(command)
-        (arguments.out / "seconds.json").write_text(json.dumps(seconds, indent=1) + "\n")
+    run_timed(commands(arguments.out, arguments.iterations), arguments.out)
 
 
 if __name__ == "__main__":

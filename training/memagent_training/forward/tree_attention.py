@@ -4,7 +4,7 @@ A token sees those before it in its node and all of its ancestors (`prefix_tree.
 sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. Each
 block gives a part of a softmax, and the parts are combined by the logarithms of their sums. Keys and values are not
 copied, even if many rows share them. Together the blocks have as many pairs as the single rows, minus what shared
-prefixes save.
+prefixes save. That is on a CPU; elsewhere FlexAttention gets the same mask.
 
 `NodeMask` connects this to a model of transformers. It is passed as a 4-D attention mask, which models pass unchanged
 to SDPA (5.23, checked by the tests), and SDPA calls the mask's own function: torch's mechanism for masks that are not
@@ -16,13 +16,14 @@ instead of a wrong result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from memagent_training.forward.prefix_tree import Node
 
@@ -31,6 +32,17 @@ class NodeMask(Tensor):
     """Represents the (1, 1, N, N) mask of a sequence's nodes without storing its entries."""
 
     nodes: tuple[Node, ...]
+
+    @cached_property
+    def blocks(self) -> BlockMask:
+        """The same for FlexAttention, made once for all layers."""
+        lengths = torch.tensor([node.end - node.start for node in self.nodes])
+        ends = torch.tensor([node.subtree_end for node in self.nodes]).repeat_interleave(lengths).to(self.device)
+        tokens = len(ends)
+        return create_block_mask(
+            lambda _batch, _head, query, key: (key <= query) & (query < ends[key]),
+            None, None, tokens, tokens, device=str(self.device),
+        )  # fmt: skip
 
     @staticmethod
     def __new__(cls, nodes: tuple[Node, ...], device: torch.device | str = "cpu") -> NodeMask:
@@ -75,9 +87,13 @@ def attend(
     """`scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
 
     Raises:
-        ValueError: there are other keys than those of the mask's tokens, such as learned or cached ones.
+        ValueError: there are other keys than those of the mask's tokens, such as learned or cached ones, or dropout.
     """
     nodes = attn_mask.nodes
+    if dropout_p:
+        raise ValueError(
+            "the model's attention has dropout: set attention_dropout to 0 in its config, or use the padded layout"
+        )
     if not query.shape[2] == key.shape[2] == nodes[-1].end:
         raise ValueError(
             f"the model's attention has {query.shape[2]} queries and {key.shape[2]} keys for {nodes[-1].end} tokens:"
@@ -86,61 +102,25 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if query.device.type != "cpu":
+        return _compiled_flex()(query, key, value, block_mask=attn_mask.blocks, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and dropout_p == 0:
-        # In bfloat16, the kernels are slow where blocks are small, as those of branches are.
-        numbers = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (query, key, value))
-        attended: Tensor = _Blockwise.apply(*numbers, nodes, scale)  # type: ignore[no-untyped-call]
-        return attended.to(query.dtype)
-    return attend_by_paths(query, key, value, nodes, dropout_p=dropout_p, scale=scale)
+    of_keys, of_values = key.shape[-1], value.shape[-1]
+    scale = of_keys**-0.5 if scale is None else scale
+    # In bfloat16, the kernels are slow where blocks are small, as those of branches are.
+    numbers = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (query, key, value))
+    if of_keys != of_values:  # the kernels want one width
+        numbers = (functional.pad(each, (0, max(of_keys, of_values) - each.shape[-1])) for each in numbers)
+    attended: Tensor = _Blockwise.apply(*numbers, nodes, scale)  # type: ignore[no-untyped-call]
+    return attended[..., :of_values].to(query.dtype)
 
 
-def attend_by_paths(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    nodes: Sequence[Node],
-    *,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """Return the same on any device without a kernel in torch that returns the sums: all keys of a node's path at once.
-
-    Keys and values are copied for each path.
-    """
-    paths = list(_paths(nodes))
-    places = torch.tensor(list(chain.from_iterable(chain.from_iterable(paths))), device=query.device)
-    own, seen = [node.end - node.start for node in nodes], [sum(map(len, path)) for path in paths]
-    attended = []
-    for queries, keys, values in zip(
-        torch.split(query, own, dim=2),
-        torch.split(key.index_select(2, places), seen, dim=2),
-        torch.split(value.index_select(2, places), seen, dim=2),
-        strict=True,
-    ):
-        new, all_seen = queries.shape[2], keys.shape[2]
-        is_root = new == all_seen
-        mask = (
-            None if is_root else torch.ones(new, all_seen, dtype=torch.bool, device=query.device).tril(all_seen - new)
-        )
-        attended.append(
-            functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, dropout_p=dropout_p, is_causal=is_root, scale=scale
-            )
-        )
-    return torch.cat(attended, dim=2)
-
-
-def _paths(nodes: Sequence[Node]) -> Iterator[list[range]]:
-    """For each node the parts of its row: those of its ancestors and its own."""
-    path: list[Node] = []
-    for node in nodes:
-        while path and path[-1].subtree_end <= node.start:
-            path.pop()
-        path.append(node)
-        yield [range(each.start, each.end) for each in path]
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    """FlexAttention, whose kernels for GPUs leave out blocks without a pair that sees each other. Never run on one."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 _attention: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -145,7 +145,7 @@ class LocalServing(Serving):
         self._policy = await asyncio.to_thread(
             LocalPolicy,
             folder,
-            dtype="float32",
+            dtype=self._prepared.config.save_dtype or "float32",
             version=version,
             processed_logprobs=True,
             chat_template_kwargs=self._template,

@@ -1,0 +1,122 @@
+"""What a sampler of another number format does to the gradient, without and with the correction of the loss.
+
+    python -m benchmarks.sampler_precision work/precision [--model smollm2 --formats int8 bfloat16 float32]
+
+For each format the policy reads questions in this process, at temperature 1, until some groups have reads with
+different rewards. Then one step of `dapo` is taken on the same weights in float32: without importance weights, with
+the preset's cap of 2, and without a cap. The last gradient is the one that the sampled tokens stand for; the others'
+relative errors are the distance to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_graph import LocalPolicy, MemAgent, RunLog
+from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.data.replay import load_groups
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.job.base_model import find_base_model
+from memagent_training.job.collect import CollectSettings, collect
+from memagent_training.job.job_settings import make_config
+from memagent_training.job.trainer import MultiConvDAPOTrainer
+
+CAPS = {"not corrected": None, "cap 2": 2.0, "no cap": 1e9}
+SETTINGS: dict[str, Any] = {
+    "warmup_steps": 0, "max_grad_norm": 0.0, "max_steps": 1, "report_to": "none", "save_strategy": "no",
+    "gradient_checkpointing": False, "token_budget": 4096, "disable_tqdm": True, "max_logprob_gap": 1e9,
+}  # fmt: skip
+
+
+class GradientOfStep(TrainerCallback):
+    """Keeps the gradient that the optimizer gets."""
+
+    def __init__(self) -> None:
+        self.gradient = torch.zeros(0)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Copy it; the Trainer calls this."""
+        gradients = [each.grad for each in parts["model"].parameters() if each.grad is not None]
+        self.gradient = torch.cat([each.flatten().double() for each in gradients])
+
+
+async def read_groups(
+    model: str, base: Path, dtype: str, folder: Path, settings: CollectSettings, *, task: str, length: int, small: bool
+) -> list[RolloutGroup]:
+    """Return groups that a policy in this number format read."""
+    log = RunLog(folder / f"{dtype}.sqlite")
+    policy = LocalPolicy(model, dtype=dtype)
+    questions = load_task(task, TaskSettings(load_tokenizer(base), seed=1, small=small))
+    async with MemAgent(
+        policy, run_log=log, logprobs=True, temperature=1.0, on_invented="accept", store=folder / "documents"
+    ) as agent:
+        samples = (questions.sample(length, index) for index in range(settings.max_questions))
+        collected = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
+    return list(load_groups(log, reward="lenient_match", groups=collected.group_of).groups)
+
+
+def gradients(groups: Sequence[RolloutGroup], model: Path, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return the gradient of one step for each way of correcting, and the gap of the log-probs."""
+    found, gap = {}, None
+    for name, cap in CAPS.items():
+        keeper = GradientOfStep()
+        wanted = {**SETTINGS, "importance_cap": cap, "groups_per_step": len(groups)}
+        config = make_config("dapo", wanted, folder / "training")
+        trainer = MultiConvDAPOTrainer(str(model), groups, config, callbacks=[keeper])
+        with contextlib.redirect_stdout(sys.stderr):  # where the Trainer prints its log
+            trainer.train()
+        found[name], gap = keeper.gradient, trainer.logprob_gap
+    return found, gap
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield a line for each format."""
+    settings = CollectSettings(rollouts=arguments.rollouts, groups=arguments.groups, max_questions=64, concurrency=8)
+    base = find_base_model(arguments.model).folder
+    for dtype in arguments.formats:
+        reading = read_groups(
+            arguments.model, base, dtype, arguments.out, settings,
+            task=arguments.task, length=arguments.length, small=arguments.small,
+        )  # fmt: skip
+        by_way, gap = gradients(asyncio.run(reading), base, arguments.out)
+        exact = by_way["no cap"]
+        errors = {name: float((each - exact).norm() / exact.norm()) for name, each in by_way.items()}
+        cosine = float(torch.dot(by_way["not corrected"], exact) / by_way["not corrected"].norm() / exact.norm())
+        numbers = [gap.mean, gap.largest, gap.k1, gap.k3, gap.ratio_min, gap.ratio_max, gap.effective_sample_size]
+        cells = [dtype, f"{gap.tokens:,}", *(f"{each:.2g}" for each in numbers)]
+        cells += [f"{errors['not corrected']:.2%}", f"{cosine:.4f}", f"{errors['cap 2']:.2%}"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--formats", nargs="+", default=["int8", "bfloat16", "float32"])
+    parser.add_argument("--task", default="english_fact")
+    parser.add_argument("--length", type=int, default=400)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--rollouts", type=int, default=4)
+    parser.add_argument("--groups", type=int, default=4)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    heads = ["sampler", "tokens", "mean gap", "largest", "k1", "k3", "ratio min", "max", "ESS"]
+    heads += ["gradient's error, not corrected", "cosine", "cap 2"]
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for row in rows(arguments):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
