@@ -12,7 +12,7 @@ for a file that it leaves to the standard converter, or change what that one yie
         for part in source.standard():
             yield Block(text_of_scan(source, part.place)) if isinstance(part, Omission) else part
 
-This module imports nothing else at first, as the conversion process has to start quickly.
+This module imports nothing else, as the conversion process has to start quickly.
 """
 
 from __future__ import annotations
@@ -146,9 +146,11 @@ class SourceFile:
         kind = kind or PurePath(name).suffix.lower().removeprefix(".")
         heading = f"file {name}"
         if kind in {"txt", "md", "csv"}:
-            from memagent_graph.documents.charsets import web_text  # noqa: PLC0415  not needed without such a file
-
-            yield Block(web_text(data, None) + GAP, heading)
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError:  # as browsers and mail readers do
+                text = data.decode("cp1252", "replace")
+            yield Block(text + GAP, heading)
             return
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
         labelled = False

@@ -567,6 +567,12 @@ def _mail_files() -> Iterator[Made]:
     pictured.add_related(
         b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
     )
+    western = _mail()
+    western.set_content("See the file.")
+    western.add_attachment(
+        "Schlüssel".encode("cp1252"), maintype="application", subtype="octet-stream", filename="a.txt"
+    )
+    yield Made("western.eml", western.as_bytes(), ("Schlüssel",))
     yield Made("pictured.eml", pictured.as_bytes(), ("See",), omissions=("1 pictures (map.gif)",))
     stub = _mail()
     stub.set_content("View this message in your browser.")
@@ -841,6 +847,7 @@ def _charset_files() -> Iterator[Made]:
         "declared.xhtml", '<?xml version="1.0" encoding="windows-1251"?><p>Привет</p>'.encode("cp1251"), ("Привет",)
     )
     yield Made("mail.txt", "東京タワーは三百三十三メートル。".encode("iso2022_jp"), ("東京タワー",))
+    yield Made("koi8.txt", "Ключ от маяка хранит Анна, и номер его 4711.".encode("koi8-r"), ("Ключ от маяка",))
     yield Made("hz.txt", "答案是雨伞。The answer.".encode("hz"), ("雨伞",))
     yield Made("kr.txt", "서울은 수도이다.".encode("iso2022_kr"), ("서울은",))
     yield Made("hebrew.txt", "שלום עולם, הקוד הוא 42".encode("cp1255"), ("שלום עולם",))
