@@ -131,6 +131,11 @@ def refusal(call: Callable[[], Any]) -> Any:
     raise AssertionError("it was not refused")
 
 
+def words(text: str) -> int:
+    """How the servers of these recordings count."""
+    return len(text.split())
+
+
 def exact(bodies: list[dict[str, Any]]) -> list[str]:
     """Request bodies as text: neither a key nor the order of keys may change."""
     return [json.dumps(body, ensure_ascii=False) for body in bodies]
@@ -145,7 +150,7 @@ def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completio
 
 def served(place: Place, document: Any = TEXT, *, server: dict[str, Any] | None = None, **options: Any) -> Any:
     """One read through a server."""
-    with FakeServer(**(server or {})) as fake:
+    with FakeServer(count=words, **(server or {})) as fake:
         limits = options.pop("limits", None)
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with place.reader(policy, **options) as reader:
@@ -163,7 +168,7 @@ def user_templates(place: Place) -> Any:
 
 def trained_policy(place: Place) -> Any:
     """What the policy was trained with comes from its profile, changed in single values."""
-    with FakeServer(window=4096, vllm=True) as fake:
+    with FakeServer(window=4096, vllm=True, count=words) as fake:
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with MemAgent(
             policy, profile="embedded", chunk_tokens=120, run_log=place.log,
@@ -505,7 +510,7 @@ def command_line(place: Place) -> Any:
             told = re.sub(r"[╭╮╰╯─│\s]+", " ", shown(errors))
             found[name]["errors"] = told.partition("for help. ")[2] or told  # less the usage, which names the program
 
-    with home(place.folder), FakeServer() as fake:
+    with home(place.folder), FakeServer(count=words) as fake:
         read = ("read", book, "-q", QUESTION, "--base-url", fake.base_url, *SMALL_OPTIONS)
         kept("answered", *read, "--json", "--updates", "--run-id", "a")
         kept("answer alone", *read, "--quiet", "--run-id", "b")
@@ -577,7 +582,7 @@ def a_process(place: Place) -> Any:
     import subprocess
 
     (place.folder / "book.txt").write_text(TEXT)
-    with home(place.folder), FakeServer(vllm=True) as fake:
+    with home(place.folder), FakeServer(vllm=True, count=words) as fake:
         command = ["read", "-", "-q", QUESTION, "--base-url", fake.base_url, *map(str, SMALL_OPTIONS), "--logprobs"]
         done = subprocess.run(
             [sys.executable, "-m", "memagent_graph", *command, "--run-id", "p", "--seed", "5", "--temperature", "0.5"],

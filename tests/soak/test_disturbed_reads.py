@@ -16,14 +16,12 @@ import pytest
 from support.corpus_world import NAMES, QUESTIONS, CountingServer, key_of, rows_in, run_corpus_command, write_corpus
 from support.fake_server import FakeServer
 from support.scripts import document_with
-from support.server_dialects import counting_server
 from support.server_faults import BUSY, FINAL, MALFORMED, TOO_LONG
 from support.serving import SMALL
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy
 from memagent_graph.errors import PolicyError, RunNotFoundError
 from memagent_graph.run_log import RunLog
-from memagent_graph.tokenizers import load_tokenizer
 
 QUESTION = "What is the key of harbor?"
 Record = Callable[[str, Any], None]
@@ -75,10 +73,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
             return None
 
     count: Counter[str] = Counter()
-    # A server that counts fewer tokens is asked about samples, and a read that is cancelled then asks all of it again.
-    server = counting_server(load_tokenizer("embedded").count)
-    server.delay, server.models = 0.05, None
-    with server:
+    with FakeServer(delay=0.05) as server:
         async with reader(server, tmp_path) as agent:
             answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
         asked = Counter(body["messages"][0]["content"] for body in server.requests)

@@ -307,7 +307,10 @@ def test_a_checkpoint_from_others_is_resumed_or_refused(
     values_of = values(*state, *state["channel_values"])
     packed = altered(json.loads(json.dumps(state, default=str)), values_of).map(
         lambda value: (
-            ormsgpack.packb(json.loads(json.dumps(value).replace("\\ud800", "")), option=ormsgpack.OPT_NON_STR_KEYS)
+            ormsgpack.packb(
+                json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")),
+                option=ormsgpack.OPT_NON_STR_KEYS,
+            )
             if _fits(value)
             else b"\xc1"
         )

@@ -7,13 +7,20 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from aiohttp import web
 
+from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
 from support.scripts import perfect_reader
 
 Reply = str | dict[str, Any] | web.Response
+
+
+@cache
+def _embedded() -> Tokenizer:
+    return load_tokenizer(EMBEDDED)
 
 
 class FakeServer:
@@ -37,9 +44,11 @@ class FakeServer:
         root: str | None = None,
         tokenizer_info: dict[str, Any] | None = None,
         port: int = 0,
+        count: Callable[[str], int] | None = None,
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
+        self.count = count or _embedded().count
         self.model = model
         self.authorization = f"Bearer {key}" if key else authorization
         self.window = window
@@ -162,7 +171,7 @@ class FakeServer:
     def completion(self, body: dict[str, Any], text: str, *, finish_reason: str = "stop") -> dict[str, Any]:
         """A chat completion as vLLM words it."""
         words = text.split()
-        prompt = sum(len((message["content"] or "").split()) for message in body["messages"])
+        prompt = sum(self.count(message["content"] or "") for message in body["messages"])
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": text},

@@ -48,7 +48,8 @@ from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_training.data.replay import load_groups
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1200)
+FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
+TEXT, LONGER = document_with(FACTS, words=800), document_with(FACTS, words=1200)
 QUESTION = "What is the key of harbor?"
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
@@ -247,7 +248,7 @@ def test_probes_of_the_answer_are_not_trained_on(make_reader, log) -> None:
         ScriptedPolicy(exactly), strategy="overwrite+converged:every=3", run_log=log, sampling=sampling
     )
     for number in range(2):
-        reader.read(TEXT, QUESTION, run_id=f"r{number}")
+        reader.read(LONGER, QUESTION, run_id=f"r{number}")
         log.reward(f"r{number}", float(number))
     (group,) = load_groups(log).require_groups()
     roles = Counter(each.role for each in log.conversations("r0"))
@@ -349,7 +350,7 @@ def test_a_branch_that_fails_lets_the_others_finish_and_the_run_can_be_resumed(m
     )
     agent = make_reader(policy, strategy=SEGMENTS, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
     with pytest.raises(PolicyError) as caught:
-        agent.read(TEXT, QUESTION, run_id="r")
+        agent.read(LONGER, QUESTION, run_id="r")
     assert caught.value.branch == "0"
     assert "branch 0" in str(caught.value)
     assert caught.value.chunk_index is not None

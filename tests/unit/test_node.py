@@ -259,8 +259,8 @@ async def test_three_in_parallel_and_one_in_a_loop_keep_their_cursors_apart_over
     config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
 
     def given(run: int) -> Many:
-        texts = {name: facts(name, words=1000 * run + 400 * index) for index, name in enumerate(asked)}
-        return {"documents": {**texts, "all": facts(*asked, words=1700 * run)}}
+        texts = {name: facts(name, words=300 * run + 150 * index) for index, name in enumerate(asked)}
+        return {"documents": {**texts, "all": facts(*asked, words=600 * run)}}
 
     async def two_runs(parent: Any, invoke: Any) -> None:
         for run in (1, 2):

@@ -43,7 +43,7 @@ async def ask(policy: Policy, **sampling) -> Completion:
 
 
 async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None:
-    with FakeServer(says("one two three")) as server:
+    with FakeServer(says("one two three"), count=lambda text: 2) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
         completion = await ask(policy, max_tokens=7, temperature=0.5, seed=3, stop=("END",))
         await policy.aclose()
@@ -58,7 +58,7 @@ async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None
 
 async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_ids() -> None:
     for vllm in (True, False):
-        with FakeServer(says("a b"), vllm=vllm) as server:
+        with FakeServer(says("a b"), vllm=vllm, count=lambda text: 2) as server:
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
             completion = await ask(policy, logprobs=True)
             await policy.aclose()

@@ -433,7 +433,7 @@ def test_doctor_finds_a_healthy_server_healthy() -> None:
 
 
 def test_doctor_finds_what_is_wrong() -> None:
-    with FakeServer(lambda body, number: "fine", window=None) as server:
+    with FakeServer(lambda body, number: "fine", window=None, count=lambda text: len(text.split())) as server:
         done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
         findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
         assert done.exit_code == 0, "it can read"

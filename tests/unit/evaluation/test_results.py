@@ -153,22 +153,6 @@ def test_results_are_never_begun_over(tmp_path) -> None:
         open_results(tmp_path, SETTINGS)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such lock")
-def test_two_processes_never_write_to_the_same_results(tmp_path) -> None:
-    code = f"""
-from pathlib import Path
-from memagent_evaluation.result_journal import open_results
-try:
-    open_results(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True)
-except Exception as error:
-    print(error)
-"""
-    with begun(tmp_path):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert "another process writes to" in done.stdout
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == ""
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -59,15 +59,6 @@ def test_an_unknown_name_says_which_are_near_and_which_there_are():
     assert caught.value.hint.startswith("Tasks are:")
 
 
-@pytest.mark.parametrize("name", DATA_TASKS)
-def test_a_task_of_a_data_file_says_which_one_it_needs_and_where(name, own_home):
-    with pytest.raises(EvaluationError) as caught:
-        load_task(name, SETTINGS)
-    assert f"{name} needs a data file" in caught.value.message
-    assert "--data PATH" in caught.value.hint
-    assert str(own_home / "evaluation") in caught.value.hint
-
-
 @pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])
 def test_impossible_lengths_and_indices_are_refused(name):
     task = load_task(name, SETTINGS)

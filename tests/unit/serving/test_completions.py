@@ -223,7 +223,7 @@ def test_a_question_full_of_tags_is_shortened_until_it_fits_where_they_are_escap
 
 def test_the_cost_is_that_of_all_calls(client: openai.OpenAI, upstream: Upstream) -> None:
     reply = ask(client, user(LONG), user(QUESTION))
-    prompts = sum(len(message["content"].split()) for body in upstream.requests for message in body["messages"])
+    prompts = sum(upstream.count(message["content"]) for body in upstream.requests for message in body["messages"])
     assert reply.usage.prompt_tokens == prompts
 
 

@@ -132,6 +132,9 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     done = memagent(arguments(save_strategy="no", max_steps="2"))
     assert done.stdout == f"{out}\n"
     assert "memagent read" in done.stderr and str(out) in done.stderr
+    steps = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
+    assert "{'loss'" not in done.stderr
     before, after = (load_file(each / "model.safetensors") for each in (folder / "model", out))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)

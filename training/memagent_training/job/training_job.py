@@ -175,6 +175,7 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
         TrainingError: the training is too short to warm up, the runs are not this model's, or a checkpoint is of other
             runs or settings.
     """
+    from memagent_training.job.step_lines import show_step_lines  # noqa: PLC0415  heavy
     from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: PLC0415  heavy
 
     job, base = prepared.job, prepared.base
@@ -190,6 +191,7 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
         )
     except OSError as error:
         raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
+    show_step_lines(trainer)
     newest = prepared.checkpoints.newest
     if newest is None and trainer.accelerator.is_main_process:
         output.write_record(job.out, prepared.record)

@@ -16,19 +16,11 @@ from typing import Final, Self
 from rich.console import Console
 
 from memagent_graph.plain_text import counted
+from memagent_training.job.step_lines import shown_metrics
 from memagent_training.rl.loop_journal import CollectionRecord, Measurement
 
 _RECENT: Final = 10
 """How many recent iterations the remaining time is estimated from: documents become longer, and so do iterations."""
-_SHOWN: Final = (
-    ("loss", "loss", ".3g"),
-    ("gradient norm", "grad_norm", ".3g"),
-    ("entropy", "entropy", ".3g"),
-    ("sampler's difference", "sampling/sampling_logp_difference/mean", ".2g"),
-    ("KL", "kl", ".3g"),
-    ("tokens/s", "train/tokens_per_second", ",.0f"),
-)
-"""A metric's label, the trainer's name for it, and the format of its value."""
 
 
 class Phase(StrEnum):
@@ -180,8 +172,7 @@ class LoopStatus:
                 f"{record.groups} groups to train on, {record.all_right} always right, {record.other_uniform} never or "
                 f"all alike, {record.failed} failed",
             ]
-        logged = ((label, self._metrics.get(name), form) for label, name, form in _SHOWN)
-        parts.append(", ".join(f"{label} {value:{form}}" for label, value, form in logged if value is not None))
+        parts.append(shown_metrics(self._metrics))
         times = self.clock.times(iteration)
         parts.append(", ".join(f"{phase} {_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}{self._left}"

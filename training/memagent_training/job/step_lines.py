@@ -1,0 +1,54 @@
+"""The line that a training shows of each optimizer step, in place of TRL's dictionary of all metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from transformers import PrinterCallback, Trainer
+from transformers.trainer_callback import ProgressCallback
+
+_SHOWN: Final = (
+    ("loss", "loss", ".3g"),
+    ("gradient norm", "grad_norm", ".3g"),
+    ("entropy", "entropy", ".3g"),
+    ("sampler's difference", "sampling/sampling_logp_difference/mean", ".2g"),
+    ("KL", "kl", ".3g"),
+    ("tokens/s", "train/tokens_per_second", ",.0f"),
+)
+"""A metric's label, the trainer's name for it, and the format of its value."""
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> str:
+    """Return those of a step's metrics that people follow; trackers (`report_to`) have all."""
+    values = ((label, metrics.get(name), form) for label, name, form in _SHOWN)
+    return ", ".join(f"{label} {value:{form}}" for label, value, form in values if value is not None)
+
+
+class StepLines(PrinterCallback):
+    """Print a line for each step that is logged; the totals at the end are in the result."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Print a step's line."""
+        if state.is_world_process_zero and logs and "loss" in logs:
+            print(_line(state, logs), flush=True)
+
+
+class StepBar(ProgressCallback):
+    """Show a bar of the steps, and print their lines above it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Print a step's line."""
+        if self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.write(_line(state, logs))
+
+
+def show_step_lines(trainer: Trainer) -> None:
+    """Replace what a trainer prints of each step."""
+    for theirs, ours in ((PrinterCallback, StepLines), (ProgressCallback, StepBar)):
+        if trainer.pop_callback(theirs) is not None:  # in notebooks it has another one, which shows a table
+            trainer.add_callback(ours)
+
+
+def _line(state: Any, metrics: Mapping[str, float]) -> str:
+    return f"step {state.global_step} of {state.max_steps}: {shown_metrics(metrics)}"
