@@ -49,9 +49,9 @@ _PARTICLE: Final = re.compile(
 )
 _HIDDEN_ANYWHERE: Final = re.compile(f"[{_HIDDEN}]")
 _HIRAGANA: Final = re.compile("[\u3041-\u309f]")
-_JAMO: Final = r"\u1100-\u11ff\ua960-\ua97f\ud7b0-\ud7ff"
 _APART: Final = regex.compile(
-    rf"(?:[\x00-\u02ff\u3000-\u3029\uff01-\uff60]|(?=[\u0370-\uff60])[^\P{{L}}\u0d4e\u0e33\u0eb3{_JAMO}]){{2}}"
+    r"(?:[\x00-\u02ff\u3000-\u3029\uff01-\uff60]"
+    r"|(?=[\u0370-\uff60])[^\P{L}\u0d4e\u0e33\u0eb3\u1100-\u11ff\ua960-\ua97f\ud7b0-\ud7ff]){2}"
 )
 """Two that never are one character: letters, except those that join others."""
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")

@@ -25,9 +25,7 @@ _Part = tuple[int, int, float, float]
 def columns_apart(text: str, box: Callable[[int], tuple[float, float, float]]) -> list[tuple[int, int]]:
     """Return the parts of a page's text in reading order: all of it, if it has no such columns.
 
-    Args:
-        text: the page's.
-        box: returns where a character begins and ends, and its height, in points.
+    `box` returns where on the page a character begins and ends, and its height, in points.
     """
     lines = [[*_parts(text, *match.span(), box)] for match in _LINE.finditer(text)]
     columns: list[int] = []

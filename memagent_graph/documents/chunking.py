@@ -35,8 +35,6 @@ _CHARACTER_TOKENS = 64
 """Longer characters are cut, as are those that a chunk has no room for."""
 _NEAR = 400
 """Characters before a chunk's end in which it is looked for first."""
-_LONGEST_WORD = 64
-"""Characters in which a word ends in scripts without spaces."""
 _BEYOND = 3
 """Tokens that a chunk may have too many, for a code point that has several."""
 _CACHED_BYTES = 8 * 1024 * 1024
@@ -378,5 +376,5 @@ class Chunker:
             places += place, start + len(text[start:place].rstrip())
         ends += [place for place in places if place > start][:_CANDIDATES]
         if not ends and is_unspaced(text[end - 1]):
-            ends = word_ends(text, max(start, end - _LONGEST_WORD), end)[: -_CANDIDATES - 1 : -1]
+            ends = word_ends(text, max(start, end - 64), end)[: -_CANDIDATES - 1 : -1]
         return ends

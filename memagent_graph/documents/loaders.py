@@ -144,14 +144,11 @@ def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Part
 def _read(name: str, file: IO[Any]) -> str | bytes:
     try:
         piece: str | bytes = file.read(READ_BYTES)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DocumentError(
-            f"{name} cannot be read: {error}", hint="Copy it to a readable place, and read that."
-        ) from error
-    except ValueError as error:
-        raise DocumentError(
-            f"the open file {name} cannot be read: {error}",
-            hint="A file opened as text has the encoding it was opened with: open it in binary mode, or pass its path.",
+            f"the file {name} cannot be read: {error}",
+            hint="Copy it to a readable place. One that is open as text has the encoding that it was opened with: open "
+            "it in binary mode, or pass its path.",
         ) from error
     return piece
 
