@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw
 
+from memagent_graph.policy import SamplingParams
 from memagent_serve.api_errors import ApiError, bad_request
 
 Fields: TypeAlias = Mapping[str, Raw]
@@ -53,6 +54,11 @@ class Options(msgspec.Struct, frozen=True):
         if len(limits) > 1:
             raise bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
         return next(iter(limits), None)
+
+    def sampling(self, base: SamplingParams) -> SamplingParams:
+        """Return a policy's sampling with the request's choices."""
+        named = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
+        return replace(base, **{name: value for name, value in named.items() if value is not None})
 
     @property
     def stops(self) -> tuple[str, ...]:

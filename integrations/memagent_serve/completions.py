@@ -50,8 +50,8 @@ from memagent_serve.long_parts import MEDIA, PartPlace, ReadingPlan, is_task, pl
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
+    Continuation,
     Source,
-    body_after,
     document_of,
     needs_model_server,
     shortened_task,
@@ -78,22 +78,6 @@ _AROUND_FINDINGS: Final = 128
 _PARSED_AT_ONCE: Final = 2
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A request that is passed on to the model, with the findings in place of the parts that were read."""
-
-    request: ChatRequest
-    plan: ReadingPlan
-    names: tuple[str, ...]
-    """The names of the texts that are read."""
-    shortened_request: str
-    """The replacement of the user's latest request if that was read itself."""
-
-    def body_after(self, result: ReadResult) -> bytes:
-        """Return the body that is passed on, with the findings."""
-        return body_after(self.request, self.plan, self.names, result, self.shortened_request)
 
 
 @dataclass(frozen=True)
@@ -247,7 +231,6 @@ class ChatCompletions:
         self._manager.require_room(owner, question)
         files = await self._files(chat, owner)
         sources = sources_of(chat, plan, files, self._reader.store)
-        sampling = context.sampling
         options = chat.options
         bound = options.answer_tokens
         names = tuple(source.name for source in sources)
@@ -258,12 +241,7 @@ class ChatCompletions:
                 owner=owner,
                 document=await self._stored(sources, owner),
                 question=question,
-                sampling=replace(
-                    sampling,
-                    temperature=sampling.temperature if options.temperature is None else options.temperature,
-                    top_p=sampling.top_p if options.top_p is None else options.top_p,
-                    seed=sampling.seed if options.seed is None else options.seed,
-                ),
+                sampling=options.sampling(context.sampling),
                 answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
             ),
             continuation=Continuation(chat, plan, names, words) if continues else None,

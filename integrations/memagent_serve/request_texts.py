@@ -189,52 +189,53 @@ def _is_text_format(request: ChatRequest) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-def body_after(
-    request: ChatRequest, plan: ReadingPlan, names: Sequence[str], result: ReadResult, shortened_request: str
-) -> bytes:
-    """Return the body to pass on: the request's own, with the findings instead of the parts that were read.
+@dataclass(frozen=True)
+class Continuation:
+    """A request that is passed on to the model, with the findings in place of the parts that were read."""
 
-    Args:
-        request: the request.
-        plan: its parts that were read.
-        names: those of the texts that were read.
-        result: the read's.
-        shortened_request: the replacement of the user's latest request if that was read itself.
-    """
-    reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
-    report = f"[{', '.join(names)}: {reading}]\n\n{result.findings()}"
-    bearer = None if plan.history else plan.places[-1]
-    messages: list[dict[str, Any]] = []
-    is_reported = False
-    for number, message in enumerate(request.messages):
-        is_system = message.role in {"system", "developer"}
-        if plan.history and not is_system and not is_reported:
-            messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
-            is_reported = True
-        if number < plan.history and not is_system and number != plan.latest:
-            continue
-        places = {place.part for place in plan.places if place.message == number}
-        if not places:
-            messages.append(dict(message.fields))
-            continue
-        texts = {}
-        for place in places:
-            text = (
-                report
-                if PartPlace(number, place) == bearer
-                else "[Too long to show; the findings are given separately.]"
-            )
-            if number == plan.latest and message.parts[place].kind == "text":
-                text = f"{text}\n\n{shortened_request}"
-            elif is_system and (instructions := message.parts[place].text) is not None:
-                text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
-            texts[place] = text
-        messages.append({**message.fields, "content": _content(message, texts)})
-    values: dict[str, Any] = {**request.fields, "messages": messages}
-    if request.options.stream and not request.options.wants_usage:
-        # The server reports the call's usage at the stream's end, if requested.
-        values["stream_options"] = {**(request.options.stream_options or {}), "include_usage": True}
-    return msgspec.json.encode(values)
+    request: ChatRequest
+    plan: ReadingPlan
+    names: tuple[str, ...]
+    """The names of the texts that are read."""
+    shortened_request: str
+    """The replacement of the user's latest request if that was read itself."""
+
+    def body_after(self, result: ReadResult) -> bytes:
+        """Return the body that is passed on: the request's own, with the findings of a read."""
+        reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
+        report = f"[{', '.join(self.names)}: {reading}]\n\n{result.findings()}"
+        bearer = None if self.plan.history else self.plan.places[-1]
+        messages: list[dict[str, Any]] = []
+        is_reported = False
+        for number, message in enumerate(self.request.messages):
+            is_system = message.role in {"system", "developer"}
+            if self.plan.history and not is_system and not is_reported:
+                messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
+                is_reported = True
+            if number < self.plan.history and not is_system and number != self.plan.latest:
+                continue
+            places = {place.part for place in self.plan.places if place.message == number}
+            if not places:
+                messages.append(dict(message.fields))
+                continue
+            texts = {}
+            for place in places:
+                text = (
+                    report
+                    if PartPlace(number, place) == bearer
+                    else "[Too long to show; the findings are given separately.]"
+                )
+                if number == self.plan.latest and message.parts[place].kind == "text":
+                    text = f"{text}\n\n{self.shortened_request}"
+                elif is_system and (instructions := message.parts[place].text) is not None:
+                    text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
+                texts[place] = text
+            messages.append({**message.fields, "content": _content(message, texts)})
+        values: dict[str, Any] = {**self.request.fields, "messages": messages}
+        if self.request.options.stream and not self.request.options.wants_usage:
+            # The server reports the call's usage at the stream's end, if requested.
+            values["stream_options"] = {**(self.request.options.stream_options or {}), "include_usage": True}
+        return msgspec.json.encode(values)
 
 
 _HEAD_CHARS: Final = 600

@@ -67,7 +67,7 @@ async def pass_on(
     except BaseException:
         await stack.aclose()
         raise
-    return StreamingResponse(_chunks(reply, stack), reply.status, headers=relayed)
+    return StreamingResponse(_relayed(reply, stack), reply.status, headers=relayed)
 
 
 def is_stream(reply: aiohttp.ClientResponse) -> bool:
@@ -75,28 +75,31 @@ def is_stream(reply: aiohttp.ClientResponse) -> bool:
     return reply.content_type == "text/event-stream"
 
 
-async def _chunks(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
-    """Yield the reply's whole lines as they arrive: a secret in one of them is not divided."""
+async def _relayed(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
     async with stack:
-        rest = b""
-        async for chunk in reply.content.iter_any():
-            end = (rest + chunk).rfind(b"\n") + 1
-            lines, rest = (rest + chunk)[:end], (rest + chunk)[end:]
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = lines + rest, b""
-            if lines:
-                yield lines
-        yield rest
+        async for lines in _lines(reply):
+            yield lines
+
+
+async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the reply's whole lines as they arrive: a secret in one of them is not divided."""
+    rest = b""
+    async for chunk in reply.content.iter_any():
+        end = (rest + chunk).rfind(b"\n") + 1
+        lines, rest = (rest + chunk)[:end], (rest + chunk)[end:]
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = lines + rest, b""
+        if lines:
+            yield lines
+    yield rest
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the data of each event in a stream of events, including the closing [DONE]."""
     data: list[str] = []
-    buffer = b""
-    async for chunk in reply.content.iter_any():
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        for raw in lines:
-            line = raw.decode(errors="replace").rstrip("\r")
+    async for lines in _lines(reply):
+        for raw in lines.splitlines():
+            line = raw.decode(errors="replace")
             if line.startswith("data:"):
                 data.append(line[5:].removeprefix(" "))
             elif not line and data:
@@ -165,13 +168,9 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
         ApiError: 400.
     """
     options = request.options
-    sampling = SamplingParams(
-        max_tokens=min(options.answer_tokens or most_tokens, most_tokens),
-        temperature=base.temperature if options.temperature is None else options.temperature,
-        top_p=base.top_p if options.top_p is None else options.top_p,
-        seed=base.seed if options.seed is None else options.seed,
-        stop=options.stops,
-    )
+    limit = min(options.answer_tokens or most_tokens, most_tokens)
+    chosen = options.sampling(base)
+    sampling = SamplingParams(limit, chosen.temperature, chosen.top_p, seed=chosen.seed, stop=options.stops)
     completion = await policy.complete(_messages_of(request), sampling)
     head = ReplyHead.of(secrets.token_hex(12), completion.model)
     text, reason, usage = extract_reply(completion.text).strip(), _reason(completion), _usage(completion)

@@ -166,7 +166,7 @@ class Uploads:
         both = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
         query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {both} {_WHOSE}"  # noqa: S608  our own words
         ((size, number),) = self._ledger.run(query, (owner and owner.name,))
-        return bool(size + more > quota or number > most)
+        return bool(size + more > quota or number + bool(more) > most)
 
     def all(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
+
+from msgspec import Meta
 
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef
@@ -22,6 +24,8 @@ TokenIds: TypeAlias = Sequence[int] | None
 """Token ids, 0 to 2^32 - 1; None if the policy did not return them, or they were redacted."""
 LogProbs: TypeAlias = Sequence[float] | None
 """Log-probs, which files hold as 32-bit floats; None as for `TokenIds`."""
+Time: TypeAlias = Annotated[float, Meta(ge=0, le=253_402_000_000)]
+"""Seconds since 1970, before the year 10000, which calendars do not have."""
 _A_PERSON: Final = "a person"
 
 
@@ -83,9 +87,9 @@ class RunRecord:
 
     run_id: str
     """The run's id."""
-    began: float
+    began: Time
     """Seconds since 1970."""
-    ended: float | None
+    ended: Time | None
     """Seconds since 1970."""
     question: str
     document: DocumentRef
@@ -107,7 +111,7 @@ class RunRecord:
 class LoggedEvent:
     """Something that happened in a run: an event of a completion, or another one, such as an edit."""
 
-    time: float
+    time: Time
     kind: str
     """A value of `EventKind`."""
     detail: str
@@ -146,7 +150,7 @@ class Conversation(Origin):
     """Counted from 0. All but the last of a step are `DISCARDED`."""
     outcome: Outcome
     """Whether its text was accepted."""
-    began: float
+    began: Time
     """Seconds since 1970."""
     seconds: float
     """From the request to the reply."""
@@ -220,7 +224,7 @@ class Reward:
     value: float
     source: str
     """Who gave it: a scorer's name, "person", ..."""
-    time: float
+    time: Time
     conversation: int | None = None
     """Its row; None if the reward is the run's own."""
     note: str | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 _MOST_BYTES: Final = 64 << 20
 """The largest tokenizers have half of it."""
@@ -12,16 +13,21 @@ MOST_BYTES_OF_WORDING: Final = 1 << 20
 """Of a template or a profile."""
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises `OSError` if that is not possible; for a pipe, too, which could be waited for."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return path.open("rb")
+
+
 def text_file(path: Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the text of a file in UTF-8.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8, too large, or a pipe or device.
+        OSError: it cannot be read, or is a pipe or device.
+        ValueError: it is not UTF-8, or too large.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError("it is not a regular file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")

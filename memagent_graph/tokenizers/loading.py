@@ -179,7 +179,16 @@ class HFTokenizer:
         offsets: list[tuple[int, int]] = []
         base = 0
         for piece in pieces(without_surrogates(text)):
-            encoding = self._backend.encode(piece, add_special_tokens=False)
+            try:
+                encoding = self._backend.encode(piece, add_special_tokens=False)
+            except BaseException as error:
+                # The library's Rust code panics with a BaseException if a pattern takes too many steps.
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise TokenizerError(
+                    f"the tokenizer {self.name} cannot count this text: {error}",
+                    hint="A pattern in its tokenizer.json takes too many steps; name another with --tokenizer.",
+                ) from error
             ids += encoding.ids
             offsets += [(base + start, base + end) for start, end in encoding.offsets] if base else encoding.offsets
             base += len(piece)

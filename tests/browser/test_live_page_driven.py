@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,20 @@ HOSTILE = (
     "</script><script>window.attacked=1</script><img src=x onerror=window.attacked=1>"
     "\"'><svg/onload=window.attacked=1> [link](javascript:window.attacked=1)"
 )
+
+PAYLOADS = (
+    "<script>attacked=1</script>", "</script><script>attacked=1</script>", "<img src=x onerror=attacked=1>",
+    "<svg/onload=attacked=1>", "<svg><script>attacked=1</script></svg>", "<iframe srcdoc='<script>parent.attacked=1'>",
+    "<iframe src=javascript:parent.attacked=1>", "<body onload=attacked=1>", "<details open ontoggle=attacked=1>x",
+    "<input autofocus onfocus=attacked=1>", "<a href=javascript:attacked=1 autofocus>x</a>",
+    "[x](javascript:attacked=1)", "<video><source onerror=attacked=1></video>", "<audio src onerror=attacked=1>",
+    "<object data=javascript:attacked=1>", "<embed src=javascript:attacked=1>", "<base href=//evil.example/>",
+    "<meta http-equiv=refresh content=0;url=/evil>", "<style onload=attacked=1></style>",
+    "<template><img src=x onerror=attacked=1></template>",
+    "\" autofocus onfocus=attacked=1 x=\"", "' onmouseover=attacked=1 x='", "--><img src=x onerror=attacked=1><!--",
+    "</textarea><img src=x onerror=attacked=1>", "</title><svg onload=attacked=1>",
+    "<math><mi xlink:href=javascript:attacked=1>x", "&lt;img src=x onerror=attacked=1&gt;",
+)  # fmt: skip
 
 
 class Policy:
@@ -330,6 +345,32 @@ def test_hostile_documents_names_questions_memories_and_answers_run_nothing(page
     page.find_element(By.CSS_SELECTOR, ".home").click()
     until(page, "document.querySelectorAll('#reads li').length")
     assert page.execute_script("return window.attacked") is None
+    assert page.execute_script("return document.querySelectorAll('img, svg, iframe, object').length") == 0
+    assert page.execute_script("return document.scripts.length") == 1
+    assert complaints(page) == []
+
+
+def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any, policy: Policy) -> None:
+    payloads = cycle(PAYLOADS)
+    policy.reply = lambda prompt: (
+        "\n".join(islice(payloads, 3)) if "<section>" in prompt else f"\\boxed{{{next(payloads)}}}"
+    )
+    drop(page, f"{PAYLOADS[2]}.txt", "\n".join(PAYLOADS * 3))
+    page.execute_script("document.getElementById('questions').value = arguments[0]", "\n".join(PAYLOADS))
+    page.find_element(By.ID, "begin").click()
+    count = len(PAYLOADS)
+    until(page, "document.querySelectorAll('#reads .state-finished').length === arguments[0]", count, seconds=90)
+    listed = page.find_element(By.ID, "reads").text
+    assert [payload for payload in PAYLOADS if payload not in listed] == []
+    for number in range(count):
+        page.find_elements(By.CSS_SELECTOR, "#reads li a")[number].click()
+        until(page, "!document.getElementById('answer-box').hidden")
+        assert page.execute_script("return window.attacked") is None
+        assert (
+            page.execute_script("return document.querySelectorAll('#view-read :is(img, iframe, object)').length") == 0
+        )
+        page.find_element(By.CSS_SELECTOR, ".home").click()
+        until(page, "document.querySelectorAll('#reads li').length === arguments[0]", count)
     assert page.execute_script("return document.querySelectorAll('img, svg, iframe, object').length") == 0
     assert page.execute_script("return document.scripts.length") == 1
     assert complaints(page) == []

@@ -249,10 +249,10 @@ def test_a_log_from_others_is_shown_and_exported_or_refused(
         rows = [(table, dict(row)) for table in tables for row in file.execute(f"SELECT * FROM {table} LIMIT 1")]
     places = [(table, column, value) for table, row in rows for column, value in row.items()]
 
-    def check_theirs(content: bytes, change: tuple[str, str, Any] | None) -> None:
+    def check_theirs(content: bytes | None, change: tuple[str, str, Any] | None) -> None:
         for path in run.glob("theirs.*"):
             path.unlink()
-        theirs.write_bytes(content)
+        theirs.write_bytes(original if content is None else content)
         if change is not None:
             table, column, value = change
             with suppress(sqlite3.Error, OverflowError, UnicodeError), closing(sqlite3.connect(theirs)) as file, file:
@@ -274,7 +274,7 @@ def test_a_log_from_others_is_shown_and_exported_or_refused(
             others |= damaged(whole)
         return table, column, draw(others)
 
-    inputs = st.tuples(st.just(original), changes()) | st.tuples(damaged(original), st.none())
+    inputs = st.tuples(st.none(), changes()) | st.tuples(damaged(original), st.none())
     record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_theirs(*drawn), inputs))
 
 

@@ -141,11 +141,12 @@ hostile = st.one_of(
     ),
 )
 stored = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
+times = st.floats(0, 253_402_000_000)
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 ids = st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=6)
 small_json = st.dictionaries(stored, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
 logged_events = st.builds(
-    LoggedEvent, finite, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
+    LoggedEvent, times, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
 )
 spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
@@ -154,7 +155,7 @@ drawn_conversation = st.builds(
     slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored,
     parents=st.lists(stored, max_size=2).map(tuple),
     reads=st.lists(spans, max_size=2).map(tuple),
-    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=finite, seconds=finite, policy=stored,
+    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=finite, policy=stored,
     policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
     completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
@@ -180,12 +181,12 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
             counted.add(place)
         document = {**DOCUMENT, "name": draw(stored), "size": draw(st.integers(0, 2**40))}
         record = RunRecord(
-            run_id, draw(finite), draw(st.none() | finite), draw(stored), document, draw(small_json),
+            run_id, draw(times), draw(st.none() | times), draw(stored), document, draw(small_json),
             draw(st.none() | stored), draw(st.none() | stored), draw(st.dictionaries(stored, stored, max_size=2)),
         )  # fmt: skip
         owners = st.sampled_from([None, *(each.id for each in conversations)])
         rewards = draw(st.lists(
-            st.builds(Reward, st.just(run_id), stored, finite, stored, finite, owners, st.none() | stored), max_size=4
+            st.builds(Reward, st.just(run_id), stored, finite, stored, times, owners, st.none() | stored), max_size=4
         ))  # fmt: skip
         runs.append((record, conversations, draw(st.lists(logged_events, max_size=2)), rewards))
     return runs

@@ -34,7 +34,7 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
 from memagent_corpus.corpus_run import exclusive
 from memagent_evaluation import result_table
-from memagent_evaluation.data_files.table_rows import DatasetRows
+from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
@@ -56,6 +56,7 @@ from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
 from memagent_serve.serve_settings import file_settings
+from memagent_training.data.training_runs import read_runs
 from memagent_training.job.presets import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
 
@@ -156,6 +157,14 @@ def policy_with(name: str, content: str) -> Callable[[Path], str]:
         return asyncio.run(policy.complete([{"role": "user", "content": "?"}], SamplingParams(1))).text
 
     return ask
+
+
+def slow_tokenizer(folder: Path) -> str:
+    """A text is counted with a pattern that tries all ways to divide it."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": split, "model": model}))
+    return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
 
 
 def gold_of_others(content: str) -> Callable[[Path], str]:
@@ -387,7 +396,10 @@ def itself(folder: Path) -> Path:
 KINDS = (
     Kind("runs.sqlite", itself, show_them, ("half", "foreign")),
     Kind("checkpoints.sqlite", itself, resume_them, ("half", "foreign")),
-    Kind("runs.parquet", export_of_others, import_them, ("half", "foreign")),
+    Kind("runs.parquet", export_of_others, import_them, ("half", "foreign", "pipe")),
+    Kind("runs.parquet", export_of_others, lambda folder: list(read_runs(folder / "runs.parquet")), ("pipe",)),
+    Kind("rows.jsonl", text_of_others("rows.jsonl", "{}"), lambda folder: open_rows([folder / "rows.jsonl"]),
+         ("pipe",)),
     Kind("_manifest.json", table_of_others, lambda folder: TableFolder(str(folder)).manifest()),
     Kind("part-000000.parquet", table_of_others, lambda folder: list(TableFolder(str(folder)).rows())),
     Kind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close() or folder,
@@ -530,6 +542,7 @@ CHECKPOINT = r"checkpoints.*read"
                 ("runs", "settings", '"x"'), ("runs", "settings", "[NaN, 1e999]"), ("runs", "trace", "null"),
                 ("runs", "document", "[]"), ("events", "rule", "null"),
                 ("conversations", "reads", "[[0]]"), ("conversations", "parents", "[1]"),
+                ("runs", "began", "253402300800"), ("runs", "ended", "-1"), ("conversations", "began", "1e300"),
                 ("conversations", "writes", "x"), ("conversations", "events", "[[]]"),
             )
         ),
@@ -550,6 +563,7 @@ CHECKPOINT = r"checkpoints.*read"
                      id="chat template: syntax"),
         pytest.param(policy_with("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
                      r"policy.*chat_template\.jinja", id="chat template: code"),
+        pytest.param(slow_tokenizer, r"tokenizer\.json cannot count", id="tokenizer: steps"),
         pytest.param(gold_of_others("[" * 50_000), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(export_elsewhere, None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),

@@ -15,6 +15,7 @@ from memagent_graph.run_log.exchange.logged_run import is_same, stored_run, with
 from memagent_graph.run_log.exchange.merging import merged
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import LoggedRun
+from memagent_graph.storage.bounded_files import open_regular
 
 _SQLITE: Final = b"SQLite format 3\0"
 
@@ -50,7 +51,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
     run_ids: set[str] = set()
     conversations = rewards = skipped = 0
     try:
-        with source.open("rb") as file:
+        with open_regular(source) as file:
             for run in parquet.read(source, file):
                 run_id = run.record.run_id
                 if run_id in run_ids:
@@ -80,7 +81,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
 def is_log(path: Path) -> bool:
     """Return whether a file is a log itself, not an export of one."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(_SQLITE)) == _SQLITE
     except OSError:
         return False

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_serve import uploads as module
 from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Owner
 from memagent_serve.ledger import Ledger
@@ -106,3 +107,13 @@ async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_onc
     monkeypatch.setattr(files._store, "add_async", None)
     with pytest.raises(ApiError, match="delete some"):
         await files.add_text(BOB, Document.from_bytes(b"PK not converted", name="a.docx"))
+
+
+def test_the_files_and_texts_of_a_key_have_a_number(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 2)
+    files = uploads(tmp_path)
+    for _ in range(2):
+        files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x"))
+    with pytest.raises(ApiError, match="delete some"):
+        files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x"))
+    assert files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x")).bytes == 1

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from memagent_graph.documents.allowed_paths import file_below
 from memagent_graph.errors import DocumentError, EvaluationError
 from memagent_graph.extra_modules import extra_module
-from memagent_graph.storage.bounded_files import json_file, json_value
+from memagent_graph.storage.bounded_files import json_file, json_value, open_regular
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -276,7 +276,7 @@ def _open_one(path: Path) -> RowSource:
             )
         return DatasetRows(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             beginning = file.read(len(_PARQUET))
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -18,6 +18,7 @@ from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, R
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
+from memagent_graph.storage.bounded_files import open_regular
 from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
 
@@ -157,7 +158,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         return
     path = Path(source)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             magic = file.read(len(_SQLITE_MAGIC))
             if magic != _SQLITE_MAGIC:
                 file.seek(0)
