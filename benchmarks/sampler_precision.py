@@ -1,6 +1,6 @@
 """What a sampler of another number format does to the gradient, without and with the correction of the loss.
 
-    python -m benchmarks.sampler_precision work/precision [--model smollm2 --formats int8 bfloat16 float32]
+    python -m benchmarks.sampler_precision work/precision [--model smollm2 --formats int8 bfloat16]
 
 For each format the policy reads questions in this process, at temperature 1, until some groups have reads with
 different rewards. Then one step of `dapo` is taken on the same weights in float32: without importance weights, with
@@ -103,12 +103,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--formats", nargs="+", default=["int8", "bfloat16", "float32"])
+    parser.add_argument("--formats", nargs="+", default=["int8", "bfloat16"])
     parser.add_argument("--task", default="english_fact")
-    parser.add_argument("--length", type=int, default=400)
+    parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rollouts", type=int, default=4)
-    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--groups", type=int, default=2)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     heads = ["sampler", "tokens", "mean gap", "largest", "k1", "k3", "ratio min", "max", "ESS"]

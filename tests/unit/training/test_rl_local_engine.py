@@ -56,6 +56,19 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     assert ways == [(0, True), (0, False), (2, True), (2, False)]
 
 
+def test_a_sampler_of_another_number_format_is_seen_and_corrected(tmp_path: Path) -> None:
+    job = small_job(
+        tmp_path / "rl", engine=Engine.LOCAL, iterations=1, preset="dapo", temperature=2.0, lengths=(300,),
+        collect=CollectSettings(rollouts=2, groups=1, max_questions=1, concurrency=16),
+        settings=SETTINGS | {"save_dtype": "bfloat16", "drop_zero_variance": False},
+    )  # fmt: skip
+    run(job)
+    log = json.loads((job.out / "checkpoint-1" / "trainer_state.json").read_text())["log_history"][0]
+    assert log["sampling/sampling_logp_difference/mean"] > 1e-4  # in float32 it is about 1e-6
+    assert log["sampling/importance_sampling_ratio/min"] < 1 < log["sampling/importance_sampling_ratio/max"]
+    assert log["importance/mean"] != 1
+
+
 async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution() -> None:
     prompt: list[Message] = [{"role": "user", "content": "Where is the harbor?"}]
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
