@@ -320,10 +320,8 @@ def _label(document: Any, index: int) -> str:
     metadata = getattr(document, "metadata", None) or {}
     source = metadata.get("source") or metadata.get("title") or getattr(document, "id", None)
     page = metadata.get("page_label", metadata.get("page"))
-    parts = [str(source)] if source else []
-    if page is not None:
-        parts.append(f"page {page}")
-    return ", ".join(parts) or f"document {index + 1}"
+    parts = (source, None if page is None else f"page {page}")
+    return ", ".join(str(part) for part in parts if part) or f"document {index + 1}"
 
 
 def _source_name(documents: Sequence[Any]) -> str:

@@ -83,11 +83,9 @@ def content_text(content: object) -> str | None:
 
 def has_refusal(message: Mapping[str, Any]) -> bool:
     """Whether a message says that the model refused."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    return bool(message.get("refusal")) or any(
-        isinstance(part, Mapping) and part.get("type") == "refusal" for part in parts
-    )
+    parts = message["content"] if isinstance(message.get("content"), list) else ()
+    kinds = (part.get("type") for part in parts if isinstance(part, Mapping))
+    return bool(message.get("refusal")) or "refusal" in kinds
 
 
 def token_usage(usage: object) -> TokenUsage | None:
