@@ -139,8 +139,6 @@ class Completion(Origin):
     def __post_init__(self) -> None:
         # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage
         # collector would look at them.
-        if self.token_ids is self.prompt_token_ids is self.logprobs is None:
-            return
         for name, kind in _NUMBERS.items():
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):

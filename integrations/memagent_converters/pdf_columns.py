@@ -15,11 +15,11 @@ from math import inf
 from statistics import median
 from typing import Final
 
-_LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")
-"""A line may end with pdfium's hyphen instead of a line's end."""
+_LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")  # or a line ends with pdfium's hyphen
 FEWEST_ROWS: Final = 4
-_Part = tuple[int, int, float, float]
-"""A part of a line: its first character and the one after it, and where on the page it begins and ends."""
+_Part = tuple[
+    int, int, float, float
+]  # of a line: its first character, the one after it, its left and right on the page
 
 
 def columns_apart(text: str, box: Callable[[int], tuple[float, float, float]]) -> list[tuple[int, int]]:

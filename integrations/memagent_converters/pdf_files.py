@@ -26,8 +26,6 @@ _MOST_UNMAPPED: Final = 0.15
 """The share of a page's characters; a font's own bullets are fewer."""
 _FEW_CHARACTERS: Final = 100
 """What a scan may have beside its image, such as a stamp or a page number."""
-_FRAME: Final = 15
-"""Corners of the lines that frame an empty page."""
 _REOPENED: Final = 100
 """A document is reopened after this many pages, as pdfium keeps the fonts of all pages."""
 _MOST_VALUES: Final = 100_000
@@ -182,7 +180,7 @@ def _shown(raw: Any, page: Any, *, has_text: bool) -> str | None:
             segments += raw.FPDFPath_CountSegments(item)
     if images > page.get_width() * page.get_height() / 2 or (images and not has_text):
         return "pages that are images"
-    return "pages that are drawn, without characters" if segments > _FRAME and not has_text else None
+    return "pages that are drawn, without characters" if segments > 15 and not has_text else None  # fewer are a frame
 
 
 def _annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:

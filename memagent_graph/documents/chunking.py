@@ -33,8 +33,6 @@ _HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CHARACTER_TOKENS = 64
 """Longer characters are cut, as are those that a chunk has no room for."""
-_NEAR = 400
-"""Characters before a chunk's end in which it is looked for first."""
 _BEYOND = 3
 """Tokens that a chunk may have too many, for a code point that has several."""
 _CACHED_BYTES = 8 * 1024 * 1024
@@ -368,10 +366,8 @@ class Chunker:
             return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
         ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
         places: list[int] = []
-        sentences = sentence_ends(text, max(start, end - _NEAR), end)
-        if len(sentences) < _CANDIDATES // 2 and start < end - _NEAR:
-            sentences = sentence_ends(text, start, end)
-        for place in sentences[: -_CANDIDATES - 1 : -1]:
+        near = max(start, end - 400)  # there is mostly one there
+        for place in (sentence_ends(text, near, end) or sentence_ends(text, start, near))[: -_CANDIDATES - 1 : -1]:
             # Some tokenizers keep a full stop and the newline after it in one token.
             places += place, start + len(text[start:place].rstrip())
         ends += [place for place in places if place > start][:_CANDIDATES]

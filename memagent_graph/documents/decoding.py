@@ -28,7 +28,6 @@ _BINARY_KINDS = {
     "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
     "a recording or film": (b"OggS", b"ID3", b"RIFF"),
 }
-"""By what it is called: the first bytes."""
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)

@@ -146,9 +146,7 @@ def _read(name: str, file: IO[Any]) -> str | bytes:
         piece: str | bytes = file.read(READ_BYTES)
     except (OSError, ValueError) as error:
         raise DocumentError(
-            f"the file {name} cannot be read: {error}",
-            hint="Copy it to a readable place. One that is open as text has the encoding that it was opened with: open "
-            "it in binary mode, or pass its path.",
+            f"the file {name} cannot be read: {error}", hint="Open it in binary mode, or pass a path that you may read."
         ) from error
     return piece
 

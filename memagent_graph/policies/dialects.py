@@ -13,8 +13,7 @@ from memagent_graph.words import without_surrogates
 _LARGEST_COUNT: Final = 2**40
 """A larger number is not a count of tokens, and databases could not add it up."""
 _COUNTS: Final = {
-    "prompt_tokens": 0, "input_tokens": 0,
-    "completion_tokens": 1, "output_tokens": 1,
+    "prompt_tokens": 0, "input_tokens": 0, "completion_tokens": 1, "output_tokens": 1,
     "cached_tokens": 2, "cache_read": 2, "prompt_cache_hit_tokens": 2, "cache_read_input_tokens": 2,
 }  # fmt: skip
 """What servers call them, and which field of `TokenUsage` each is."""
