@@ -15,11 +15,9 @@ from math import inf
 from statistics import median
 from typing import Final
 
-_LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")  # or a line ends with pdfium's hyphen
+_LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")  # or with a hyphen of pdfium's
 FEWEST_ROWS: Final = 4
-_Part = tuple[
-    int, int, float, float
-]  # of a line: its first character, the one after it, its left and right on the page
+_Part = tuple[int, int, float, float]  # its first character, the one after it, left and right
 
 
 def columns_apart(text: str, box: Callable[[int], tuple[float, float, float]]) -> list[tuple[int, int]]:
