@@ -146,7 +146,8 @@ class SourceFile:
         kind = kind or PurePath(name).suffix.lower().removeprefix(".")
         heading = f"file {name}"
         if kind in {"txt", "md", "csv"}:
-            yield Block(data.decode("utf-8", "replace") + GAP, heading)
+            charset = "utf-8" if data == data.decode("utf-8", "ignore").encode() else "cp1252"  # as mail readers do
+            yield Block(data.decode(charset, "replace") + GAP, heading)
             return
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
         labelled = False

@@ -49,8 +49,11 @@ _PARTICLE: Final = re.compile(
 )
 _HIDDEN_ANYWHERE: Final = re.compile(f"[{_HIDDEN}]")
 _HIRAGANA: Final = re.compile("[\u3041-\u309f]")
-_APART: Final = re.compile("[\x00-\u02ff\u3000-\u3029\u3041-\u3096\u30a1-\u9fff\uac00-\ud7a3\uff01-\uff60]{2}")
-"""Two that never are one character."""
+_APART: Final = regex.compile(
+    r"(?:[\x00-\u02ff\u3000-\u3029\uff01-\uff60]"
+    r"|(?=[\u0370-\uff60])[^\P{L}\u0d4e\u0e33\u0eb3\u1100-\u11ff\ua960-\ua97f\ud7b0-\ud7ff]){2}"
+)
+"""Two that never are one character: letters, except those that join others."""
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
@@ -62,7 +65,7 @@ _SENTENCE_MARKS: Final = {"\n": " ", "\r": " ", "…": ".", "\u0f0d": "。", "\u
 """Lines wrap within sentences, and ICU does not count these marks as ends."""
 _GREEK_QUESTION: Final = re.compile("(?<=[\u0370-\u03ff\u1f00-\u1fff]);")
 _OPENING: Final = "「『（《〈【“‘"
-_REACH: Final = 200
+_REACH: Final = 80
 """Characters around a place that decide whether a sentence or a word ends there."""
 _LONGEST: Final = 1024
 """Characters before a place in which the character that it may split begins."""
@@ -92,6 +95,7 @@ def is_character_end(text: str, at: int) -> bool:
         return True
     begin = max(0, at - _LONGEST)
     begin = max(begin, text.rfind(" ", begin, at))  # no character goes on after a space but with it
+    begin = next((place for place in range(at - 1, begin, -1) if _APART.match(text, place - 1)), begin)
     while begin and "\U0001f1e6" <= text[begin] <= "\U0001f1ff":  # flags are pairs, counted from the first letter
         begin -= 1
     return at - begin in _ends(CharacterBreaker, text[begin : at + 1])

@@ -12,10 +12,11 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 from memagent_converters.equations import scripted
+from memagent_converters.pdf_columns import FEWEST_ROWS, columns_apart
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
 _OCR: Final = "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
-_LINE_END_HYPHEN: Final = re.compile(r"(\w+)(?:\ufffe|\xad\r?\n?|\xad)(\w+)")
+_LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
 _NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
 _SMALLER: Final = 0.85
 _SHIFTED: Final = 0.1
@@ -95,9 +96,8 @@ def _chosen(source: SourceFile, count: int) -> list[int]:
 def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with the values of its fields and its notes, and what it has beside them."""
     textpage = page.get_textpage()
-    raw = _with_scripts(pdfium.raw, textpage, str(textpage.get_text_range()))
+    text = _joined_words(_in_order(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
     textpage.close()
-    text = _joined_words(raw.replace("\r\n", "\n"))
     omissions = []
     characters = len("".join(text.split()))
     unmapped = len(_UNMAPPED.findall(text))
@@ -112,13 +112,31 @@ def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[
     return "\n".join([*filter(None, [text]), *values]), omissions
 
 
-def _with_scripts(raw: Any, textpage: Any, text: str) -> str:
-    """Mark numbers that are smaller than what is before them and stand higher (`10^6`) or lower (`CO_2`)."""
+def _in_order(raw: Any, textpage: Any, text: str) -> str:
+    """Return a page's text, column by column, its powers and indices marked."""
+    if max(text, default="") > "\uffff":  # pdfium counts otherwise
+        return text
+    place = raw.FS_RECTF()
+
+    def box(index: int) -> tuple[float, float, float]:
+        raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), place)
+        return place.left, place.right, place.top - place.bottom
+
+    is_whole = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + FEWEST_ROWS  # no line is in parts
+    parts = [(0, len(text))] if is_whole else columns_apart(text, box)
+    return "\r\n".join(_with_scripts(raw, textpage, text[begin:end], begin) for begin, end in parts)
+
+
+def _with_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
+    """Mark numbers that are smaller than what is before them and stand higher (`10^6`) or lower (`CO_2`).
+
+    The text begins at this offset in the page's.
+    """
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
     def place(index: int) -> tuple[float, float]:
         """Return the height of a character's line on the page, and its own height."""
-        index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, index)
+        index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
         raw.FPDFText_GetLooseCharBox(textpage, index, box)
         raw.FPDFText_GetCharOrigin(textpage, index, x, y)
         return y.value, box.top - box.bottom
@@ -136,7 +154,7 @@ def _with_scripts(raw: Any, textpage: Any, text: str) -> str:
             line, height = own_line, own_height
         return match[0]
 
-    return text if max(text, default="") > "\uffff" else _NUMBER.sub(marked, text)
+    return _NUMBER.sub(marked, text)
 
 
 def _joined_words(text: str) -> str:
@@ -153,14 +171,16 @@ def _joined_words(text: str) -> str:
 
 def _shown(raw: Any, page: Any, *, has_text: bool) -> str | None:
     """Return what a page with hardly any text shows in its place: an image, or drawn letters; None for nothing."""
-    area, paths = page.get_width() * page.get_height(), 0
+    images = segments = 0.0
     for item in page.get_objects(max_depth=3):
         if item.type == raw.FPDF_PAGEOBJ_IMAGE:
             left, bottom, right, top = item.get_bounds()
-            if not has_text or (right - left) * (top - bottom) > area / 2:
-                return "pages that are images"
-        paths += item.type == raw.FPDF_PAGEOBJ_PATH
-    return "pages that are drawn, without characters" if paths > 100 and not has_text else None
+            images += (right - left) * (top - bottom)
+        elif item.type == raw.FPDF_PAGEOBJ_PATH:
+            segments += raw.FPDFPath_CountSegments(item)
+    if images > page.get_width() * page.get_height() / 2 or (images and not has_text):
+        return "pages that are images"
+    return "pages that are drawn, without characters" if segments > 15 and not has_text else None  # fewer are a frame
 
 
 def _annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ _SCRIPTS: Final = re.compile(
     r"(?=[^\\} ]|\\(?:'|u-?\d))"
 )
 _DELETED: Final = re.compile(r"\\deleted(?![a-z0-9])")
-_GROUPS: Final = re.compile(r"\\(footnote|header[lrf]?|footer[lrf]?)(?![a-z]) ?|\\.|[{}]", re.DOTALL)
+_GROUPS: Final = re.compile(r"(?:\\\*)?\\(footnote|annotation|(?:head|foot)er[lrf]?)(?![a-z]) ?|\\.|[{}]", re.DOTALL)
 _LOST: Final = {"embedded objects": re.compile(r"\\objdata\b"), PICTURES: re.compile(r"\\pict\b")}
 
 
@@ -41,8 +41,8 @@ def _with_notes(rtf: str) -> str:
         elif match[0] == "}" and ends:
             return ends.pop() + "}"
         elif match[1] and ends:
-            ends[-1] = "]" if match[1] == "footnote" else r"\par "
-            return "[Note: " if match[1] == "footnote" else ""
+            begin, ends[-1] = ("[Note: ", "]") if match[1] in {"footnote", "annotation"} else ("", r"\par ")
+            return begin
         return match[0]
 
     return _GROUPS.sub(piece, rtf)

@@ -142,6 +142,4 @@ def html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
     ) + "</table>"  # fmt: skip
 
 
-def quoted(text: str) -> str:
-    """Return text as HTML."""
-    return escape(text, quote=True)
+quoted: Final = escape

@@ -86,13 +86,9 @@ def _share(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
         text = sample.decode(charset)
     except UnicodeDecodeError:
         return 0.0
-    accented = [letter for letter in text.lower() if letter > "\x7f" and _is_in_a_word(letter)]
+    # ¹ and ³ are what other charsets' letters look like in this one.
+    accented = [letter for letter in text.lower() if letter > "\x7f" and (letter.isalpha() or letter in "¹³")]
     letters = sum(letter.isalpha() for letter in text)
     if not accented or len(accented) > _MOST_ACCENTED * letters:
         return 0.0
     return max(sum(letter in alphabet for letter in accented) for alphabet in alphabets) / len(accented)
-
-
-def _is_in_a_word(character: str) -> bool:
-    """Whether it is a letter, or what the other charset's letters look like in this one."""
-    return character.isalpha() or character in "¹³"

@@ -26,7 +26,10 @@ _SEVEN_BITS: Final = (
     (re.compile(rb"\x1b\$\)C"), ("iso2022_kr",)),
     (re.compile(rb"~\{(?:[\x21-\x77][\x21-\x7e])+~\}"), ("hz",)),
 )
-_MARKS: Final = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_BYTE_ORDER_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+)  # fmt: skip
 AS_C1: Final = "memagent.c1"
 """How to treat errors of cp1252."""
 
@@ -39,6 +42,11 @@ def _as_c1(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(AS_C1, _as_c1)
+
+
+def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
+    """Return the charset of a byte order mark, and the mark's length in bytes."""
+    return next(((charset, len(mark)) for mark, charset in _BYTE_ORDER_MARKS if sample.startswith(mark)), None)
 
 
 def web_codec(label: str) -> str | None:
@@ -68,9 +76,8 @@ def seven_bit_codec(sample: bytes) -> str | None:
 
 def web_text(data: bytes, label: str | None) -> str:
     """Return bytes as text as a browser or mail reader would: by their mark, their label, UTF-8, or else as cp1252."""
-    for mark, name in _MARKS:
-        if data.startswith(mark):
-            return data[len(mark) :].decode(name, "replace")
+    if (mark := byte_order_mark(data)) is not None:
+        return data[mark[1] :].decode(mark[0], "replace")
     names = [web_codec(label) if label else None, seven_bit_codec(data), "utf-8"]
     for name in filter(None, names):
         try:

@@ -290,13 +290,6 @@ class Chunker:
                 high = middle - 1
         return None, low
 
-    def _ends(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-        """Where the text may be cut between two characters, the best place first."""
-        if boundary != "heading":
-            return _text_ends(text, start, end, boundary)
-        markdown = is_markdown(self._ref["media_type"])
-        return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
-
     def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
         """Return the largest number of tokens up to `taken` that ends at a character's end, and where that is.
 
@@ -366,15 +359,18 @@ class Chunker:
         _PIECES.put(key, self._current)
         return self._current
 
-
-def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-    """Return where a chunk may end between two characters, the best place first."""
-    ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
-    places: list[int] = []
-    for place in sentence_ends(text, start, end)[: -_CANDIDATES - 1 : -1]:
-        # Some tokenizers keep a full stop and the newline after it in one token.
-        places += place, start + len(text[start:place].rstrip())
-    ends += [place for place in places if place > start][:_CANDIDATES]
-    if not ends and is_unspaced(text[end - 1]):
-        ends = word_ends(text, start, end)[: -_CANDIDATES - 1 : -1]
-    return ends
+    def _ends(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:
+        """Return where a chunk may end between two characters, the best place first."""
+        if boundary == "heading":
+            markdown = is_markdown(self._ref["media_type"])
+            return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
+        ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
+        places: list[int] = []
+        near = max(start, end - 400)  # there is mostly one there
+        for place in (sentence_ends(text, near, end) or sentence_ends(text, start, near))[: -_CANDIDATES - 1 : -1]:
+            # Some tokenizers keep a full stop and the newline after it in one token.
+            places += place, start + len(text[start:place].rstrip())
+        ends += [place for place in places if place > start][:_CANDIDATES]
+        if not ends and is_unspaced(text[end - 1]):
+            ends = word_ends(text, max(start, end - 64), end)[: -_CANDIDATES - 1 : -1]
+        return ends

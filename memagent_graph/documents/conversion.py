@@ -196,8 +196,7 @@ def _on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
     except OSError:
         with tempfile.TemporaryFile() as copy:
             file.seek(0)
-            while piece := file.read(_MB):
-                copy.write(piece)
+            copy.writelines(iter(lambda: file.read(_MB), b""))
             copy.flush()
             yield copy
         return

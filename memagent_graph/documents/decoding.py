@@ -11,7 +11,7 @@ from typing import Literal
 from charset_normalizer import from_bytes
 
 from memagent_graph.documents.alphabets import is_hebrew, latin_charset
-from memagent_graph.documents.charsets import AS_C1, seven_bit_codec, web_codec
+from memagent_graph.documents.charsets import AS_C1, byte_order_mark, seven_bit_codec, web_codec
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]
@@ -19,35 +19,15 @@ Errors = Literal["strict", "replace"]
 SAMPLE_BYTES = 65_536
 _LARGEST_CHAOS = 0.1
 _TELLING_BYTES = 8
-_BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_BINARY_KINDS = (
-    (b"\x89PNG\r\n", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
-    (b"\x7fELF", "a program"),
-    (b"MZ\x90", "a Windows program"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"BZh", "a bzip2 archive"),
-    (b"\xfd7zXZ\x00", "an xz archive"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (b"Rar!\x1a", "a RAR archive"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\xd0\xcf\x11\xe0", "an old Microsoft Office file, or one with a password"),
-    (b"SQLite format 3\x00", "an SQLite database"),
-    (b"PAR1", "a Parquet file"),
-    (b"OggS", "an Ogg recording"),
-    (b"ID3", "an MP3 recording"),
-    (b"RIFF", "a RIFF recording or film"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"GGUF", "a GGUF model"),
-)
+_BINARY_KINDS = {
+    "an image": (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8"),
+    "a program": (b"\x7fELF", b"MZ\x90"),
+    "a zip archive": (b"PK\x03\x04",),
+    "an archive": (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a", b"\x28\xb5\x2f\xfd"),
+    "an old Microsoft Office file, or one with a password": (b"\xd0\xcf\x11\xe0",),
+    "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
+    "a recording or film": (b"OggS", b"ID3", b"RIFF"),
+}
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)
@@ -55,8 +35,8 @@ log = logging.getLogger(__name__)
 
 def binary_kind(sample: bytes) -> str | None:
     """Return what kind of binary file this is, by its first bytes; None if it may be text."""
-    for mark, kind in _BINARY_KINDS:
-        if sample.startswith(mark) and (b"\x00" in sample or not _is_utf8(sample)):
+    for kind, marks in _BINARY_KINDS.items():
+        if sample.startswith(marks) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
     if byte_order_mark(sample) is not None:
         return None
@@ -71,14 +51,6 @@ def _is_utf8(sample: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
-    """Return the charset of a byte order mark, and the mark's length in bytes."""
-    for mark, charset in _BYTE_ORDER_MARKS:
-        if sample.startswith(mark):
-            return charset, len(mark)
-    return None
 
 
 def known_charset(name: str) -> str:
@@ -107,7 +79,7 @@ def detected_charset(sample: bytes) -> str | None:
         return None
     if (latin := latin_charset(sample)) is not None:
         return latin
-    best = from_bytes(sample).best()
+    best = from_bytes(sample, cp_exclusion=["shift_jis_2004", "shift_jisx0213"]).best()  # all KOI8 is text in them
     if best is None or best.chaos > _LARGEST_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
         return None
     return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding

@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from memagent_graph.converters import Block, Parts
+from memagent_graph.documents.charsets import byte_order_mark
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
     StreamDecoder,
     binary_kind,
-    byte_order_mark,
     decoded,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, Section, kind_of_type
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
 READ_BYTES = 1 << 20
-_SECTION_GAP = "\n\n"
 _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
@@ -74,7 +73,7 @@ def opened(
         if isinstance(content, str):
             yield TEXT, (Block(content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
-            yield TEXT, _joined(content)
+            yield TEXT, iter(content)
         elif callable(content):
             yield TEXT, content()
         elif isinstance(content, Iterator) and not hasattr(content, "read"):
@@ -121,13 +120,6 @@ def _open(path: Path) -> IO[bytes]:
     raise DocumentError(f"the file {path} {reason}", hint=hint)
 
 
-def _joined(sections: tuple[Section, ...]) -> Parts:
-    for index, section in enumerate(sections):
-        if index:
-            yield Block(_SECTION_GAP)
-        yield Block(section.text, section.label)
-
-
 def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:
     decoder = StreamDecoder(document.name, encoding=document.encoding, errors=errors)
     while True:
@@ -152,14 +144,9 @@ def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Part
 def _read(name: str, file: IO[Any]) -> str | bytes:
     try:
         piece: str | bytes = file.read(READ_BYTES)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DocumentError(
-            f"{name} cannot be read: {error}", hint="Copy it to a readable place, and read that."
-        ) from error
-    except ValueError as error:
-        raise DocumentError(
-            f"the open file {name} cannot be read: {error}",
-            hint="A file opened as text has the encoding it was opened with: open it in binary mode, or pass its path.",
+            f"the file {name} cannot be read: {error}", hint="Open it in binary mode, or pass a path that you may read."
         ) from error
     return piece
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, Final
 
 from typing_extensions import TypedDict
@@ -71,22 +71,18 @@ def require_whole(document: Mapping[str, Any], on_incomplete: str) -> None:
 
 def sentence_of(omission: StoredOmission) -> str:
     """Return an omission in words: what, how many, where, and what to do."""
-    places = f" ({omission['places']})" if omission["places"] else ""
+    places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
-    return f"Not in the text: {omission['count']} {omission['what']}{places}{remedy}"
+    return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
 def _places(omissions: Sequence[Omission]) -> str:
     """Return where they are: pages as ranges, other places as they are, some of them if there are many."""
-    pages, names = [], dict.fromkeys(each.place for each in omissions if each.place and not _PAGE.fullmatch(each.place))
-    for omission in omissions:
-        if match := _PAGE.fullmatch(omission.place):
-            pages.append(int(match[1]))
-    pages = sorted(set(pages))
-    starts = pages[:1] + [after for before, after in pairwise(pages) if after != before + 1]
-    ends = [before for before, after in pairwise(pages) if after != before + 1] + pages[-1:]
-    ranges = [
-        f"page {first}" if first == last else f"pages {first}-{last}" for first, last in zip(starts, ends, strict=True)
-    ]
+    names = dict.fromkeys(each.place for each in omissions if each.place and not _PAGE.fullmatch(each.place))
+    pages = sorted({int(match[1]) for each in omissions if (match := _PAGE.fullmatch(each.place))})
+    ranges = []
+    for _, numbered in groupby(enumerate(pages), lambda item: item[1] - item[0]):
+        run = [page for _, page in numbered]
+        ranges.append(f"page {run[0]}" if len(run) == 1 else f"pages {run[0]}-{run[-1]}")
     places = [*ranges, *names]
     return ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")

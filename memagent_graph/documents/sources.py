@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NotRequired
 
 from typing_extensions import TypedDict
 
-from memagent_graph.converters import Parts
+from memagent_graph.converters import GAP, Block, Parts
 from memagent_graph.documents.conversion import converter_kinds
 from memagent_graph.documents.decoding import Errors
 from memagent_graph.documents.omissions import StoredOmission
@@ -129,14 +129,6 @@ class SourceMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A part of a document with its own name, as loaders return it."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Document:
     """A source of text that is not stored yet. Make one with a `from_*` method, or with `Document.of`.
 
@@ -175,8 +167,7 @@ class Document:
     ) -> Document:
         """Return a file: text, Markdown, or of a kind that has a converter. It is opened when it is added."""
         path = Path(path)
-        kind = media_type or media_type_of(path)
-        return cls(_readable(path.name or str(path)), kind, path, encoding, errors)
+        return cls(_readable(path.name or str(path)), media_type or media_type_of(path), path, encoding, errors)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
@@ -193,8 +184,7 @@ class Document:
         media_type: str | None = None,
     ) -> Document:
         """Return a file's content in memory; its kind follows from `name` and the first bytes."""
-        kind = media_type or media_type_of(name)
-        return cls(name, kind, bytes(data), encoding, errors)
+        return cls(name, media_type or media_type_of(name), bytes(data), encoding, errors)
 
     @classmethod
     def from_file(
@@ -208,8 +198,7 @@ class Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         named = getattr(file, "name", None)
         name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
-        kind = media_type or media_type_of(name)
-        return cls(name, kind, file, encoding, errors)
+        return cls(name, media_type or media_type_of(name), file, encoding, errors)
 
     @classmethod
     def from_stream(
@@ -235,10 +224,12 @@ class Document:
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
         """LangChain `Document`s, one after another with a blank line between; their sources are kept as sections."""
-        sections = tuple(Section(_label(each, index), each.page_content) for index, each in enumerate(documents))
-        if not sections:
+        if not documents:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
-        return cls(name or _source_name(documents), TEXT, sections)
+        blocks = (Block(each.page_content, _label(each, index)) for index, each in enumerate(documents))
+        return cls(
+            name or _source_name(documents), TEXT, tuple(part for each in blocks for part in (Block(GAP), each))[1:]
+        )
 
     @classmethod
     def of(cls, source: Any) -> Document:  # noqa: PLR0911 - one return per kind of source
@@ -310,40 +301,27 @@ def _refuse_file_name(text: str) -> None:
     """Refuse a short line that is a file's name or an address: most likely its content is meant."""
     if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
         return
-    if _ADDRESS.fullmatch(text.strip()):
-        raise DocumentError(
-            f"the text {text!r} is an address",
-            hint="Download it and pass the content; to read the text itself pass Document.from_text(...).",
-        )
     try:
         exists = Path(text).is_file()
     except (OSError, ValueError):
         return
-    if not exists and _looks_like_a_file(text):
-        raise DocumentError(
-            f"there is no file {text!r}",
-            hint="Check the path, and pass pathlib.Path(...); to read the text itself pass Document.from_text(...).",
-        )
-    if exists:
-        raise DocumentError(
-            f"the text {text!r} is the name of a file",
-            hint="To read that file pass pathlib.Path(...); to read the text itself pass Document.from_text(...).",
-        )
-
-
-def _looks_like_a_file(text: str) -> bool:
-    """Whether a line is one word with the extension of a readable file."""
-    return not re.search(r"\s", text) and _kind_of(text) is not None
+    if _ADDRESS.fullmatch(text.strip()):
+        what, hint = f"the text {text!r} is an address", "Download it and pass the content"
+    elif exists:
+        what, hint = f"the text {text!r} is the name of a file", "To read that file pass pathlib.Path(...)"
+    elif not re.search(r"\s", text) and _kind_of(text) is not None:
+        what, hint = f"there is no file {text!r}", "Check the path, and pass pathlib.Path(...)"
+    else:
+        return
+    raise DocumentError(what, hint=f"{hint}; to read the text itself pass Document.from_text(...).")
 
 
 def _label(document: Any, index: int) -> str:
     metadata = getattr(document, "metadata", None) or {}
     source = metadata.get("source") or metadata.get("title") or getattr(document, "id", None)
     page = metadata.get("page_label", metadata.get("page"))
-    parts = [str(source)] if source else []
-    if page is not None:
-        parts.append(f"page {page}")
-    return ", ".join(parts) or f"document {index + 1}"
+    parts = (source, None if page is None else f"page {page}")
+    return ", ".join(str(part) for part in parts if part) or f"document {index + 1}"
 
 
 def _source_name(documents: Sequence[Any]) -> str:

@@ -12,6 +12,11 @@ from memagent_graph.words import without_surrogates
 
 _LARGEST_COUNT: Final = 2**40
 """A larger number is not a count of tokens, and databases could not add it up."""
+_COUNTS: Final = {
+    "prompt_tokens": 0, "input_tokens": 0, "completion_tokens": 1, "output_tokens": 1,
+    "cached_tokens": 2, "cache_read": 2, "prompt_cache_hit_tokens": 2, "cache_read_input_tokens": 2,
+}  # fmt: skip
+"""What servers call them, and which field of `TokenUsage` each is."""
 _WORDS: Final = {
     FinishReason.STOP: (
         "stop end end_turn stop_sequence stop_token eos eos_token im_end eot_id end_of_text end_of_turn complete "
@@ -43,12 +48,12 @@ _PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
 def finish_reason(word: object) -> FinishReason:
     """Return the reason that a server's word for it means, in any spelling; STOP if it gives none, OTHER if unknown."""
+    if isinstance(word, str) and word in _REASONS:
+        return _REASONS[word]
     if isinstance(word, Mapping):
         word = word.get("type") or word.get("reason")
     if word is None or word == "":
         return FinishReason.STOP
-    if isinstance(word, str) and word in _REASONS:
-        return _REASONS[word]
     letters = _NO_LETTER.sub("", str(word).lower())
     return _REASONS.get(_PREFIX.sub("", letters) or letters, FinishReason.OTHER)
 
@@ -77,42 +82,31 @@ def content_text(content: object) -> str | None:
 
 def has_refusal(message: Mapping[str, Any]) -> bool:
     """Whether a message says that the model refused."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    return bool(message.get("refusal")) or any(
-        isinstance(part, Mapping) and part.get("type") == "refusal" for part in parts
-    )
+    parts = message["content"] if isinstance(message.get("content"), list) else ()
+    kinds = (part.get("type") for part in parts if isinstance(part, Mapping))
+    return bool(message.get("refusal")) or "refusal" in kinds
 
 
 def token_usage(usage: object) -> TokenUsage | None:
     """Return the counts of tokens in a reply; None if there are none, or they are impossible."""
     if not isinstance(usage, dict):
         return None
-    prompt, completion = (
-        _count(usage, "prompt_tokens", "input_tokens"),
-        _count(usage, "completion_tokens", "output_tokens"),
-    )
+    counts = [0, 0, 0]
     details = usage.get("prompt_tokens_details") or usage.get("input_token_details")
-    cached = _count(details, "cached_tokens", "cache_read") if isinstance(details, dict) else 0
-    cached = cached or _count(usage, "prompt_cache_hit_tokens", "cache_read_input_tokens")
-    counts = prompt, completion, cached
-    if not (prompt or completion) or min(counts) < 0 or max(counts) > _LARGEST_COUNT:
-        return None
-    return TokenUsage(*counts)
+    for name, value in (usage | details if isinstance(details, dict) else usage).items():
+        if value and name in _COUNTS:
+            counts[_COUNTS[name]] = value if type(value) is int else _count(value)
+    prompt, completion, cached = counts
+    are_possible = 0 <= prompt <= _LARGEST_COUNT and 0 <= completion <= _LARGEST_COUNT and 0 <= cached <= _LARGEST_COUNT
+    return TokenUsage(prompt, completion, cached) if are_possible and (prompt or completion) else None
 
 
-def _count(usage: Mapping[str, Any], *names: str) -> int:
-    """Return the first of these numbers that is there, also if it is written as a text; 0 if none is."""
-    for name in names:
-        value = usage.get(name)
-        if type(value) is int:
-            return value
-        if value is not None:
-            try:
-                return int(float(value))
-            except (TypeError, ValueError, OverflowError):
-                return 0
-    return 0
+def _count(value: Any) -> int:
+    """Return a number that may be written as a text; 0 if it is none."""
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def finish_notes(reason: FinishReason, word: object, text: str | None) -> tuple[Note, ...]:

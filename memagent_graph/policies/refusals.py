@@ -17,8 +17,9 @@ OPTIONAL_FIELDS: Final = (
 _BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _LENGTH: Final = re.compile(
     r"context[ _-]?(?:length|window|size|limit)|maximum (?:\w+ )?length|too (?:long|many tokens|large)|n_ctx"
-    r"|tokens? .{0,20}exceed|exceed\w* .{0,60}(?:context|window|tokens?|length)|(?:input|prompt) (?:length|is too)"
-    r"|max_model_len|sequence length|longer than|reduce the length|at most \d+ tokens|> ?\d+ maximum",
+    r"|tokens? .{0,40}(?:exceed|must be <)|exceed\w* .{0,60}(?:context|window|tokens?|length)"
+    r"|(?:input|prompt) (?:length|is too)|max_model_len|sequence length|longer than|reduce the length"
+    r"|at most \d+ tokens|> ?\d+ maximum",
     re.IGNORECASE,
 )
 _UNSUPPORTED: Final = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -19,12 +19,14 @@ from memagent_graph.policies.refusals import words_of
 from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 
+_TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
 
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Logprob] | None = None
     """/chat/completions"""
     token_logprobs: list[float] | None = None
@@ -36,19 +38,14 @@ class _Logprobs(msgspec.Struct):
         return self.token_logprobs
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     refusal: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
 
-    @property
-    def says_why_it_is_empty(self) -> bool:
-        """Whether the model refused, or wrote nothing but its reasoning."""
-        return bool(self.refusal or self.reasoning or self.reasoning_content)
 
-
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     message: _Message | None = None
     """/chat/completions"""
     text: str | None = None
@@ -57,21 +54,23 @@ class _Choice(msgspec.Struct):
     """/chat/completions, from servers that send every reply as a part of a stream"""
     index: Any = None
     finish_reason: Any = None
+    other_finish_reason: Any = msgspec.field(name="finishReason", default=None)
+    native_finish_reason: Any = None
     stop_reason: Any = None
     error: Any = None
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
     """/completions has the prompt's ids here, /chat/completions next to the choices."""
 
 
-class _Reply(msgspec.Struct):
+class _Reply(msgspec.Struct, gc=False):
     choices: list[_Choice]
     id: Any = None
     model: Any = None
     usage: Any = None
     error: Any = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Reply)
@@ -101,40 +100,40 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         if reply.error:
             raise BrokenOffError(words_of(content), content)
         raise MalformedReplyError("it has no choices", content)
-    choice = min(reply.choices, key=_place) if len(reply.choices) > 1 else reply.choices[0]
+    choice = reply.choices[0]
+    if len(reply.choices) > 1:
+        choice = min(reply.choices, key=lambda each: each.index if isinstance(each.index, int) else 0)
     message = choice.message
     text = message.content if message else choice.text
-    word = choice.finish_reason or choice.stop_reason
+    word = choice.finish_reason or choice.other_finish_reason or choice.stop_reason
     reason, usage = finish_reason(word), token_usage(reply.usage)
+    if choice.native_finish_reason and (native := finish_reason(choice.native_finish_reason)) is not FinishReason.OTHER:
+        reason = native if reason is FinishReason.STOP else reason
     if reason is FinishReason.FAILED or choice.error or reply.error:
         raise BrokenOffError(str(choice.error or reply.error or word), content)
-    if text is None and reason is FinishReason.STOP and not (message and message.says_why_it_is_empty):
+    if (
+        text is None
+        and reason is FinishReason.STOP
+        and not (message and (message.refusal or message.reasoning or message.reasoning_content))
+    ):
         raise MalformedReplyError("its text is null, without a reason", content)
     if message and message.refusal and not text:
         reason = FinishReason.REFUSED
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
-    facts: dict[str, Any] = {
-        "text": text or "",
-        "finish_reason": reason,
-        "model": reply.model if reply.model and isinstance(reply.model, str) else model,
-        "usage": usage,
-        "policy_version": policy_version,
-        "request_id": reply.id if isinstance(reply.id, str) else "",
-    }
     notes = finish_notes(reason, word, text)
-    if not is_damaged:
-        try:
-            return Completion(
-                **facts,
-                prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
-                token_ids=choice.token_ids,
-                logprobs=choice.logprobs.values() if choice.logprobs else None,
-                notes=notes,
-            )
-        except OverflowError:  # an id that is none
-            pass
-    return Completion(**facts, notes=(*notes, _DAMAGED) if sampling.logprobs else notes)
+    return Completion(
+        text=text or "",
+        finish_reason=reason,
+        model=reply.model if reply.model and isinstance(reply.model, str) else model,
+        usage=usage,
+        policy_version=policy_version,
+        request_id=reply.id if isinstance(reply.id, str) else "",
+        prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs.values() if choice.logprobs else None,
+        notes=(*notes, _DAMAGED) if is_damaged and sampling.logprobs else notes,
+    )
 
 
 def _decoded(content: bytes) -> tuple[_Reply, bool]:
@@ -194,7 +193,3 @@ def _json(text: str) -> Any:
 
 
 _loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
-
-
-def _place(choice: _Choice) -> int:
-    return choice.index if isinstance(choice.index, int) else 0

@@ -376,6 +376,15 @@ def _line(text: str) -> str:
     return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
 
 
+def _rows(*rows: str | tuple[str, ...], at: tuple[int, ...] = (60, 320)) -> str:
+    """Lines below each other; those that are tuples are written across columns."""
+    return " ".join(
+        f"BT /F1 11 Tf {x} {740 - 14 * number} Td ({text}) Tj ET"
+        for number, row in enumerate(rows)
+        for x, text in zip(at, [row] if isinstance(row, str) else row, strict=False)
+    )
+
+
 _SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
 
 
@@ -393,7 +402,7 @@ def _pdf_files() -> Iterator[Made]:
         ("Page 2",),
         omissions=("1 pages that are images (page 2)",),
     )
-    yield Made("scan.pdf", _pdf([_SCAN, _SCAN]), (), error="2 pages that are images (pages 1-2)")
+    yield Made("scan.pdf", _pdf([_SCAN, _SCAN]), (), error="pages that are images (2: pages 1-2)")
 
     def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 10 0 R /T (Name) {field} >>"
@@ -457,6 +466,47 @@ def _pdf_files() -> Iterator[Made]:
         "columns.pdf", _pdf([" ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)]),
         ("One\ntwo.\nThree\nfour.",),
     )  # fmt: skip
+    prose = (
+        ("The tower stands close to the sea", "Later it was sold to a merchant of"), ("and was built of grey stone that a", "grain, who kept it for nine years and"),
+        ("ship brought from the north in the", "then gave it to the town. The key is"), ("spring of that year. Its first keep-", "umbrella. Nobody has used it since, or"),
+        ("er was Marta, who had 10 bees and a", "so the people of the town say, who"), ("dog that slept on the stairs.", "are often wrong about such things."),
+    )  # fmt: skip
+    yield Made(
+        "rows_of_columns.pdf", _pdf([_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")]),
+        ("A title over both of the columns, with no gap in it\nThe tower", "that a\nship brought", "on the stairs.\nLater it", "The key is\numbrella.", "such things.\nA line below"),
+    )  # fmt: skip
+    three = [
+        ("lorem ipsum dolor ", "sit amet elit sed ", "do tempor ut labo "),
+        ("magna aliqua enim ", "ad minim veniam q ", "nostrud exercitat "),
+    ]
+    yield Made(
+        "three_columns.pdf",
+        _pdf([_rows(*three * 3, at=(50, 220, 400))]),
+        ("lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet",),
+    )
+    cells = [
+        ("Region of the tower", "Bees that it had in the year"),
+        ("North and the islands", "Nine hundred and forty"),
+        ("South without the sea", "A thousand and two"),
+        ("East of the long river", "None that were counted"),
+        ("West", "Seven"),
+    ]
+    yield Made("rows_of_a_table.pdf", _pdf([_rows(*cells)]), ("South without the sea A thousand and two",))
+    drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
+    yield Made(
+        "drawn.pdf",
+        _pdf([_line("Before."), drawn]),
+        ("Before.",),
+        omissions=("1 pages that are drawn, without characters (page 2)",),
+    )
+    yield Made("framed.pdf", _pdf([_line("Before."), "q 30 30 550 730 re S 30 50 m 580 50 l S Q"]), ("Before.",))
+    strips = " ".join(f"q 612 0 0 200 0 {200 * at} cm /I Do Q" for at in range(4))
+    yield Made(
+        "strips.pdf",
+        _pdf([_line("Before."), strips + _line("Page 2")]),
+        ("Page 2",),
+        omissions=("1 pages that are images (page 2)",),
+    )
 
 
 def _mail(**changes: Any) -> EmailMessage:
@@ -517,6 +567,12 @@ def _mail_files() -> Iterator[Made]:
     pictured.add_related(
         b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
     )
+    western = _mail()
+    western.set_content("See the file.")
+    western.add_attachment(
+        "Schlüssel".encode("cp1252"), maintype="application", subtype="octet-stream", filename="a.txt"
+    )
+    yield Made("western.eml", western.as_bytes(), ("Schlüssel",))
     yield Made("pictured.eml", pictured.as_bytes(), ("See",), omissions=("1 pictures (map.gif)",))
     stub = _mail()
     stub.set_content("View this message in your browser.")
@@ -772,6 +828,7 @@ def _open_files() -> Iterator[Made]:
         ("In 1987[Note:  See Ames.] it was 42", "A head"), ("41",),
     )  # fmt: skip
     yield Made("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
+    yield Made("noted.rtf", rb"{\rtf1 Seen{\*\annotation by Ada} twice\par}", ("Seen[Note: by Ada] twice",))
     yield Made(
         "emoji.rtf", rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01}}", ("10^7 😀",), omissions=("1 pictures",)
     )
@@ -790,6 +847,7 @@ def _charset_files() -> Iterator[Made]:
         "declared.xhtml", '<?xml version="1.0" encoding="windows-1251"?><p>Привет</p>'.encode("cp1251"), ("Привет",)
     )
     yield Made("mail.txt", "東京タワーは三百三十三メートル。".encode("iso2022_jp"), ("東京タワー",))
+    yield Made("koi8.txt", "Ключ от маяка хранит Анна, и номер его 4711.".encode("koi8-r"), ("Ключ от маяка",))
     yield Made("hz.txt", "答案是雨伞。The answer.".encode("hz"), ("雨伞",))
     yield Made("kr.txt", "서울은 수도이다.".encode("iso2022_kr"), ("서울은",))
     yield Made("hebrew.txt", "שלום עולם, הקוד הוא 42".encode("cp1255"), ("שלום עולם",))

@@ -169,6 +169,9 @@ FINISH_REASONS = {
         events=frozenset({"truncated"}),
     ),
     "cut, as an object": _finish({"type": "max_tokens"}, "truncated"),
+    "cut, as a finishReason": _finish(None, "truncated", finishReason="MAX_TOKENS"),
+    "cut, in the provider's own word": _finish("stop", "truncated", native_finish_reason="MAX_TOKENS"),
+    "ended, with another word of the provider's": _finish("stop", native_finish_reason="banana"),
     "cut, as a stop_reason": _finish(None, "truncated", stop_reason="max_tokens"),
     **{
         f"refused, as {word!r}": _refused(word)
@@ -410,6 +413,8 @@ TOO_LONG_IN_WORDS = {
     "llama.cpp, with the status 500": (500, "the request exceeds the available context size."),
     "LM Studio": (400, "Trying to keep the first 5000 tokens when context the overflows. ... context length"),
     "Groq": (413, "Request too large for model"),
+    "TGI": (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097. Given: 6000"),
+    "Cohere": (400, "total number of tokens (prompt and prediction) cannot exceed 4081"),
     "Anthropic": (400, "prompt is too long: 210000 tokens > 200000 maximum"),
     "max_tokens that is too large": (400, "max_tokens is too large: 1024. The maximum context length is 512 tokens"),
 }

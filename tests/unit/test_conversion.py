@@ -11,7 +11,7 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import docx, pdf
-from support.made_documents import opened, sheets, slides, word, zipped
+from support.made_documents import opened, sheets, slides, tc, word, zipped
 
 from memagent_converters.html_to_markdown import markdown
 from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
@@ -104,6 +104,26 @@ def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(name, data, tmp
         store.add(Document.from_bytes(data, name=name))
     ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
     assert ref["size"] > 10_000
+
+
+_PEAK = """
+import io, sys
+from memagent_converters.pdf_files import convert
+from memagent_graph.converters import SourceFile
+for _ in convert(SourceFile("a.pdf", "pdf", sys.stdin.buffer, "", {})):
+    pass
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@_LINUX
+def test_ten_times_the_pages_take_no_more_memory(tmp_path):
+    peaks = []
+    for pages in (50, 500):
+        (tmp_path / "a.pdf").write_bytes(pdf(*[f"{page}) Tj (" + "word) Tj (" * 300 for page in range(pages)]))
+        with (tmp_path / "a.pdf").open("rb") as file:
+            peaks.append(int(subprocess.check_output([sys.executable, "-c", _PEAK], stdin=file)))
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 def test_bounds_come_from_the_environment_for_every_store(tmp_path, monkeypatch):
@@ -231,12 +251,30 @@ _LARGE = "needs more than 800 MB|takes more than 2 seconds"
         ("chapters.epub", _book(chapters=1_000_000), _LARGE),
         ("zipped.epub", _book("<p>" + "a " * 100_000_000), _LARGE),
         ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), _LARGE),
+        ("messages.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: b\n\nx\n\n" * 400_000, _LARGE),
     ],
 )
 def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path):
     store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=2, memory_mb=800))
     with pytest.raises(DocumentError, match=error):
         store.add(Document.from_bytes(data, name=name))
+
+
+_FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("wide.docx", word("<w:tbl><w:tr>" + tc("a", '<w:gridSpan w:val="1000000000"/>') * 50 + "</w:tr></w:tbl>")),
+        ("wide.html", b"<table>" + b"<tr><td rowspan=65534 colspan=1000>a" * 100),
+        ("deep.rtf", rb"{\rtf1 " + b"{" * 20_000 + b"a" + b"}" * 20_001),
+        ("far.xlsx", sheets(_FAR.format(1, "A") + _FAR.format(1_048_576, "XFD"))),
+    ],
+)
+def test_small_files_that_claim_much_space_have_little_text(name, data, tmp_path):
+    ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
+    assert 0 < ref["size"] < 1_000_000
 
 
 @_LINUX

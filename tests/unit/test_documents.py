@@ -97,7 +97,7 @@ def test_an_empty_document_is_refused(text, store):
 @pytest.mark.parametrize(
     ("data", "looks"),
     [
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "PNG"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "an image"),
         (b"PK\x03\x04\x00\x00\xff", "zip"),
         (b"\x7fELF\x02\x01\x00\xff", "program"),
         (bytes(range(256)) * 40, "binary"),

@@ -21,7 +21,7 @@ from memagent_serve.chat_replies import read_details
 
 MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
 SCAN = next(made for made in made_documents() if made.name == "scan.pdf")
-IMAGE = "1 pages that are images (page 2)"
+IMAGE = "pages that are images (1: page 2)"
 
 
 def document(made=MIXED):
@@ -52,7 +52,7 @@ def test_each_door_shows_the_same_event():
 
 def test_a_read_stops_before_it_where_it_should():
     with reader(on_incomplete="stop") as agent:
-        with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(page 2\).*on_incomplete report"):
+        with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(1: page 2\).*on_incomplete report"):
             agent.read(document(), "What?")
         with pytest.raises(IncompleteDocumentError):
             agent.read(agent.store.add(document()), "What?")
@@ -60,7 +60,7 @@ def test_a_read_stops_before_it_where_it_should():
 
 
 def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
-    with pytest.raises(EmptyDocumentError, match=r"holds no text.*2 pages that are images \(pages 1-2\).*converter"):
+    with pytest.raises(EmptyDocumentError, match=r"holds no text.*pages that are images \(2: pages 1-2\).*converter"):
         DocumentStore(tmp_path).add(document(SCAN))
 
 

@@ -99,9 +99,11 @@ class TestWhatTheModelGets:
         (message,) = told(agent.invoke({"messages": [("user", "?")], "found": documents}))
         assert ", b.txt)" in message.text
 
-    @pytest.mark.parametrize("said", ["\\boxed{unknown}", "\\boxed{Not found.}", "\\boxed{none}"])
+    @pytest.mark.parametrize(
+        "said", ["unknown", "Not found.", "none", "Nicht angegeben.", "未提及。", "उल्लेख नहीं है।", "لم يذكر"]
+    )
     def test_a_plain_statement_where_the_document_does_not_hold_the_answer(self, make_tool, said) -> None:
-        tool = make_tool(ScriptedPolicy(lambda prompt: "nothing" if "<section>" in prompt else said))
+        tool = make_tool(ScriptedPolicy(lambda prompt: "nothing" if "<section>" in prompt else f"\\boxed{{{said}}}"))
         message = call(tool, questions=[HARBOR], text=TEXT)
         assert message.text == "The document does not say."
         assert message.artifact["readings"][0]["answer"] is None
