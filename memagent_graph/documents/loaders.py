@@ -7,14 +7,13 @@ import io
 import re
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
 from memagent_graph.converters import Block, Parts
-from memagent_graph.documents.charsets import byte_order_mark
+from memagent_graph.documents.charsets import byte_order_mark, web_codec
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
@@ -25,6 +24,7 @@ from memagent_graph.documents.decoding import (
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
+from memagent_graph.storage.bounded_files import open_without_links
 
 READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
@@ -81,9 +81,9 @@ def opened(
         elif isinstance(content, bytes):
             yield _from_binary(document, io.BytesIO(content), errors, convert)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
-            yield _from_binary(document, stack.enter_context(_open(content)), errors, convert)
+            yield _from_binary(document, stack.enter_context(_open(document)), errors, convert)
         else:
-            file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
+            file = stack.enter_context(_open(document)) if isinstance(content, Path) else content
             first = _read(document.name, file)
             if isinstance(first, str):
                 if document.pages is not None:
@@ -105,10 +105,10 @@ def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
     )
 
 
-def _open(path: Path) -> IO[bytes]:
-    hint = None
+def _open(document: Document) -> IO[bytes]:
+    path, hint = document.content, None
     try:
-        return path.open("rb")
+        return path.open("rb") if document.follows_links else open_without_links(path)
     except FileNotFoundError:
         reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:
@@ -187,15 +187,13 @@ def _sample(file: IO[bytes]) -> bytes:
 
 
 def _archive_kind(file: IO[bytes]) -> str | None:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = set(archive.namelist())
-            if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
-                return kind
-            if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
-                return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error):
-        pass  # the caller says that it is damaged
+    # Whatever error a damaged archive ends in, the caller says that it is damaged.
+    with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
+        names = set(archive.namelist())
+        if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
+            return kind
+        if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
+            return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
     return None
 
 
@@ -227,7 +225,9 @@ def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding
     if declared is None and byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
-        declared = meta.group(1).decode("ascii")
+        label = meta.group(1).decode("ascii")
+        # As browsers do: a charset that only Python knows does not count, nor UTF-16, as the declaration is ASCII.
+        declared = None if (web_codec(label) or "utf-16").startswith("utf-16") else label
     reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:
         for text in decoded(document.name, reopen, encoding=declared, errors=errors):

@@ -47,6 +47,7 @@ KEPT_DOCUMENTS: Final = "documents"
 OPEN_DOCUMENTS: Final = "open-documents"
 REPLACED: Final = (TABLE, REPORT, "standings.*", "*.png", "*.svg")
 """What is made again from the rows at the end."""
+_MOST_ROWS: Final = 10_000_000
 _SYNC_SECONDS: Final = 1.0
 """How much work a power failure may cost; a killed process loses nothing that it wrote."""
 
@@ -213,7 +214,7 @@ def _parsed(
     try:
         header = msgspec.convert(entries[0] if entries else {}, _Header)
         if header["format"] != FORMAT:
-            raise ValueError(f"its format is {header['format']}")
+            raise ValueError(f"its format is {header['format']!r}")
     except ValueError as error:
         raise EvaluationError(
             f"{path} is not the journal of an evaluation by this version of memagent-graph: {error}",
@@ -222,15 +223,22 @@ def _parsed(
     plans: list[EvaluationPlan] = []
     commands: list[str] = []
     rows: list[ResultRow] = []
+    planned: set[tuple[str, str]] = set()
     for number, values in enumerate(entries[1:], start=2):
         try:
             if "plan" in values:
-                plans.append(msgspec.convert(values["plan"], EvaluationPlan))
+                plans.append(plan := msgspec.convert(values["plan"], EvaluationPlan))
+                if abs(plan.repeats) * len(plan.systems) * sum(abs(cell.count) for cell in plan.cells) > _MOST_ROWS:
+                    raise ValueError(f"it plans more than {_MOST_ROWS:,} rows")
+                planned |= {(system, cell.task) for system in plan.systems for cell in plan.cells}
             elif "command" in values:
                 commands.append(str(values["command"]))
             else:
-                rows.append(msgspec.convert(values, ResultRow))
-        except (TypeError, msgspec.ValidationError) as error:
+                rows.append(row := msgspec.convert(values, ResultRow))
+                f"{row.system}{row.task}{row.unit}{row.judge}".encode()  # a plot can show no half of a surrogate pair
+                if (row.system, row.task) not in planned:
+                    raise ValueError("its system and task are in no plan above it")
+        except ValueError as error:
             raise EvaluationError(
                 f"line {number} of {path} cannot be understood: {error}",
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",
