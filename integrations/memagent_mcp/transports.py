@@ -47,7 +47,8 @@ async def serve_stdio(server: FastMCP[Any], output: TextIOWrapper) -> None:
     # The SDK reads standard input in a thread that cannot be interrupted. With the default handler, Ctrl-C ends the
     # process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _shorten_log_entries()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_shorten)
     lowlevel = server._mcp_server  # `run_stdio_async` only writes to sys.stdout
     async with stdio_server(stdout=anyio.wrap_file(output)) as (incoming, outgoing):
         await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
@@ -63,7 +64,8 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
             of another host, are refused. This prevents DNS rebinding: a web page cannot reach the server through a host
             name of its own.
     """
-    _shorten_log_entries()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_shorten)
     server.settings.transport_security = allowed_names(names)
     server.settings.max_sessions = _MOST_SESSIONS
     config = uvicorn.Config(
@@ -77,15 +79,10 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _shorten_log_entries() -> None:
-    """Show one printable line of each: the SDK logs hundreds for a request of a newer protocol, and clients' names."""
-
-    def first_line(record: logging.LogRecord) -> bool:
-        record.msg, record.args = in_one_line(record.getMessage().partition("\n")[0]), ()
-        return True
-
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(first_line)
+def _shorten(record: logging.LogRecord) -> bool:
+    """Keep one printable line: the SDK logs hundreds for a request of a newer protocol, and names that clients send."""
+    record.msg, record.args = in_one_line(record.getMessage().partition("\n")[0]), ()
+    return True
 
 
 def url_of(listener: socket.socket) -> str:

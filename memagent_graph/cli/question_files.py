@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
 
-_MOST_QUESTIONS: Final = 10_000
+_MOST_QUESTIONS = 10_000
 
 
 def questions_of(given: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.charsets import byte_order_mark, web_codec
@@ -215,8 +215,7 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
 
 def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
     file.seek(start)
-    while piece := _read(name, file):
-        yield cast("bytes", piece)
+    yield from _rest(name, _read(name, file), file)
 
 
 def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:

@@ -90,11 +90,13 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
     """Return the rows of a journal, which may be in use.
 
     Raises:
-        MemAgentError: of the class `error`: it is not a journal.
-        OSError: it cannot be read.
+        MemAgentError: of the class `error`: it is not a journal, or cannot be read.
     """
-    with open_regular(path) as file:
-        return _parse(file, path, error)[0]
+    try:
+        with open_regular(path) as file:
+            return _parse(file, path, error)[0]
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror}", hint="Name another folder.") from cause
 
 
 def _parse(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:

@@ -192,13 +192,7 @@ def load_results(path: Path) -> Results:
         EvaluationError: there are none, or they cannot be parsed.
     """
     if (path / JOURNAL).is_file():
-        try:
-            entries = read_journal(path / JOURNAL, error=EvaluationError)
-        except OSError as error:
-            raise EvaluationError(
-                f"{path / JOURNAL} cannot be read: {error.strerror}",
-                hint="Name a folder that `memagent eval` wrote to.",
-            ) from error
+        entries = read_journal(path / JOURNAL, error=EvaluationError)
         header, plans, commands, rows = _parsed(entries, path / JOURNAL)
         return table_of(rows, plans, header["settings"], header["evaluation"], commands)
     table = path / TABLE if path.is_dir() else path
