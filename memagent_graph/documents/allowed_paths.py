@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from memagent_graph.documents.sources import Document
@@ -19,7 +20,8 @@ from memagent_graph.plain_text import in_one_line
 _MOST_LISTED = 20
 """How many names of a folder's contents an error lists."""
 _LONGEST_NAME = 100
-_LONGEST_SHOWN = 200
+shortened_name = partial(in_one_line, longest=200)
+"""Returns a name that is short enough for an error; it may be a whole text that was given as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
@@ -155,11 +157,6 @@ class AllowedRoots:
             return "No files may be read; pass the text itself."
         names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
         return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
-
-
-def shortened_name(name: str) -> str:
-    """Return a name that is short enough for an error; it may be a whole text that was given as a path."""
-    return name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "..."
 
 
 def _is_path(path: str) -> bool:
