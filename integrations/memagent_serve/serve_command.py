@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
@@ -10,14 +11,8 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import (
-    Checkpoints,
-    Log,
-    MaxSeconds,
-    MaxTokensTotal,
-    ReaderOptions,
-    Store,
-)
+from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store
+from memagent_graph.errors import PolicyError
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -25,6 +20,8 @@ if TYPE_CHECKING:
 
 _MEGABYTE: Final = 2**20
 _SECONDS_TO_STOP: Final = 5
+_SECONDS_TO_ASK: Final = 5
+"""For the policy's server to describe its model, before requests are taken without that."""
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -178,6 +175,8 @@ class Serve(ReaderOptions):
 
 async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
+    import asyncio  # noqa: PLC0415
+
     import uvicorn  # noqa: PLC0415
 
     from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
@@ -188,6 +187,8 @@ async def _serve(request: Serve) -> None:
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:
+            with suppress(PolicyError, TimeoutError):  # its server may also start later; nothing else mends itself
+                await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(

@@ -89,8 +89,8 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
                 await self.prepare(reader, console)
                 if len(questions) > 1:
                     if not self.no_log:
-                        commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]
-                        console.resume_command = "; ".join(commands[:8] + ["..."] * (len(commands) > 8))
+                        run_ids = [f"{name}-{number}" for number in range(len(questions))]
+                        console.resume_command = self.resume_commands(run_ids)
                     return await console.follow_questions(
                         lambda show: reader.aread(
                             reference, questions=questions, response_format=form, run_id=name, limits=self.limits,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from memagent_graph.cli.run_choice import NamedRun, run_named, unanswered_beside
+from memagent_graph.cli.run_choice import NamedRun, runs_to_resume
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(RunOptions):
-    """Continue a run that was killed, failed, or stopped at a limit."""
+    """Continue a run that was killed, failed, or stopped at a limit.
+
+    Of a read of several questions, those that have no answer yet are continued one after the other: name the id that
+    their runs share.
+    """
 
     examples: ClassVar = (
         "memagent resume latest",
@@ -53,7 +57,7 @@ class Resume(RunOptions):
             from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())
-            run_id = run_named(log, self.run_id)
+            run_id, *others = runs_to_resume(log, self.run_id)
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
                 policy=self.policy,
@@ -80,8 +84,11 @@ class Resume(RunOptions):
                 try:
                     await self.prepare(reader, console)
                     resumed = partial(reader.astream_resume, document=source, response_format=form, limits=self.limits)
-                    run_ids = [run_id, *unanswered_beside(log, run_id)] if self.run_id == "latest" else [run_id]
-                    return [await console.follow(resumed(each)) for each in run_ids]
+                    outcomes: list[ReadResult | Exception] = []
+                    for ended, each in enumerate([run_id, *others]):
+                        console.resume_command = self.resume_commands([run_id, *others][ended:])
+                        outcomes.append(await console.follow(resumed(each)))
+                    return outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."

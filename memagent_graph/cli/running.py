@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,6 +109,10 @@ class RunOptions:
         for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
             words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)
+
+    def resume_commands(self, run_ids: Sequence[str]) -> str:
+        """Return the commands that continue several runs, or the first of many."""
+        return "; ".join([self.resume_command(run_id) for run_id in run_ids[:8]] + ["..."] * (len(run_ids) > 8))
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
