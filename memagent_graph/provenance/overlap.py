@@ -113,6 +113,8 @@ class Quote:
     end: int
     covers: frozenset[int]
     """The line's words in it, by their index."""
+    runs: int
+    """How many there are: one has the words in the line's order."""
 
     def overlaps(self, other: Quote) -> bool:
         """Whether the two share text."""
@@ -178,13 +180,16 @@ def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
 def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
     end = max(run.at + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
-    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers)
+    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, len(runs))
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
-    """Return the few candidates that together have most of the line's words, longest first."""
+    """Return the few candidates that together have most of the line's words, longest first.
+
+    Among equals, the one of the fewest runs: a sentence with the same words in another order may say the opposite.
+    """
     weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
-    left = list(candidates)
+    left = sorted(candidates, key=lambda each: each.runs)
     chosen: list[Quote] = []
     held: frozenset[int] = frozenset()
     while left and len(chosen) < MOST_QUOTES:

@@ -74,6 +74,23 @@ def test_runs_a_few_words_apart_are_one_quote() -> None:
     assert chunk[start:end] == "Ilse Thornbury, who was rich, built the lighthouse"
 
 
+@pytest.mark.parametrize(
+    ("line", "another"),
+    [
+        ("Josef sold the key to Pell.", "Pell sold the key to Josef."),
+        (
+            "The guarantee is 12 months in Norway and 24 in Leeds.",
+            "The guarantee is 24 months in Norway and 12 in Leeds.",
+        ),
+        ("ヨセフは鍵をピーターに売った。", "ピーターは鍵をヨセフに売った。"),
+    ],
+)
+def test_a_sentence_is_quoted_before_one_with_its_words_in_another_order(line: str, another: str) -> None:
+    between = " The rain fell on the dike. " * 3
+    for text in (another + between + line, line + between + another):
+        assert [text[slice(*span)] for span in quotes(line, text)] == [line.rstrip(".。")]
+
+
 def test_function_words_alone_are_no_quote() -> None:
     assert quotes("it was of the", "it was of the") == []
 
