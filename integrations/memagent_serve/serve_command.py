@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
@@ -13,6 +12,7 @@ from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store
 from memagent_graph.errors import PolicyError
+from memagent_graph.plain_text import in_one_line
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -187,8 +187,10 @@ async def _serve(request: Serve) -> None:
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:
-            with suppress(PolicyError, TimeoutError):  # its server may also start later; nothing else mends itself
+            try:
                 await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
+            except (PolicyError, TimeoutError) as error:  # its server may start later; nothing else mends itself
+                typer.echo(f"the policy does not answer yet. {in_one_line(str(error))}", err=True)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
