@@ -113,8 +113,8 @@ class Quote:
     end: int
     covers: frozenset[int]
     """The line's words in it, by their index."""
-    runs: int
-    """How many there are: one has the words in the line's order."""
+    longest: int
+    """The most of them in a row, in the line's order: the same words in another order may say the opposite."""
 
     def overlaps(self, other: Quote) -> bool:
         """Whether the two share text."""
@@ -180,23 +180,22 @@ def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
 def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
     end = max(run.at + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
-    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, len(runs))
+    longest = max(run.length for run in runs)
+    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, longest)
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
-    """Return the few candidates that together have most of the line's words, longest first.
-
-    Among equals, the one of the fewest runs: a sentence with the same words in another order may say the opposite.
-    """
+    """Return the few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
-    left = sorted(candidates, key=lambda each: each.runs)
+    left = list(candidates)
     chosen: list[Quote] = []
     held: frozenset[int] = frozenset()
     while left and len(chosen) < MOST_QUOTES:
         gains = [sum(weights[index] for index in each.covers - held) for each in left]
-        if (gain := max(gains)) < max(weights):
+        place = max(range(len(left)), key=lambda at: (gains[at], left[at].longest, -at))
+        if gains[place] < max(weights):
             break
-        best = left.pop(gains.index(gain))
+        best = left.pop(place)
         if not any(best.overlaps(other) for other in chosen):
             chosen.append(best)
             held |= best.covers
