@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store
+from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, kept_reader
 from memagent_graph.errors import PolicyError
 from memagent_graph.plain_text import in_one_line
 
@@ -111,16 +111,7 @@ class Serve(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Return the server's reader."""
-        from memagent_graph.documents import open_store  # noqa: PLC0415
-        from memagent_graph.reader import MemAgent  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
-
-        return MemAgent(
-            settings=self.settings(),
-            store=open_store(self.store),
-            checkpoints=self.checkpoints or default_checkpoints(),
-            run_log=self.log or True,
-        )
+        return kept_reader(self, self.settings())
 
     def serve_settings(self) -> ServeSettings:
         """Return the server's settings.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from memagent_graph.cli.options import kept_reader
 from memagent_graph.cli.run_choice import NamedRun, runs_to_resume
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 class Resume(RunOptions):
     """Continue a run that was killed, failed, or stopped at a limit.
 
-    Of a read of several questions, those that have no answer yet are continued one after the other: name the id that
-    their runs share.
+    Of a read of several questions, name the id that its runs share: those without an answer follow one another.
     """
 
     examples: ClassVar = (
@@ -77,7 +77,7 @@ class Resume(RunOptions):
             path = self.document
             source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
-                loaded = self.make_reader(settings)
+                loaded = kept_reader(self, settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)

@@ -120,12 +120,9 @@ def run_named(log: RunLog, name: str) -> str:
 
 
 def runs_to_resume(log: RunLog, name: str) -> list[str]:
-    """Return the ids of the runs that a user names: of a read of several questions, those that can be continued.
+    """Return the run that a user names as for `run_named`, or those of a read of several questions that are not done.
 
-    Such a read is the latest, or is named by the id that its runs share. They are in the order of the questions.
-
-    Raises:
-        RunNotFoundError: there is no such run.
+    Such a read is the latest, or is named by the id that its runs share.
     """
     try:
         run_id = run_named(log, name)
@@ -144,9 +141,8 @@ def _open_questions(log: RunLog, read: str) -> list[str]:
 
     runs = log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True))
     left = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
-    return sorted(
-        (each for each in left if _QUESTION.fullmatch(each.removeprefix(f"{read}-"))), key=lambda x: (len(x), x)
-    )
+    questions = [each for each in left if _QUESTION.fullmatch(each.removeprefix(f"{read}-"))]
+    return sorted(questions, key=lambda run_id: (len(run_id), run_id))
 
 
 _QUESTION: Final = re.compile(r"\d{1,7}")

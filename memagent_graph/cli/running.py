@@ -18,11 +18,9 @@ from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_graph.documents import DocumentStore
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
-    from memagent_graph.settings import ReadSettings
 
 
 def existing_file(path: Path) -> Path:
@@ -70,24 +68,6 @@ class RunOptions:
         from memagent_graph.reading.state import Limits
 
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
-
-    def make_reader(
-        self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
-    ) -> MemAgent:
-        """Return a reader with these checkpoints, this log, and the given store or that of `--store`.
-
-        A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.
-        """
-        from memagent_graph.documents import open_store
-        from memagent_graph.reader import MemAgent
-        from memagent_graph.storage.paths import default_checkpoints
-
-        return MemAgent(
-            settings=settings,
-            store=store or open_store(self.store),
-            checkpoints=self.checkpoints or (default_checkpoints() if is_logged else None),
-            run_log=(self.log or True) if is_logged else False,
-        )
 
     async def prepare(self, reader: MemAgent, console: Console) -> None:
         """Ask the policy for what is open, and say how it reads."""

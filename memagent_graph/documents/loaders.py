@@ -42,9 +42,7 @@ _TEMPLATE = re.compile(rb"<\?(?:php|=)|<%|\{%", re.IGNORECASE)
 """Of a program that writes a page: its text is more than the page's."""
 _BOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
 _HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
-_MAIL_HEADERS = {
-    b"message-id", b"mime-version", b"received", b"return-path", b"content-type", b"content-transfer-encoding",
-}  # fmt: skip
+_MACHINE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
 """One of them is in every e-mail, and in no letter that a person wrote."""
 
 
@@ -199,9 +197,9 @@ def _kind_by_content(sample: bytes) -> str | None:
         return None if _TEMPLATE.search(sample) else "html"
     box_line = _BOX_LINE.match(sample)
     headers = _HEADERS.match(sample, box_line.end() if box_line else 0)
-    names = {name.lower() for name in re.findall(rb"^[!-9;-~]+(?=:)", headers[0] if headers else b"", re.MULTILINE)}
-    is_mail = b"from" in names and names & _MAIL_HEADERS
-    return ("mbox" if box_line else "eml") if is_mail else None
+    if headers and re.search(rb"(?im)^from:", headers[0]) and _MACHINE_HEADER.search(headers[0]):
+        return "mbox" if box_line else "eml"
+    return None
 
 
 def _sample(file: IO[bytes], size: int = 1024) -> bytes:
