@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
 from memagent_graph.plain_text import in_one_line
 
@@ -106,10 +104,6 @@ class AllowedRoots:
                 return self._checked(target, name)
         # The same message for a missing file and for one outside the roots: a model must not learn the difference.
         raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._remedy())
-
-    def document(self, path: str) -> Document:
-        """Return the file that `resolve` returns. No link is followed that is put in its place before it is opened."""
-        return replace(Document.from_path(self.resolve(path)), follows_links=False)
 
     def require_text(self, text: str, name: str) -> None:
         """Raise `RefusedSourceError` if a text has more bytes in UTF-8 than may be read."""

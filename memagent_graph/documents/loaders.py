@@ -24,7 +24,6 @@ from memagent_graph.documents.decoding import (
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
-from memagent_graph.storage.bounded_files import open_without_links
 
 READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
@@ -92,9 +91,9 @@ def opened(
         elif isinstance(content, bytes):
             yield _from_binary(document, io.BytesIO(content), errors, convert)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
-            yield _from_binary(document, stack.enter_context(_open(document)), errors, convert)
+            yield _from_binary(document, stack.enter_context(_open(content)), errors, convert)
         else:
-            file = stack.enter_context(_open(document)) if isinstance(content, Path) else content
+            file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
             first = _read(document.name, file)
             if isinstance(first, str):
                 if document.pages is not None:
@@ -116,10 +115,10 @@ def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
     )
 
 
-def _open(document: Document) -> IO[bytes]:
-    path, hint = document.content, None
+def _open(path: Path) -> IO[bytes]:
+    hint = None
     try:
-        return path.open("rb") if document.follows_links else open_without_links(path)
+        return path.open("rb")
     except FileNotFoundError:
         reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:

@@ -143,7 +143,6 @@ class Document:
         encoding: the declared charset, if bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
         pages: the pages to read of a PDF file; None for all.
-        follows_links: whether links in a path are followed. Where they are not, only a regular file is opened.
     """
 
     name: str
@@ -152,7 +151,6 @@ class Document:
     encoding: str | None = None
     errors: Errors = "strict"
     pages: PageRanges | None = None
-    follows_links: bool = True
 
     def only(self, pages: str | int | PageRanges | None) -> Document:
         """Only some pages of a PDF file, such as "5-10" or "1-3,7"; None for all.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import stat
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -21,22 +18,6 @@ def open_regular(path: Path) -> BinaryIO:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path.open("rb")
-
-
-def open_without_links(path: Path) -> BinaryIO:
-    """Open a file for reading by a resolved path. Raises `OSError` for a link at any level, put there since, too."""
-    if os.open not in os.supports_dir_fd:
-        return open_regular(path)
-    with ExitStack() as folders:
-        folder = None
-        for name in path.parts[:-1]:
-            folder = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", 0), dir_fd=folder)
-            folders.callback(os.close, folder)
-        file = os.open(path.name, os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        folders.callback(os.close, file)
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        return os.fdopen(os.dup(file), "rb")
 
 
 def text_file(path: Path, most_bytes: int = _MOST_BYTES) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from memagent_graph import DocumentStore
 from memagent_graph.documents.allowed_paths import AllowedRoots, file_below
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
@@ -144,24 +143,3 @@ def test_a_root_may_be_one_file_which_its_name_leads_to(tree: Path) -> None:
     assert roots.resolve("secret.txt") == (tree / "secret.txt").resolve()
     with pytest.raises(RefusedSourceError, match=r"Name secret\.txt\.$"):
         roots.resolve("open/inner/book.txt")
-
-
-@pytest.mark.parametrize("place", ["book.txt", "."])
-def test_a_link_that_is_put_in_a_files_place_is_not_followed(tree: Path, tmp_path: Path, place: str) -> None:
-    inner, store = tree / "open" / "inner", DocumentStore(tmp_path / "documents")
-    document = AllowedRoots([tree / "open"]).document("inner/book.txt")
-    assert store.add(document)["size"] == len("a book")
-    (inner / place).resolve().rename(tree / "gone")
-    (tree / "outside").mkdir()
-    (tree / "outside" / "book.txt").write_text("a secret")
-    (inner / place).symlink_to(tree / "outside" / ("book.txt" if place != "." else ""))
-    with pytest.raises(DocumentError, match="cannot be opened"):
-        store.add(document)
-
-
-def test_a_pipe_that_is_put_in_a_files_place_is_not_waited_for(tree: Path, tmp_path: Path) -> None:
-    document = AllowedRoots([tree / "open"]).document("inner/book.txt")
-    (tree / "open" / "inner" / "book.txt").unlink()
-    os.mkfifo(tree / "open" / "inner" / "book.txt")
-    with pytest.raises(DocumentError, match="not a regular file"):
-        DocumentStore(tmp_path / "documents").add(document)
