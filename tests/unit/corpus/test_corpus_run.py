@@ -126,7 +126,7 @@ def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world
     for number in range(5):
         world.write(f"d{number}.txt", 100 * number)
     summary = world.run(HARBOR, CASTLE)
-    assert (summary.read, summary.new_rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
+    assert (summary.read, summary.rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
     assert world.answers == {
         (f"d{number}.txt", question): str(100 * number + place)
         for number in range(5)

@@ -158,7 +158,6 @@ def test_results_are_never_begun_over(tmp_path) -> None:
     [
         (lambda text: text.replace("memagent-evaluation", "something"), "not the journal"),
         (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
-        (lambda text: text.replace('"unit": "tokens"', '"unit": "\\ud800"', 1), "line 3"),
         (lambda text: text.replace('"reached_length": null', f'"reached_length": {10**30}', 1), "line 3"),
         (lambda text: text.replace('"calls": ', '"calls": "\\ud800", "x": ', 1), "line 3"),
         (
@@ -167,7 +166,6 @@ def test_results_are_never_begun_over(tmp_path) -> None:
             ),
             "line 3.*in no plan",
         ),
-        (lambda text: text.replace('"count": 2', '"count": 9999999999', 1), "line 2.*more than 10,000,000 rows"),
         (lambda text: "", "not the journal"),
         (lambda text: "no json\n", "line 1"),
     ],
