@@ -174,7 +174,7 @@ def test_new_documents_and_new_questions_are_added(world: World) -> None:
     world.run(HARBOR)
     world.write("b.txt", 5)
     assert world.run(HARBOR).read == 1
-    assert world.run(HARBOR, CASTLE).new_rows == 2
+    assert world.run(HARBOR, CASTLE).rows == 4
     assert world.answers == {
         ("a.txt", HARBOR): "1", ("a.txt", CASTLE): "2", ("b.txt", HARBOR): "5", ("b.txt", CASTLE): "6",
     }  # fmt: skip
