@@ -225,8 +225,8 @@ class CorpusReader:
             try:
                 stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
                 return await result_of(stream, self.on_update)
-            except (RunNotFoundError, RunMismatchError):
-                pass  # there is no checkpoint, or another version wrote it
+            except (RunNotFoundError, RunMismatchError, CheckpointError):
+                pass  # there is no checkpoint that can be continued
         stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
         return await result_of(stream, self.on_update)
 
