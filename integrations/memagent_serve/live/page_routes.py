@@ -259,13 +259,14 @@ def _place(request: Request) -> tuple[Owner, str]:
 
 
 async def _body(serving: ServerResources, request: Request, kind: type[T]) -> T:
-    """Parse the body of a small request.
+    """Parse the body of a small request, which has to arrive within the time that a client may pause in a large one.
 
     Raises:
         ApiError: it is too long, does not arrive, or has another form.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, serving.settings.idle_seconds))
+    seconds = serving.settings.idle_seconds
+    whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, seconds, seconds))
     try:
         return msgspec.json.decode(await whole.body(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
