@@ -137,6 +137,8 @@ class Completion(Origin):
     """What happened to the request that a user should know about, such as a field that the server does not take."""
 
     def __post_init__(self) -> None:
+        if self.logprobs is self.token_ids is self.prompt_token_ids is None:
+            return
         # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage
         # collector would look at them.
         for name, kind in _NUMBERS.items():

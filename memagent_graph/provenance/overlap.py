@@ -113,6 +113,8 @@ class Quote:
     end: int
     covers: frozenset[int]
     """The line's words in it, by their index."""
+    longest: int
+    """The most of them in a row, in the line's order: the same words in another order may say the opposite."""
 
     def overlaps(self, other: Quote) -> bool:
         """Whether the two share text."""
@@ -178,7 +180,8 @@ def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
 def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
     end = max(run.at + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
-    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers)
+    longest = max(run.length for run in runs)
+    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, longest)
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
@@ -189,9 +192,10 @@ def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
     held: frozenset[int] = frozenset()
     while left and len(chosen) < MOST_QUOTES:
         gains = [sum(weights[index] for index in each.covers - held) for each in left]
-        if (gain := max(gains)) < max(weights):
+        place = max(range(len(left)), key=lambda at: (gains[at], left[at].longest, -at))
+        if gains[place] < max(weights):
             break
-        best = left.pop(gains.index(gain))
+        best = left.pop(place)
         if not any(best.overlaps(other) for other in chosen):
             chosen.append(best)
             held |= best.covers

@@ -74,6 +74,20 @@ def test_runs_a_few_words_apart_are_one_quote() -> None:
     assert chunk[start:end] == "Ilse Thornbury, who was rich, built the lighthouse"
 
 
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("Pell sold the key to Josef. ", "Josef sold the key to Pell"),
+        ("Anna paid Bert; Bert did not pay Anna. ", "Bert paid Anna"),
+        ("It is 24 months in Norway and 12 in Leeds. ", "It is 12 months in Norway and 24 in Leeds"),
+        ("里子は塩の倉庫で古い帳簿を見つけた。里子と源造は黙っていた。", "源造は塩の倉庫で古い帳簿を見つけた"),
+    ],
+)
+def test_of_the_same_words_in_two_orders_the_lines_own_is_quoted(before: str, line: str) -> None:
+    chunk = f"{before}{'The rain fell on the dike. ' * 9}{line}. The rain fell."
+    assert [chunk[start:end] for start, end in quotes(line, chunk)] == [line]
+
+
 def test_function_words_alone_are_no_quote() -> None:
     assert quotes("it was of the", "it was of the") == []
 

@@ -41,7 +41,6 @@ from memagent_evaluation.standings import (
     STANDINGS_LEGEND,
     accuracy,
     as_csv,
-    as_latex,
     evaluations_compared,
     standings,
     standings_table,
@@ -103,9 +102,8 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
     folder = folder if folder.is_dir() else folder.parent
     if results.rows:
         write_table(results, folder / TABLE)
-        lines = standings(results)
         report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
-        for name, text in ((REPORT, report), ("standings.csv", as_csv(lines)), ("standings.tex", as_latex(lines))):
+        for name, text in ((REPORT, report), ("standings.csv", as_csv(standings(results)))):
             with writing(folder / name):
                 write_whole(folder / name, text)
     return results

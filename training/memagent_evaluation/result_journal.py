@@ -4,7 +4,7 @@
     runs.sqlite                 the run log, for `memagent show`, unless another one was named
     results.parquet             the table (`result_table`)
     report.md, *.png, *.svg     the report and its plots
-    standings.csv, .tex         its main table, for spreadsheets and papers
+    standings.csv               its main table
     documents                   texts that were to be kept
     checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
 

@@ -32,10 +32,6 @@ STANDINGS_LEGEND: Final = (
 )
 SCRIPTED: Final = "scripted"
 """Shown instead of the accuracy of a scripted policy."""
-_ESCAPED: Final = str.maketrans(
-    {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
-     "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "–": "--"}
-)  # fmt: skip
 _PARTS: Final = {
     "accuracy": ("mean", "low", "high"),
     "against_first": ("difference", "low", "high", "p_value"),
@@ -187,16 +183,6 @@ def as_csv(lines: Sequence[SystemStanding]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
-
-
-def as_latex(lines: Sequence[SystemStanding]) -> str:
-    r"""Return a tabular for the package booktabs, with the cells that the report has."""
-    head, *body = standings_cells(lines)
-    rows = [" & ".join(cell.translate(_ESCAPED) for cell in row) + r" \\" for row in (head, *body)]
-    return "\n".join(
-        [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{{'l' * len(head)}}}", r"\toprule", rows[0], r"\midrule",
-         *rows[1:], r"\bottomrule", r"\end{tabular}", ""]
-    )  # fmt: skip
 
 
 def _flat(standing: SystemStanding) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The results of collections and measurements, on disk before anything is trained on them.
 
-A file of JSON lines, each written as a whole and synced. An incomplete line of a killed process is cut off.
+It is a `storage.journal`: each row is written as a whole and synced.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from memagent_evaluation.statistics import Estimate
-from memagent_graph.storage.bounded_files import json_value
+from memagent_graph.storage.journal import open_journal, read_journal
 from memagent_training.training_errors import TrainingError
-
-_BEGINNING: Final = b'{"kind": "'
-"""The format of every line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +130,13 @@ class LoopJournal:
     def __post_init__(self) -> None:
         if not self.path.exists():
             return
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        torn = content[len(whole) :]
         try:
-            for line in whole.decode().splitlines():
-                self._enter(json_value(line))
-            if torn[: len(_BEGINNING)] != _BEGINNING[: len(torn)]:
-                raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
+            for row in read_journal(self.path, error=TrainingError):
+                self._enter(row)
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
                 f"{self.path} is not a journal of a loop: {error!r}", hint="Start again in another folder."
             ) from error
-        if torn:  # only now: another program's file stays as it is
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
 
     def collected(self, record: CollectionRecord) -> None:
         """Add a collection."""
@@ -168,13 +155,12 @@ class LoopJournal:
         return [each for each in self.measurements if each.iteration == iteration]
 
     def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:
-        lines = [json.dumps({"kind": kind, **dataclasses.asdict(value)}) for value in values]
-        with self.path.open("ab") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        for line in lines:
-            self._enter(json.loads(line))
+        rows = [{"kind": kind, **dataclasses.asdict(value)} for value in values]
+        with open_journal(self.path, error=TrainingError) as journal:
+            before = len(journal.rows)
+            journal.append(*rows)
+            for row in journal.rows[before:]:
+                self._enter(row)
 
     def _enter(self, entry: dict[str, Any]) -> None:
         value = msgspec.convert(entry, _KINDS[entry["kind"]], str_keys=True)
