@@ -60,8 +60,9 @@ from memagent_serve.request_texts import (
 )
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
+    EVENTS,
     events_of,
-    is_stream,
+    kind_of,
     local_reply,
     pass_on,
     refusal_of,
@@ -349,7 +350,7 @@ class ChatCompletions:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
-            if not is_stream(relayed):
+            if kind_of(relayed) != EVENTS:
                 raise await refusal_of(relayed)
             async for event in events_of(relayed):
                 if (merged := self._merged(event, long_request, head, result)) is not None:

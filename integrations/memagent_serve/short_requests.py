@@ -29,7 +29,7 @@ _LARGEST: Final = 1 << 25
 """Bytes of a reply, or of a line or event of a stream."""
 _TOO_LONG: Final = f"a line or event may have {_LARGEST:,} bytes"
 _SHOWN: Final = 300
-_EVENTS: Final = "text/event-stream"
+EVENTS: Final = "text/event-stream"
 
 
 async def pass_on(
@@ -51,19 +51,14 @@ async def pass_on(
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
-        if accept and is_stream(reply):
-            return StreamingResponse(_relayed(reply, stack.pop_all()), reply.status, _headers(reply), _EVENTS)
-        if 300 <= reply.status < 400 or _kind(reply) != "application/json":
+        if accept and kind_of(reply) == EVENTS:
+            return StreamingResponse(_relayed(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
+        if 300 <= reply.status < 400 or kind_of(reply) != "application/json":
             raise await refusal_of(reply)
         return Response(await body_within(reply, _LARGEST), reply.status, _headers(reply), "application/json")
 
 
-def is_stream(reply: aiohttp.ClientResponse) -> bool:
-    """Whether a reply is a stream of events."""
-    return _kind(reply) == _EVENTS
-
-
-def _kind(reply: aiohttp.ClientResponse) -> str:
+def kind_of(reply: aiohttp.ClientResponse) -> str:
     """Return the reply's media type; "" if it is compressed, which was not asked for and may be a bomb."""
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
@@ -74,7 +69,7 @@ def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
 
 async def refusal_of(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for a reply that is not what was asked for, with the status and words that it has."""
-    words = words_of(await error_body(reply))[:_SHOWN] if _kind(reply) else "a compressed reply"
+    words = words_of(await error_body(reply))[:_SHOWN] if kind_of(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
     return ApiError(
         status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)

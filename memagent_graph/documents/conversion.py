@@ -116,9 +116,8 @@ async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
     cancellation = ConversionCancellation()
     try:
         return await asyncio.get_running_loop().run_in_executor(_threads.get(), work, cancellation)
-    except asyncio.CancelledError:
+    finally:
         cancellation.cancel()
-        raise
 
 
 _threads: Final = PerLoop(

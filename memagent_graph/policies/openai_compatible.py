@@ -430,10 +430,7 @@ class OpenAICompatiblePolicy:
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
-            raise self._failure(error, url, allowed) from None
-
-    def _failure(self, error: Exception, url: str, seconds: str) -> PolicyError:
-        return self._errors.of(error, url, seconds, model=self._model, unlisted=self.unlisted)
+            raise self._errors.of(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
 
     def _connect(self) -> _Connection:
         sender = Sender(
