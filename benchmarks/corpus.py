@@ -85,7 +85,9 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
     await corpus()
     turns = [row["usage"]["calls"] for row in TableFolder(str(folder / "out-1")).rows(["usage"])]
     prompts = load_prompts()
-    messages = prompts.update_messages(QUESTION, "what was kept " * 30, texts[0][: len(texts[0]) // CHUNKS])
+    messages = prompts.messages(
+        "update", QUESTION, memory="what was kept " * 30, chunk=texts[0][: len(texts[0]) // CHUNKS]
+    )
     body = {"model": "slow", "messages": messages, "max_tokens": 1024, "temperature": 0.0}
 
     async def bare() -> int:

@@ -133,7 +133,7 @@ async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float
 
 def _body(context: ReaderContext, chunk: str, logprobs: bool) -> dict[str, Any]:
     """A request like the reader's own."""
-    messages = context.prompts.update_messages("What is said of it?", "what was kept " * 30, chunk)
+    messages = context.prompts.messages("update", "What is said of it?", memory="what was kept " * 30, chunk=chunk)
     body: dict[str, Any] = {"model": "slow", "messages": messages, "max_tokens": 1024, "temperature": 0.0}
     return {**body, "logprobs": True, "return_token_ids": True} if logprobs else body
 

@@ -198,14 +198,6 @@ class Prompts:
             values["memory"] = values["memory"] or self.empty_memory
         return [Message(role="user", content=template.render(**values))]
 
-    def update_messages(self, question: str, memory: str, chunk: str) -> list[Message]:
-        """Return the prompt of one memory update."""
-        return self.messages("update", question, memory=memory, chunk=chunk)
-
-    def answer_messages(self, question: str, memory: str) -> list[Message]:
-        """Return the prompt of the final answer."""
-        return self.messages("answer", question, memory=memory)
-
     def extract_answer(self, text: str) -> str | None:
         """Return the answer in a completion, or None if it does not have the required format."""
         return last_boxed(text) if self.answer_format is AnswerFormat.BOXED else text.strip()

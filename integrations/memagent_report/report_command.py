@@ -21,6 +21,7 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Store,
+    kept_reader,
 )
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import DocumentError
@@ -122,10 +123,7 @@ class ReportDocuments(ReaderOptions):
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
 
     async def _report(self, console: Console) -> Report:
-        from memagent_graph.documents import open_store  # noqa: PLC0415
-        from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
         questions, documents = questions_of(self.ask or ()), self._sources()
@@ -133,12 +131,7 @@ class ReportDocuments(ReaderOptions):
         console.policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.working("loading the policy"):
-            loaded = MemAgent(
-                settings=settings,
-                store=open_store(self.store),
-                checkpoints=self.checkpoints or default_checkpoints(),
-                run_log=self.log or True,
-            )
+            loaded = kept_reader(self, settings)
         async with loaded as reader:
             return await console.follow_documents(
                 len(documents),

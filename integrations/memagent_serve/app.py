@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +23,6 @@ from starlette.routing import BaseRoute, Route
 
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.errors import MemAgentError
-from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
@@ -41,8 +39,6 @@ from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import pass_on, understood
 from memagent_serve.uploads import UploadedFile, Uploads
-
-log = logging.getLogger(__name__)
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
@@ -109,9 +105,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        preparing = asyncio.create_task(_prepare(serving.reader))
         yield
-        preparing.cancel()
         await serving.aclose()
 
     names = AllowedNames(settings.names, settings.origins)
@@ -249,14 +243,6 @@ def _routes(serving: ServerResources) -> list[Route]:
         Route("/health", health),
         Route("/metrics", metrics),
     ]
-
-
-async def _prepare(reader: MemAgent) -> None:
-    """Ask the policy about its model before the first request does; its server may also start later."""
-    try:
-        await reader.aprepare()
-    except MemAgentError as error:
-        log.warning("%s", in_one_line(str(error)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

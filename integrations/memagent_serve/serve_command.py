@@ -10,14 +10,9 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import (
-    Checkpoints,
-    Log,
-    MaxSeconds,
-    MaxTokensTotal,
-    ReaderOptions,
-    Store,
-)
+from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, kept_reader
+from memagent_graph.errors import PolicyError
+from memagent_graph.plain_text import in_one_line
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -25,6 +20,8 @@ if TYPE_CHECKING:
 
 _MEGABYTE: Final = 2**20
 _SECONDS_TO_STOP: Final = 5
+_SECONDS_TO_ASK: Final = 5
+"""For the policy's server to describe its model, before requests are taken without that."""
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -114,16 +111,7 @@ class Serve(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Return the server's reader."""
-        from memagent_graph.documents import open_store  # noqa: PLC0415
-        from memagent_graph.reader import MemAgent  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
-
-        return MemAgent(
-            settings=self.settings(),
-            store=open_store(self.store),
-            checkpoints=self.checkpoints or default_checkpoints(),
-            run_log=self.log or True,
-        )
+        return kept_reader(self, self.settings())
 
     def serve_settings(self) -> ServeSettings:
         """Return the server's settings.
@@ -178,6 +166,8 @@ class Serve(ReaderOptions):
 
 async def _serve(request: Serve) -> None:
     settings = request.serve_settings()
+    import asyncio  # noqa: PLC0415
+
     import uvicorn  # noqa: PLC0415
 
     from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
@@ -188,6 +178,10 @@ async def _serve(request: Serve) -> None:
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:
+            try:
+                await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
+            except (PolicyError, TimeoutError) as error:  # its server may start later; nothing else mends itself
+                typer.echo(f"the policy does not answer yet. {in_one_line(str(error))}", err=True)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, text_fields
+
+if TYPE_CHECKING:
+    from memagent_graph.reader import MemAgent
 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
@@ -94,6 +97,29 @@ PriceIn = Annotated[float | None, typer.Option(min=0.0, help="Price of a million
 PriceOut = Annotated[float | None, typer.Option(min=0.0, help="Price of a million completion tokens.")]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+
+
+def kept_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
+    """Return a reader with a command's checkpoints, log and store, or those of the data folder.
+
+    A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.
+
+    Args:
+        options: the command, with `checkpoints`, `log` and `store`.
+        settings: the reader's.
+        store: an open one, in place of that of `--store`.
+        is_logged: whether there is a log.
+    """
+    from memagent_graph.documents import open_store
+    from memagent_graph.reader import MemAgent
+    from memagent_graph.storage.paths import default_checkpoints
+
+    return MemAgent(
+        settings=settings,
+        store=store or open_store(options.store),
+        checkpoints=options.checkpoints or (default_checkpoints() if is_logged else None),
+        run_log=(options.log or True) if is_logged else False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

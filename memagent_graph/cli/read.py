@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import ReaderOptions
+from memagent_graph.cli.options import ReaderOptions, kept_reader
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.settings import SamplingSettings
@@ -84,13 +84,13 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             settings = self.settings()
             console.policy(settings.policy_reason)
             with console.working("loading the policy"):
-                loaded = self.make_reader(settings, store=store, is_logged=not self.no_log)
+                loaded = kept_reader(self, settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
                 await self.prepare(reader, console)
                 if len(questions) > 1:
                     if not self.no_log:
-                        commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]
-                        console.resume_command = "; ".join(commands[:8] + ["..."] * (len(commands) > 8))
+                        run_ids = [f"{name}-{number}" for number in range(len(questions))]
+                        console.resume_command = self.resume_commands(run_ids)
                     return await console.follow_questions(
                         lambda show: reader.aread(
                             reference, questions=questions, response_format=form, run_id=name, limits=self.limits,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from memagent_graph.cli.run_choice import NamedRun, run_named, unanswered_beside
+from memagent_graph.cli.options import kept_reader
+from memagent_graph.cli.run_choice import NamedRun, runs_to_resume
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(RunOptions):
-    """Continue a run that was killed, failed, or stopped at a limit."""
+    """Continue a run that was killed, failed, or stopped at a limit.
+
+    Of a read of several questions, name the id that its runs share: those without an answer follow one another.
+    """
 
     examples: ClassVar = (
         "memagent resume latest",
@@ -53,7 +57,7 @@ class Resume(RunOptions):
             from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())
-            run_id = run_named(log, self.run_id)
+            run_id, *others = runs_to_resume(log, self.run_id)
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
                 policy=self.policy,
@@ -73,15 +77,18 @@ class Resume(RunOptions):
             path = self.document
             source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
-                loaded = self.make_reader(settings)
+                loaded = kept_reader(self, settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)
                 try:
                     await self.prepare(reader, console)
                     resumed = partial(reader.astream_resume, document=source, response_format=form, limits=self.limits)
-                    run_ids = [run_id, *unanswered_beside(log, run_id)] if self.run_id == "latest" else [run_id]
-                    return [await console.follow(resumed(each)) for each in run_ids]
+                    outcomes: list[ReadResult | Exception] = []
+                    for ended, each in enumerate([run_id, *others]):
+                        console.resume_command = self.resume_commands([run_id, *others][ended:])
+                        outcomes.append(await console.follow(resumed(each)))
+                    return outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."

@@ -119,19 +119,34 @@ def run_named(log: RunLog, name: str) -> str:
     raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(run_ids)}.")
 
 
-def unanswered_beside(log: RunLog, run_id: str) -> list[str]:
-    """Return the ids of the other runs of a read of several questions that can be continued."""
+def runs_to_resume(log: RunLog, name: str) -> list[str]:
+    """Return the run that a user names as for `run_named`, or those of a read of several questions that are not done.
+
+    Such a read is the latest, or is named by the id that its runs share.
+    """
+    try:
+        run_id = run_named(log, name)
+    except RunNotFoundError:
+        if left := _open_questions(log, name):
+            return left
+        raise
+    read, _, number = run_id.rpartition("-")
+    is_question = name == LATEST and _QUESTION.fullmatch(number)
+    return (_open_questions(log, read) if is_question else []) or [run_id]
+
+
+def _open_questions(log: RunLog, read: str) -> list[str]:
     from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter
 
-    read, _, number = run_id.rpartition("-")
-    if not number.isdigit() or len(number) == 8:  # the end of an id that was made
-        return []
     runs = log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True))
-    is_open = {run.run_id: not run.stop_reason or StopReason(run.stop_reason).resumable for run in runs}
-    return sorted(other for other in is_open if is_open[other] and other != run_id)
+    left = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
+    questions = [each for each in left if _QUESTION.fullmatch(each.removeprefix(f"{read}-"))]
+    return sorted(questions, key=lambda run_id: (len(run_id), run_id))
 
 
+_QUESTION: Final = re.compile(r"\d{1,7}")
+"""The end of a run's id in a read of several questions. That of an id that was made is longer."""
 _NAMED: Final = 8
 """How many runs with the same beginning are named."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,11 +18,9 @@ from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_graph.documents import DocumentStore
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
-    from memagent_graph.settings import ReadSettings
 
 
 def existing_file(path: Path) -> Path:
@@ -71,24 +69,6 @@ class RunOptions:
 
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
-    def make_reader(
-        self, settings: ReadSettings, *, store: DocumentStore | None = None, is_logged: bool = True
-    ) -> MemAgent:
-        """Return a reader with these checkpoints, this log, and the given store or that of `--store`.
-
-        A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.
-        """
-        from memagent_graph.documents import open_store
-        from memagent_graph.reader import MemAgent
-        from memagent_graph.storage.paths import default_checkpoints
-
-        return MemAgent(
-            settings=settings,
-            store=store or open_store(self.store),
-            checkpoints=self.checkpoints or (default_checkpoints() if is_logged else None),
-            run_log=(self.log or True) if is_logged else False,
-        )
-
     async def prepare(self, reader: MemAgent, console: Console) -> None:
         """Ask the policy for what is open, and say how it reads."""
         with console.working("asking the policy"):
@@ -109,6 +89,10 @@ class RunOptions:
         for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
             words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)
+
+    def resume_commands(self, run_ids: Sequence[str]) -> str:
+        """Return the commands that continue several runs, or the first of many."""
+        return "; ".join([self.resume_command(run_id) for run_id in run_ids[:8]] + ["..."] * (len(run_ids) > 8))
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""

@@ -23,7 +23,7 @@ from memagent_graph.documents.decoding import (
     binary_kind,
     decoded,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, Document, kind_of_type
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
 READ_BYTES = 1 << 20
@@ -34,6 +34,16 @@ _ARCHIVES = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/wo
 """The member of a zip archive by which its kind is known."""
 _MARKED = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
 """Kinds of files that are known by their first bytes, whatever they are called."""
+_PAGE = re.compile(
+    rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?(?>\s|<\?xml[^>]*>|<!--.*?-->)*+<(?:!doctype\s+html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_TEMPLATE = re.compile(rb"<\?(?:php|=)|<%|\{%", re.IGNORECASE)
+"""Of a program that writes a page: its text is more than the page's."""
+_BOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
+_HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
+_MACHINE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
+"""One of them is in every e-mail, and in no letter that a person wrote."""
 
 
 @contextlib.contextmanager
@@ -48,7 +58,8 @@ def opened(
     """Open a document: its real media type, and its text in order, a little at a time.
 
     Args:
-        document: the source. Most kinds of files are recognised by their first bytes, whatever their names are.
+        document: the source. Most kinds of files are recognised by their first bytes, whatever their names are; pages
+            and e-mail by how they begin, if the name has no known suffix.
         replace: put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
         bounds: limits of a conversion; from the environment if left out.
         cancellation: ends a conversion early.
@@ -159,7 +170,7 @@ def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
 
 
 def _kind(document: Document, file: IO[bytes]) -> str | None:
-    """Return the kind of a file, by its first bytes or else by its type; None for plain text."""
+    """Return the kind of a file, by its first bytes, its type or else how it begins; None for plain text."""
     named = kind_of_type(document.media_type)
     start = file.tell()
     sample = _sample(file)
@@ -175,13 +186,26 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
             hint="It may be damaged, or have a password; if it is plain text, rename it or pass "
             "media_type='text/plain'.",
         )
+    if document.media_type == UNKNOWN and marked is None:
+        return _kind_by_content(_sample(file, SAMPLE_BYTES))
     return marked or named
 
 
-def _sample(file: IO[bytes]) -> bytes:
+def _kind_by_content(sample: bytes) -> str | None:
+    """Return the kind of a file without a mark: a page, an e-mail, a box of them; None for plain text."""
+    if _PAGE.match(sample.replace(b"\0", b"")):
+        return None if _TEMPLATE.search(sample) else "html"
+    box_line = _BOX_LINE.match(sample)
+    headers = _HEADERS.match(sample, box_line.end() if box_line else 0)
+    if headers and re.search(rb"(?im)^from:", headers[0]) and _MACHINE_HEADER.search(headers[0]):
+        return "mbox" if box_line else "eml"
+    return None
+
+
+def _sample(file: IO[bytes], size: int = 1024) -> bytes:
     """Return what a file begins with; its position stays."""
     start = file.tell()
-    sample = file.read(1024)
+    sample = file.read(size)
     file.seek(start)
     return sample
 
@@ -206,13 +230,13 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
     if document.pages is not None and kind != "pdf":
         raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
-        return document.media_type, _converted_html(document, file, errors, convert)
+        return MEDIA_TYPES[kind], _converted_html(document, file, errors, convert)
     if kind is not None:
         pages = "" if document.pages is None else str(document.pages)
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=pages)
     reopen = partial(_pieces, document.name, file, file.tell())
     texts = decoded(document.name, reopen, encoding=document.encoding, errors=errors)
-    return document.media_type, map(Block, texts)
+    return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)
 
 
 def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:

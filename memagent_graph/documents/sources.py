@@ -65,6 +65,8 @@ class PageRanges:
 
 
 TEXT = "text/plain"
+UNKNOWN = "application/octet-stream"
+"""The type of a document whose name does not say it: its content does."""
 MARKDOWN = "text/markdown"
 PDF = "application/pdf"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
@@ -134,7 +136,8 @@ class Document:
 
     Attributes:
         name: its name in messages and results.
-        media_type: its MIME type; for bytes and files it selects the converter.
+        media_type: its MIME type; for bytes and files it selects the converter. Of `application/octet-stream`, which a
+            name without a known suffix has, the content does.
         content: a path, text, bytes, an open file, an iterator of text or bytes, sections, or a function that makes
             pieces.
         encoding: the declared charset, if bytes have to be decoded.
@@ -183,7 +186,7 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """Return a file's content in memory; its kind follows from `name` and the first bytes."""
+        """Return a file's content in memory; its kind follows from `name` and how it begins."""
         return cls(name, media_type or media_type_of(name), bytes(data), encoding, errors)
 
     @classmethod
@@ -274,9 +277,9 @@ class Document:
 
 
 def media_type_of(name: str | os.PathLike[str]) -> str:
-    """Return the MIME type that a file's suffix stands for; that of text for a suffix that no converter has."""
+    """Return the MIME type that a file's suffix stands for; `UNKNOWN` for a suffix that no converter has."""
     kind = _kind_of(name)
-    return TEXT if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
+    return UNKNOWN if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
 
 
 def kind_of_type(media_type: str) -> str | None:

@@ -91,5 +91,5 @@ def test_logged_ids_are_those_of_what_was_sent_and_said(embedded_server, tmp_pat
     prompts = load_prompts()
     for memory, row, body in zip(memories, rows[:-1], requests, strict=False):
         chunk = TEXT[row.span.start_char : row.span.end_char]
-        assert body["messages"] == prompts.update_messages(QUESTION, memory, chunk)
-    assert requests[-1]["messages"] == prompts.answer_messages(QUESTION, result.memory)
+        assert body["messages"] == prompts.messages("update", QUESTION, memory=memory, chunk=chunk)
+    assert requests[-1]["messages"] == prompts.messages("answer", QUESTION, memory=result.memory)

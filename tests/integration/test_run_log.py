@@ -72,9 +72,9 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
         assert tokenizer.decode(ids) == row.text
         if row.role == "update":
             chunk = store.read(result.document, row.span.start_byte, row.span.end_byte)
-            messages = context.prompts.update_messages(FACT.question, memory_before, chunk)
+            messages = context.prompts.messages("update", FACT.question, memory=memory_before, chunk=chunk)
         else:
-            messages = context.prompts.answer_messages(FACT.question, memory_before)
+            messages = context.prompts.messages("answer", FACT.question, memory=memory_before)
         async with slots:
             assert await policy.tokenize(messages) == row.prompt_token_ids
             again = await rescored(client, embedded_server, row)

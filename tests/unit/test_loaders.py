@@ -96,6 +96,34 @@ def test_html_becomes_markdown_in_its_declared_charset(charset, store, tmp_path)
         assert unread not in text
 
 
+MAIL = b"From: a@example.org\nMIME-Version: 1.0\nContent-Transfer-Encoding: quoted-printable\n\n=C2=A3678\n"
+LETTER = b"From: the harbor office\nDate: 3 May\nSubject: keys\n\n=C2=A3678\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "piece"),
+    [
+        (MAIL, "message/rfc822", "\n\n£678"),
+        (b"Received: by x;\n\tMon\n" * 900 + MAIL.replace(b"\n", b"\r\n"), "message/rfc822", "\n\n£678"),
+        (b"From ada Mon Jan  5 10:00:00 2026\n" + MAIL, "application/mbox", "\n\n£678"),
+        (b"\n<!-- saved --><!DOCTYPE html>\n<p>&pound;678", "text/html", "£678\n"),
+        ("<html><p>&pound;678".encode("utf-16"), "text/html", "£678\n"),
+        (LETTER, "text/plain", LETTER.decode()),
+        (b"From 1914 to 1918\nSource: a book", "text/plain", "From 1914 to 1918\nSource: a book"),
+        (b"<html><?php echo 678 ?>", "text/plain", "<?php echo 678 ?>"),
+        (b"<!---->" * 9000, "text/plain", "<!---->"),
+    ],
+)
+def test_mail_and_pages_without_a_telling_name_are_known_by_their_content(data, kind, piece, store, tmp_path):
+    (tmp_path / "saved").write_bytes(data)
+    for source in (tmp_path / "saved", data, io.BytesIO(data)):
+        text, ref = read(store, Document.of(source))
+        assert ref["media_type"] == kind
+        assert piece in text
+    for told in ({"name": "a.txt"}, {"media_type": "text/plain"}):
+        assert store.add(Document.from_bytes(data, **told))["media_type"] == "text/plain"
+
+
 def test_html_errors_are_document_errors(store):
     with pytest.raises(EncodingError, match="no charset 'nonsense'"):
         store.add(Document.from_bytes(b'<meta charset="nonsense"><p>x', name="x.html"))

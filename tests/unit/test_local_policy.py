@@ -39,7 +39,7 @@ def prompt(
     profile = load_profile("embedded")
     assert profile is not None
     chunk = "It rained all day and the river rose. " * filler + fact + " Then the sun came out." * filler
-    return list(profile.prompts.update_messages(question, "", chunk))
+    return list(profile.prompts.messages("update", question, memory="", chunk=chunk))
 
 
 QUESTIONS = [f"What is the access code of the {name}?" for name in ("quiet falcon", "green otter", "old mill", "sea")]

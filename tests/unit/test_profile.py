@@ -133,7 +133,7 @@ def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader)
 
 async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wording_is_saved(policy, tmp_path) -> None:
     options = {"profile": "rl-memoryagent", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
-    with pytest.raises(PromptError, match=r"authors'.*Save them in (\S+), .*update\.txt.*empty_memory\.txt"):
+    with pytest.raises(PromptError, match=r"authors'.*Save in (\S+), .*update\.txt.*empty_memory\.txt"):
         MemAgent(policy, **options)
     folder = policy_folder("rl-memoryagent")
     folder.mkdir(parents=True)
@@ -143,7 +143,7 @@ async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wordi
     with MemAgent(policy, **options) as reader, MemAgent(policy, temperature=0.0, **options) as greedy:
         context = await reader.aprepare()
         assert (await greedy.aprepare()).sampling.temperature == 0.0
-    assert context.prompts.update_messages("Who?", "", "text")[0]["content"] == (
+    assert context.prompts.messages("update", "Who?", memory="", chunk="text")[0]["content"] == (
         "<q>Who?</q> <notes>nothing so far</notes> <part>text</part> Write."
     )
     assert context.budget == Budget(8192, 1024, 1024, 5000, 1024)

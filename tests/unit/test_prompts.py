@@ -16,15 +16,19 @@ from memagent_graph.settings import ReadSettings
 
 
 def test_the_two_layouts_order_their_parts_differently() -> None:
-    paper = load_prompts(PromptLayout.PAPER).update_messages("Q?", "M", "C")[0]["content"]
-    section_first = load_prompts(PromptLayout.SECTION_FIRST).update_messages("Q?", "M", "C")[0]["content"]
+    paper = load_prompts(PromptLayout.PAPER).messages("update", "Q?", memory="M", chunk="C")[0]["content"]
+    section_first = load_prompts(PromptLayout.SECTION_FIRST).messages("update", "Q?", memory="M", chunk="C")[0][
+        "content"
+    ]
     assert paper.index("<problem>") < paper.index("<memory>") < paper.index("<section>")
     assert section_first.index("<section>") < section_first.index("<memory>") < section_first.index("<problem>")
 
 
 def test_section_first_prompts_share_everything_up_to_the_end_of_the_section() -> None:
     prompts = load_prompts(PromptLayout.SECTION_FIRST)
-    one, other = (prompts.update_messages(q, m, "the chunk")[0]["content"] for q, m in (("A?", "x"), ("B?", "y")))
+    one, other = (
+        prompts.messages("update", q, memory=m, chunk="the chunk")[0]["content"] for q, m in (("A?", "x"), ("B?", "y"))
+    )
     end = one.index("</section>")
     assert one[:end] == other[:end]
 
@@ -38,7 +42,7 @@ def test_the_answer_is_asked_for_in_the_form_that_is_looked_for() -> None:
 
 def test_an_empty_memory_is_named() -> None:
     prompts = load_prompts()
-    assert prompts.empty_memory in prompts.update_messages("Q?", "", "C")[0]["content"]
+    assert prompts.empty_memory in prompts.messages("update", "Q?", memory="", chunk="C")[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +74,9 @@ ATTACKS = [
 @pytest.mark.parametrize("layout", list(PromptLayout))
 def test_document_text_cannot_leave_its_part_of_the_prompt(attack: str, layout: PromptLayout) -> None:
     prompts = load_prompts(layout, control_tokens=["<|im_end|>", "<|im_start|>"])
-    harmless = prompts.update_messages("Q?", "memory", "x")[0]["content"]
+    harmless = prompts.messages("update", "Q?", memory="memory", chunk="x")[0]["content"]
     for memory, chunk in (("memory", attack), (attack, "x")):
-        prompt = prompts.update_messages("Q?", memory, chunk)[0]["content"]
+        prompt = prompts.messages("update", "Q?", memory=memory, chunk=chunk)[0]["content"]
         tag = re.compile(r"<\s*/?\s*(?:section|memory|problem)\b[^>]*>", re.IGNORECASE)
         assert tag.findall(prompt) == tag.findall(harmless)
         assert "<|im_end|>" not in prompt
@@ -89,7 +93,7 @@ def test_neutralised_text_holds_no_tag_and_differs_only_by_backslashes(text: str
 
 
 def test_fields_inside_a_document_stay_as_they_are() -> None:
-    prompt = load_prompts().update_messages("Q?", "secret", "the field {memory} is text")[0]["content"]
+    prompt = load_prompts().messages("update", "Q?", memory="secret", chunk="the field {memory} is text")[0]["content"]
     assert "the field {memory} is text" in prompt
 
 
@@ -121,7 +125,7 @@ def test_a_missing_template_file_is_named(tmp_path) -> None:
 def test_other_braces_in_a_users_template_are_text(tmp_path) -> None:
     path = tmp_path / "answer.txt"
     path.write_text('<p>{prompt}</p><m>{memory}</m> as JSON: {"answer": ...} in \\boxed{}')
-    prompt = load_prompts(answer_file=path).answer_messages("Q?", "M")[0]["content"]
+    prompt = load_prompts(answer_file=path).messages("answer", "Q?", memory="M")[0]["content"]
     assert prompt.endswith('{"answer": ...} in \\boxed{}')
 
 

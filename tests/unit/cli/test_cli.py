@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from support.programs import Program, answers, records
 from support.scripts import document_with, part, perfect_reader
 from support.server_dialects import counting_server
 
+from memagent_graph.cli.console import Console
 from memagent_graph.installation import install_command
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -227,6 +229,29 @@ def test_an_interrupted_read_says_how_to_go_on(book, ending) -> None:
         assert "memagent resume mine" in errors
         assert "Traceback" not in errors
         assert answers(invoke("resume", "mine").stdout) == ["4711"]
+
+
+def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(book, monkeypatch) -> None:
+    options = ["-q", QUESTION, "-q", "Which harbor has a key?", "-q", "What is the key of tower?", "--run-id", "r"]
+    with FakeServer() as server:
+        invoke("read", book, *options, "--base-url", server.base_url, *SMALL, "--max-chunks", 2)
+        whole, followed = Console.follow, []
+
+        async def follow(console, parts):
+            followed.append(parts)
+            if len(followed) == 2:
+                raise asyncio.CancelledError
+            return await whole(console, parts)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Console, "follow", follow)
+            interrupted = invoke("resume", "latest")
+        resumed = invoke("resume", "r")
+        again = invoke("resume", "r")
+    assert interrupted.exit_code == 130
+    assert interrupted.stderr.strip().endswith("continue with: memagent resume r-1; memagent resume r-2")
+    assert answers(resumed.stdout) == ["4711", "yet"], "of those that are left, in the order of the questions"
+    assert (again.exit_code, "several runs" in again.stderr) == (6, True)
 
 
 def test_keys_are_never_stored(book, own_home) -> None:

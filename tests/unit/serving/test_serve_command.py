@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.fake_server import FakeServer
 from typer.testing import CliRunner
 
 from memagent_graph.addresses import AllowedNames, listen
@@ -63,6 +64,15 @@ def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in serve("--config", file).stderr
     file.write_text('max_reads = "many"\n')
     assert serve("--config", file).exit_code == 2
+
+
+def test_no_start_if_no_request_could_be_read() -> None:
+    with FakeServer() as server:
+        done = serve("--base-url", server.base_url, "--port", 0)
+        narrow = serve("--base-url", server.base_url, "--port", 0, "--tokenizer", "embedded", "--answer-tokens", 9000)
+    assert (done.exit_code, narrow.exit_code) == (7, 7), (done.stderr, narrow.stderr)
+    assert "which tokenizer" in done.stderr and "--tokenizer embedded" in done.stderr
+    assert "serving at" not in done.stderr + narrow.stderr
 
 
 def test_the_services_in_the_docs_and_the_container_file_start_the_server(asked: list[Serve]) -> None:

@@ -173,7 +173,7 @@ class TestDroppedGroups:
         groups = [rewarded(1, 0, name="a"), rewarded(1, 1, name="b")]
         dapo, paper = prepare_batch(groups, DAPO), prepare_batch(groups, PAPER)
         assert dapo.report.dropped == {"b": DropReason.EQUAL_REWARDS}
-        assert (dapo.report.dropped_fraction, dapo.report.learned_tokens) == (0.5, 8)
+        assert (dapo.report.groups, dapo.report.learned_tokens) == (2, 8)
         assert {row.weight for row in dapo.rows} == {1 / 8}
         assert paper.report.dropped == {}
         assert {row.weight for row in paper.rows} == {1 / 16}
@@ -193,7 +193,7 @@ class TestDroppedGroups:
         assert batch.rows == ()
 
     def test_of_no_groups_at_all_nothing_is_left_and_nothing_fails(self):
-        assert prepare_batch([], DAPO).report.dropped_fraction == 0
+        assert prepare_batch([], DAPO).rows == ()
 
 
 class TestLossWeights:

@@ -170,11 +170,6 @@ class BatchReport:
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
 
-    @property
-    def dropped_fraction(self) -> float:
-        """The share of groups that was dropped."""
-        return len(self.dropped) / self.groups if self.groups else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class AdvantageBatch:
