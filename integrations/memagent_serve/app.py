@@ -260,16 +260,11 @@ def _shown(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     return {"object": "read", **values}
 
 
-async def _own_model(reader: MemAgent) -> dict[str, Any]:
-    context = await reader.aprepare()
-    window = context.window or context.budget.context_window
-    name = reader.policy.name
-    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memagent", "max_model_len": window}
-
-
 async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
     if not isinstance(reader.policy, OpenAICompatiblePolicy):
-        return [await _own_model(reader)]
+        context, made = await reader.aprepare(), {"created": int(time.time()), "owned_by": "memagent"}
+        window = context.window or context.budget.context_window
+        return [{"id": reader.policy.name, "object": "model", **made, "max_model_len": window}]
     reply = await pass_on(reader.policy, "GET", "models")
     with understood("list of models"):
         return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]

@@ -25,8 +25,6 @@ from memagent_serve.page_sessions import PAGE, PageSessions
 
 log = logging.getLogger(__name__)
 
-_OPEN: Final = frozenset({"/health"})
-"""Paths without private data."""
 _KNOWN: Final = (
     "/v1/chat/completions",
     "/v1/models",
@@ -126,7 +124,7 @@ class Guard:
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
             )
-        if scope["path"] in _OPEN:
+        if scope["path"] == "/health":  # it has no private data
             return
         if self._sessions is not None and self._sessions.has(scope["path"]):
             scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)

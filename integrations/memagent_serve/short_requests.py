@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.refusals import words_of
 from memagent_graph.policies.sending import OverlongReplyError, body_within, error_body
-from memagent_graph.policy import Completion, FinishReason, Message, Policy, SamplingParams
+from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
@@ -52,7 +52,7 @@ async def pass_on(
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
         if accept and kind_of(reply) == EVENTS:
-            return StreamingResponse(_relayed(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
+            return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
         if 300 <= reply.status < 400 or kind_of(reply) != "application/json":
             raise await refusal_of(reply)
         return Response(await body_within(reply, _LARGEST), reply.status, _headers(reply), "application/json")
@@ -85,29 +85,24 @@ def understood(what: str) -> Iterator[None]:
         raise ApiError(502, f"the policy server's {what} cannot be understood", code="bad_gateway") from error
 
 
-async def _relayed(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
-    async with stack:
-        async for lines in _lines(reply):
-            yield lines
-
-
-async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the reply's whole lines as they arrive: a secret in one of them is not divided."""
+async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+    """Yield the reply's whole lines as they arrive: a secret in one is not divided. At the end, the stack is closed."""
     rest = bytearray()
-    async for chunk in reply.content.iter_any():
-        if end := chunk.rfind(b"\n") + 1:
-            yield bytes(rest) + chunk[:end]
-            rest.clear()
-        rest += chunk[end:]
-        if len(rest) > _LARGEST:
-            raise OverlongReplyError(_TOO_LONG)
-    yield bytes(rest)
+    async with stack:
+        async for chunk in reply.content.iter_any():
+            if end := chunk.rfind(b"\n") + 1:
+                yield bytes(rest) + chunk[:end]
+                rest.clear()
+            rest += chunk[end:]
+            if len(rest) > _LARGEST:
+                raise OverlongReplyError(_TOO_LONG)
+        yield bytes(rest)
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the data of each event in a stream of events, including the closing [DONE]."""
     data = bytearray()
-    async for lines in _lines(reply):
+    async for lines in _lines(reply, AsyncExitStack()):
         for line in lines.splitlines():
             if line.startswith(b"data:"):
                 data += line[5:].removeprefix(b" ") + b"\n"
@@ -122,6 +117,7 @@ async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
 
 # A policy in this process
 
+_REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
 _NOT_HERE: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
@@ -184,7 +180,10 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
     sampling = SamplingParams(limit, chosen.temperature, chosen.top_p, seed=chosen.seed, stop=options.stops)
     completion = await policy.complete(_messages_of(request), sampling)
     head = ReplyHead.of(secrets.token_hex(12), completion.model)
-    text, reason, usage = extract_reply(completion.text).strip(), _reason(completion), _usage(completion)
+    text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
+    used = completion.usage
+    prompt, written = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     if not options.stream:
         values = head.completion({"content": text}, reason, usage, {})
         del values["memagent"]
@@ -198,14 +197,3 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
         yield DONE
 
     return EventSourceResponse(events(), sep="\n")
-
-
-def _reason(completion: Completion) -> str:
-    reasons = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
-    return reasons.get(completion.finish_reason, "stop")
-
-
-def _usage(completion: Completion) -> dict[str, Any]:
-    usage = completion.usage
-    prompt, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
