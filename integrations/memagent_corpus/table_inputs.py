@@ -226,6 +226,8 @@ class DatasetTable:
                 for part in json_file(folder / "state.json")["_data_files"]:
                     file_below(folder, part["filename"], hint="Correct its state.json.")
                 return datasets.load_from_disk(str(folder))
+            if folder.is_dir():  # its README could name files and addresses elsewhere
+                raise ValueError("it is no saved dataset (`save_to_disk`); name the files in the folder instead")
             return datasets.load_dataset(self.location, self.subset, split=self.split, streaming=True)
         except Exception as error:  # the library raises many kinds of exceptions
             raise DocumentError(

@@ -275,10 +275,13 @@ class _Engine:
         verbosity = words.get_verbosity()
         words.set_verbosity_error()  # its report on the weights has the names in them, as they are
         try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             models: Any = transformers.AutoModelForCausalLM
             loaded, report = models.from_pretrained(
-                model, dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype), output_loading_info=True
+                model,
+                dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype),
+                output_loading_info=True,
+                trust_remote_code=False,
             )
             if missing := sorted(report["missing_keys"]):
                 raise ValueError(f"its weights lack {in_one_line(', '.join(missing), 200)}")

@@ -15,9 +15,10 @@ from memagent_graph.errors import CheckpointError
 
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
-_MOST_BYTES: Final = 6 << 20
-"""Of one value, decompressed. States hold a memory and references, a few kilobytes. A byte can be an object of 64."""
-_MOST_TOGETHER: Final = 4 * _MOST_BYTES
+_MOST_BYTES: Final = 12 << 20
+"""Of one value, decompressed. A read's state has a few kilobytes, a report's the cells of all its documents. A byte can
+be an object of 64."""
+_MOST_TOGETHER: Final = 2 * _MOST_BYTES
 """Of a state and all that was written after it, which are in memory at the same time."""
 _room: Final = ContextVar[list[int]]("_room")
 
@@ -104,7 +105,7 @@ def require_decodable(content: bytes) -> None:
     if len(content) > _MOST_BYTES:
         raise CheckpointError(
             f"a checkpoint would have {len(content):,} bytes, and only {_MOST_BYTES:,} can be read again",
-            hint="Read with a smaller memory, or without --checkpoints. Earlier checkpoints are not lost.",
+            hint="Give fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
         )
 
 

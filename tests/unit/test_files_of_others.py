@@ -283,7 +283,7 @@ def pending_writes(folder: Path) -> str:
 
 def large_state(folder: Path) -> str:
     """A state is saved that is too large to be loaded."""
-    return CompressedSerializer().dumps_typed({"memory": "a" * (6 << 20)})[0]
+    return CompressedSerializer().dumps_typed({"memory": "a" * (12 << 20)})[0]
 
 
 def checkpoint_value(folder: Path) -> str:
@@ -519,7 +519,7 @@ def template_elsewhere(folder: Path) -> str:
 
 
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
-OBJECTS = b"\xdd" + (7 << 20).to_bytes(4, "big") + b"\x90" * (7 << 20)
+OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
 CHECKPOINT = r"checkpoints.*read"
 
 
@@ -578,7 +578,7 @@ CHECKPOINT = r"checkpoints.*read"
         pytest.param(checkpoint("msgpack+zlib", zlib.compress(OBJECTS)), "more than", id="checkpoint: objects, packed"),
         pytest.param(checkpoint("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
         pytest.param(pending_writes, CHECKPOINT, id="checkpoint: sum of writes"),
-        pytest.param(large_state, "only 6,291,456 can be read again", id="checkpoint: written too large"),
+        pytest.param(large_state, "only 12,582,912 can be read again", id="checkpoint: written too large"),
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
         pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
         pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),

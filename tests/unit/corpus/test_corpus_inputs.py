@@ -302,6 +302,15 @@ def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:
         list(open_inputs(f"dataset:{tmp_path / 'none'}").documents())
 
 
+def test_the_readme_of_a_dataset_s_folder_names_no_file(tmp_path: Path) -> None:
+    (tmp_path / "outside.jsonl").write_text('{"text": "secret"}\n', "utf-8")
+    (tmp_path / "theirs").mkdir()
+    table = "---\nconfigs:\n- config_name: default\n  data_files: ../outside.jsonl\n---\n"
+    (tmp_path / "theirs" / "README.md").write_text(table, "utf-8")
+    with pytest.raises(DocumentError, match="no saved dataset"):
+        list(open_inputs(f"dataset:{tmp_path / 'theirs'}").documents())
+
+
 def test_without_the_library_a_dataset_is_refused_with_what_to_install(monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(DocumentError, match="pip install datasets"):

@@ -24,6 +24,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.base_model import find_base_model
 from memagent_training.rl.loop_journal import MeanReward
 from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
+from memagent_training.training_errors import TrainingError
 
 MEASURED = MeasureSettings(every=1, count=100)
 
@@ -164,6 +165,17 @@ def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pyt
     folder.symlink_to(EMBEDDED_FOLDER)
     with pytest.raises(MemAgentError, match="not on this machine"):  # without the record, it was not added to its end
         find_base_model("smollm2")
+
+
+def test_a_models_folder_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(code), "utf-8")
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", "utf-8")
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # transformers may ask
+    with pytest.raises(TrainingError, match=r"config.json cannot be parsed.*custom code"):
+        find_base_model(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path: Path) -> None:

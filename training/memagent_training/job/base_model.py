@@ -91,7 +91,7 @@ def _window(folder: Path) -> int | None:
     from transformers import AutoConfig  # noqa: PLC0415  slow to import
 
     try:
-        config = AutoConfig.from_pretrained(folder).get_text_config()
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise TrainingError(
             f"{folder / 'config.json'} cannot be parsed: {error}",

@@ -132,7 +132,7 @@ def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
 
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+            model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, trust_remote_code=False))
             if lora_rank is not None:
                 from peft import get_peft_model  # noqa: PLC0415  optional
 

@@ -84,7 +84,8 @@ def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDA
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
 
     options: Any = config.model_init_kwargs or {}
-    model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=options.get("dtype", "float32"))
+    dtype = options.get("dtype", "float32")
+    model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=dtype, trust_remote_code=False)
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)
     _complete(out, base)
     _store_as(out, config.save_dtype)

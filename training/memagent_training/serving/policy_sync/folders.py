@@ -212,6 +212,6 @@ def _config(folder: Path) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415  slow to import
 
     try:
-        return AutoConfig.from_pretrained(folder).get_text_config()
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise TrainingError(f"{folder / 'config.json'} cannot be understood: {error}", hint="Check it.") from error

@@ -48,7 +48,7 @@ def _load(folder: PolicyFolder) -> Any:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
 
     source = folder.path if folder.has_weights else folder.adapter_base
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)
     if folder.has_weights:
         return model
     from peft import PeftModel  # noqa: PLC0415  optional
