@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
