@@ -179,12 +179,13 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
         marked = _archive_kind(file)
         file.seek(start)
         if marked is None and named in _MARKED:
-            raise UnsupportedDocumentError(f"{document.name} is a damaged {named.upper()} file, or not one")
+            raise UnsupportedDocumentError(
+                f"{document.name} is a damaged {named.upper()} file, or not one", hint="Save it again, or as text."
+            )
     elif marked is None and named in _MARKED:
         raise UnsupportedDocumentError(
             f"{document.name} is called {named.upper()} but does not begin like such a file",
-            hint="It may be damaged, or have a password; if it is plain text, rename it or pass "
-            "media_type='text/plain'.",
+            hint="It may be damaged, or have a password; if it is plain text, name it .txt.",
         )
     if document.media_type == UNKNOWN and marked is None:
         return _kind_by_content(_sample(file, SAMPLE_BYTES))
