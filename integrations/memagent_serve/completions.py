@@ -78,7 +78,6 @@ _NOTE_SECONDS: Final = 0.2
 _SEND_SECONDS: Final = 60.0
 _AROUND_FINDINGS: Final = 128
 """Tokens reserved for the text around the findings."""
-_PARSED_AT_ONCE: Final = 2
 
 T = TypeVar("T")
 
@@ -124,7 +123,7 @@ class ChatCompletions:
         self._settings = settings
         self._metrics = metrics
         self._server = reader.policy if isinstance(reader.policy, OpenAICompatiblePolicy) else None
-        self._parsing = asyncio.Semaphore(_PARSED_AT_ONCE)
+        self._parsing = asyncio.Semaphore(2)
         self._memory = memory
 
     async def respond(self, request: Request, owner: Owner) -> Response:
@@ -346,10 +345,9 @@ class ChatCompletions:
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(annotations_of, result, "")
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
-        body = continuation.body_after(result)
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
+        async with self._server.relay("POST", "chat/completions", continuation.body_after(result), headers) as relayed:
             if kind_of(relayed) != EVENTS:
                 raise await refusal_of(relayed)
             async for event in events_of(relayed):

@@ -38,7 +38,6 @@ _KNOWN: Final = (
 
 
 _FAREWELL_SECONDS: Final = 1.0
-_EVENTS: Final = "text/event-stream"
 _SHORT_SECRET: Final = 8
 """A shorter password may be a word of an answer, so it is removed only from errors."""
 
@@ -170,7 +169,10 @@ class _Response:
             headers = MutableHeaders(scope=message)
             headers["X-Content-Type-Options"] = "nosniff"
             kind = headers.get("content-type", "")
-            self._is_text, self.is_open_stream = kind != "application/octet-stream", kind.startswith(_EVENTS)
+            self._is_text, self.is_open_stream = (
+                kind != "application/octet-stream",
+                kind.startswith("text/event-stream"),
+            )
             if self._is_text and "content-length" in headers:
                 self._held = message
                 return

@@ -28,7 +28,6 @@ _RELAYED: Final = frozenset({"retry-after", "x-request-id", "openai-processing-m
 _LARGEST: Final = 1 << 25
 """Bytes of a reply, or of a line or event of a stream."""
 _TOO_LONG: Final = f"a line or event may have {_LARGEST:,} bytes"
-_SHOWN: Final = 300
 EVENTS: Final = "text/event-stream"
 
 
@@ -69,7 +68,7 @@ def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
 
 async def refusal_of(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for a reply that is not what was asked for, with the status and words that it has."""
-    words = words_of(await error_body(reply))[:_SHOWN] if kind_of(reply) else "a compressed reply"
+    words = words_of(await error_body(reply))[:300] if kind_of(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
     return ApiError(
         status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)
