@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -214,11 +213,12 @@ def _routes(serving: ServerResources) -> list[Route]:
         return await read(request)
 
     async def health(request: Request) -> Response:
+        usage = await asyncio.to_thread(shutil.disk_usage, serving.settings.folder)
         parts = {
             "server": "ok",
             "policy": await _policy_health(reader),
             "reads": await _ledger_health(serving.ledger),
-            "disk": await asyncio.to_thread(_disk_health, serving.settings.folder),
+            "disk": "ok" if usage.free >= _LEAST_FREE else "its disk is full",
         }
         is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
@@ -292,7 +292,3 @@ async def _ledger_health(ledger: Ledger) -> str:
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"
-
-
-def _disk_health(folder: Path) -> str:
-    return "ok" if shutil.disk_usage(folder).free >= _LEAST_FREE else "its disk is full"

@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -52,7 +52,6 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Continuation,
-    Source,
     document_of,
     needs_model_server,
     shortened_task,
@@ -239,23 +238,19 @@ class ChatCompletions:
         options = chat.options
         bound, most = options.answer_tokens, context.budget.answer_tokens
         names = tuple(source.name for source in sources)
+        stored = sources[0].stored if len(sources) == 1 else None
         return LongRequest(
             options=options,
             names=names,
             ask=ServedRequest(
                 owner=owner,
-                document=await self._stored(sources, owner),
+                document=stored or await self._uploads.add_text(owner, document_of(sources)),
                 question=question,
                 sampling=options.sampling(context.sampling),
                 answer_tokens=bound if bound is not None and bound < most and not continues else None,
             ),
             continuation=Continuation(chat, plan, names, words) if continues else None,
         )
-
-    async def _stored(self, sources: Sequence[Source], owner: Owner) -> DocumentRef:
-        if len(sources) == 1 and sources[0].stored is not None:
-            return sources[0].stored
-        return await self._uploads.add_text(owner, document_of(sources))
 
     async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPlace, DocumentRef]:
         files = {}

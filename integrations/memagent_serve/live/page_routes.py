@@ -104,7 +104,7 @@ class LivePage:
         """Return the routes, for `make_app`."""
         one = f"{PAGE}/reads/{{id}}"
         return [
-            Route("/", self._page),
+            Route("/", self._static),
             Route(STATIC + "{name}", self._static),
             Route(SIGN_IN, self._sign_in, methods=["POST"]),
             Route(SIGN_IN, self._session),
@@ -125,11 +125,8 @@ class LivePage:
             Route(f"{PAGE}/events", self._stream),
         ]
 
-    async def _page(self, request: Request) -> Response:
-        return _file("index.html")
-
     async def _static(self, request: Request) -> Response:
-        return _file(request.path_params["name"])
+        return _file(request.path_params.get("name", "index.html"))
 
     async def _sign_in(self, request: Request) -> Response:
         shown, server = await _body(self._serving, request, SignIn), request.scope.get("server")
