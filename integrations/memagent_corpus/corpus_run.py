@@ -75,7 +75,6 @@ class CorpusSummary:
     """Documents of this run with at least one failed row."""
     incomplete: int = 0
     """Documents of this run that hold something beside the text that was read."""
-    new_rows: int = 0
     tokens: int = 0
     seconds: float = 0.0
     ended: StopCause = StopCause.DONE
@@ -355,7 +354,6 @@ class _CorpusRun:
         await asyncio.to_thread(self._writer.add, document.name, version, rows)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
-        self._summary.new_rows += len(rows)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         if self._writer.is_part_due:
             async with self._writing:

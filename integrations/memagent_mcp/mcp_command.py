@@ -133,8 +133,7 @@ def _serve_http(request: Mcp) -> None:
     from memagent_mcp.transports import serve_http, url_of  # noqa: PLC0415
 
     async def serve() -> None:
-        listener = listen(request.host, request.port)
-        with listener:
+        with listen(request.host, request.port) as listener:
             async with request.make_reader() as reader:
                 server = request.make_server(reader)
                 typer.echo(f"serving at {url_of(listener)}; press Ctrl-C to stop", err=True)

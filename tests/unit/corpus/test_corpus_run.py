@@ -126,7 +126,7 @@ def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world
     for number in range(5):
         world.write(f"d{number}.txt", 100 * number)
     summary = world.run(HARBOR, CASTLE)
-    assert (summary.read, summary.new_rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
+    assert (summary.read, summary.rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
     assert world.answers == {
         (f"d{number}.txt", question): str(100 * number + place)
         for number in range(5)
@@ -174,7 +174,7 @@ def test_new_documents_and_new_questions_are_added(world: World) -> None:
     world.run(HARBOR)
     world.write("b.txt", 5)
     assert world.run(HARBOR).read == 1
-    assert world.run(HARBOR, CASTLE).new_rows == 2
+    assert world.run(HARBOR, CASTLE).rows == 4
     assert world.answers == {
         ("a.txt", HARBOR): "1", ("a.txt", CASTLE): "2", ("b.txt", HARBOR): "5", ("b.txt", CASTLE): "6",
     }  # fmt: skip
