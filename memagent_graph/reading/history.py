@@ -51,7 +51,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
                 raise ValueError("they are of another run")
             if values.get("stop_reason"):
                 StopReason(values["stop_reason"])
-            elif not snapshot.next:
+            elif not snapshot.tasks:  # not `next`, which leaves out those whose result is already kept
                 raise ValueError("the run has no next step and did not end")
     except MemAgentError:
         raise
