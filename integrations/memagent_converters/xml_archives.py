@@ -23,17 +23,11 @@ class XmlArchive:
     Args:
         name: the file's, for messages.
         file: its content.
-
-    Raises:
-        ConversionError: it is no such archive.
     """
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self.name = name
-        try:
-            self._archive = zipfile.ZipFile(file)
-        except zipfile.BadZipFile as error:
-            raise ConversionError(f"{name} is damaged: {error}", "Save it again.") from error
+        self._archive = zipfile.ZipFile(file)
         self.names = frozenset(self._archive.namelist())
 
     def read(self, member: str) -> bytes:

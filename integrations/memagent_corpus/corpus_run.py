@@ -25,6 +25,7 @@ from memagent_corpus.source_access import CorpusDocument, CorpusSize
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
+from memagent_graph.events import EventKind
 from memagent_graph.storage.leases import lease
 
 CHECKPOINTS: Final = "checkpoints.sqlite"
@@ -72,7 +73,8 @@ class CorpusSummary:
     """Documents whose source may have changed since they were read."""
     failed: int = 0
     """Documents of this run with at least one failed row."""
-    new_rows: int = 0
+    incomplete: int = 0
+    """Documents of this run that hold something beside the text that was read."""
     tokens: int = 0
     seconds: float = 0.0
     ended: StopCause = StopCause.DONE
@@ -339,6 +341,7 @@ class _CorpusRun:
         summary = self._summary
         summary.read += 1
         summary.failed += any(row.failed for row in rows)
+        summary.incomplete += EventKind.DOCUMENT_INCOMPLETE in {each.kind for row in rows for each in row.events}
         for row in rows:
             if row.error_kind:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
@@ -351,7 +354,6 @@ class _CorpusRun:
         await asyncio.to_thread(self._writer.add, document.name, version, rows)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
-        self._summary.new_rows += len(rows)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         if self._writer.is_part_due:
             async with self._writing:

@@ -248,6 +248,8 @@ class CorpusSession:
         if summary.failed:
             kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(summary.kinds.items()))
             parts.append(f"{summary.failed:,} with errors ({kinds})")
+        if summary.incomplete:
+            parts.append(f"{summary.incomplete:,} not wholly text (see the events in the table)")
         lines = ["; ".join(parts), f"{counted(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
         if summary.failed_rows:
             lines.append("the error messages are in the table; use --retry-failed to read these documents again")

@@ -16,6 +16,7 @@ import importlib.util
 import io
 import ipaddress
 import socket
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ _PACKAGES: Final = {
 PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's folder, or below --root."
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
+_ZIP_ERRORS: Final = (zipfile.BadZipFile, RuntimeError, EOFError, KeyError, ValueError, struct.error)
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -238,7 +240,7 @@ class SourceAccess:
         try:
             with archive.open(member) as inner:
                 yield inner
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, KeyError, ValueError) as error:
+        except _ZIP_ERRORS as error:
             raise DocumentError(
                 f"{member} cannot be unpacked: {error}", hint="Unpack the archive yourself, and read the folder."
             ) from error
@@ -372,7 +374,7 @@ def _archive(access: SourceAccess, location: str) -> zipfile.ZipFile:
         with store_errors(location):
             file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
         archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except _ZIP_ERRORS as error:
         raise DocumentError(
             f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store
+from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, kept_reader
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -73,16 +73,10 @@ class Mcp(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Build the reader of the server."""
-        from memagent_graph.documents import open_store  # noqa: PLC0415
-        from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        return MemAgent(
-            settings=self.settings(),
-            store=open_store(self.store),
-            checkpoints=self.checkpoints or default_checkpoints(),
-            run_log=False if self.no_log else self.log or True,
-        )
+        kept = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
+        return kept_reader(kept, self.settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
         """Build the server. It trusts a client's roots only over standard input and output."""
@@ -139,8 +133,7 @@ def _serve_http(request: Mcp) -> None:
     from memagent_mcp.transports import serve_http, url_of  # noqa: PLC0415
 
     async def serve() -> None:
-        listener = listen(request.host, request.port)
-        with listener:
+        with listen(request.host, request.port) as listener:
             async with request.make_reader() as reader:
                 server = request.make_server(reader)
                 typer.echo(f"serving at {url_of(listener)}; press Ctrl-C to stop", err=True)

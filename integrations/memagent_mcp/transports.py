@@ -19,8 +19,11 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from memagent_graph.addresses import LOCAL_NAMES, in_url
 from memagent_graph.bounded_http import BOUNDED_HTTP
+from memagent_graph.plain_text import in_one_line
 
 _SECONDS_TO_STOP: Final = 3
+_MOST_SESSIONS: Final = 1000
+"""Each takes about 50 KB. The SDK ends one after half an hour without a request or stream."""
 
 
 def reserve_standard_output() -> TextIOWrapper:
@@ -28,7 +31,6 @@ def reserve_standard_output() -> TextIOWrapper:
 
     Call this before anything that may print is imported.
     """
-    logging.getLogger().addFilter(_first_line)
     sys.stdout.flush()
     protocol = TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", newline="\n")
     os.dup2(2, 1)
@@ -45,6 +47,8 @@ async def serve_stdio(server: FastMCP[Any], output: TextIOWrapper) -> None:
     # The SDK reads standard input in a thread that cannot be interrupted. With the default handler, Ctrl-C ends the
     # process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_shorten)
     lowlevel = server._mcp_server  # `run_stdio_async` only writes to sys.stdout
     async with stdio_server(stdout=anyio.wrap_file(output)) as (incoming, outgoing):
         await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
@@ -60,8 +64,10 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
             of another host, are refused. This prevents DNS rebinding: a web page cannot reach the server through a host
             name of its own.
     """
-    logging.getLogger().addFilter(_first_line)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_shorten)
     server.settings.transport_security = allowed_names(names)
+    server.settings.max_sessions = _MOST_SESSIONS
     config = uvicorn.Config(
         server.streamable_http_app(),
         log_level="warning",
@@ -73,9 +79,9 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _first_line(record: logging.LogRecord) -> bool:
-    """Shorten a log entry: the SDK logs hundreds of lines for a request of a newer protocol, and then answers it."""
-    record.msg, record.args = record.getMessage().partition("\n")[0], ()
+def _shorten(record: logging.LogRecord) -> bool:
+    """Keep one printable line: the SDK logs hundreds for a request of a newer protocol, and names that clients send."""
+    record.msg, record.args = in_one_line(record.getMessage().partition("\n")[0]), ()
     return True
 
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
+
+_MOST_QUESTIONS = 10_000
 
 
 def questions_of(given: Iterable[str]) -> list[str]:
@@ -22,13 +25,15 @@ def questions_of(given: Iterable[str]) -> list[str]:
             asked.append(each)
             continue
         try:
-            lines = Path(each[1:]).expanduser().read_text("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING)
+            found = [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+            if len(found) > _MOST_QUESTIONS:
+                raise ValueError(f"there are more than {_MOST_QUESTIONS:,}")
+        except (OSError, ValueError) as error:
             raise MemAgentError(
                 f"the questions in {each[1:]} cannot be read: {error}",
                 hint="After @, name a text file in UTF-8 with one question on each line.",
             ) from error
-        found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise MemAgentError(f"{each[1:]} contains no questions", hint="Write one on each line.")
         asked += found

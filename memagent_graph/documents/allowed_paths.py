@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from memagent_graph.errors import DocumentError, RefusedSourceError
@@ -17,7 +18,8 @@ from memagent_graph.plain_text import in_one_line
 _MOST_LISTED = 20
 """How many names of a folder's contents an error lists."""
 _LONGEST_NAME = 100
-_LONGEST_SHOWN = 200
+shortened_name = partial(in_one_line, longest=200)
+"""Returns a name that is short enough for an error; it may be a whole text that was given as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
@@ -56,7 +58,7 @@ def path_below(root: Path, path: str, *, hint: str) -> Path:
         raise DocumentError(f"the file {shortened_name(path)} does not exist", hint=hint) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise RefusedSourceError(f"{shortened_name(path)!r} cannot be resolved", hint=hint) from error
-    if not _is_below(target, root):
+    if not target.is_relative_to(root):
         raise RefusedSourceError(f"{shortened_name(path)!r} is outside the folder {root.name}", hint=hint)
     return target
 
@@ -80,8 +82,8 @@ class AllowedRoots:
     def within(self, paths: Iterable[Path]) -> AllowedRoots:
         """Return the roots that are both below these and below `paths`, which must be resolved."""
         pairs = [(path, root) for root in self.roots for path in paths]
-        inner = [path for path, root in pairs if _is_below(path, root)]
-        outer = [root for path, root in pairs if _is_below(root, path)]
+        inner = [path for path, root in pairs if path.is_relative_to(root)]
+        outer = [root for path, root in pairs if root.is_relative_to(path)]
         return AllowedRoots(dict.fromkeys([*inner, *outer]), max_bytes=self.max_bytes)
 
     def resolve(self, path: str) -> Path:
@@ -98,8 +100,7 @@ class AllowedRoots:
         if not _is_path(path):
             raise RefusedSourceError(f"{name!r} is not a path", hint=self._remedy())
         for root in self.roots:
-            target = _target_below(root, path)
-            if target is not None:
+            if (target := _target_below(root, path)) is not None:
                 return self._checked(target, name)
         # The same message for a missing file and for one outside the roots: a model must not learn the difference.
         raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._remedy())
@@ -128,14 +129,13 @@ class AllowedRoots:
 
     def _contents(self, folder: Path) -> str:
         """Return what to name instead of a folder: the files and folders in it that may be read, except hidden ones."""
-        try:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
             names = sorted(
                 in_one_line(entry.name, _LONGEST_NAME) + ("/" if entry.is_dir() else "")
                 for entry in folder.iterdir()
                 if not entry.name.startswith(".") and self._is_readable(entry)
             )
-        except OSError:
-            names = []
         if not names:
             return "There is nothing in it that may be read; " + self._remedy()
         more = f" and {len(names) - _MOST_LISTED:,} more" if len(names) > _MOST_LISTED else ""
@@ -153,17 +153,8 @@ class AllowedRoots:
         return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
 
 
-def shortened_name(name: str) -> str:
-    """Return a name that is short enough for an error; it may be a whole text that was given as a path."""
-    return name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "..."
-
-
 def _is_path(path: str) -> bool:
     return bool(path.strip()) and "\0" not in path
-
-
-def _is_below(path: Path, root: Path) -> bool:
-    return path == root or root in path.parents
 
 
 def _target_below(root: Path, path: str) -> Path | None:
@@ -174,6 +165,6 @@ def _target_below(root: Path, path: str) -> Path | None:
     for folder in (root, root.parent):
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             target = (folder / path).resolve(strict=True)
-            if _is_below(target, root):
+            if target.is_relative_to(root):
                 return target
     return None

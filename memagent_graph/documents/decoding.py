@@ -28,6 +28,7 @@ _BINARY_KINDS = {
     "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
     "a recording or film": (b"OggS", b"ID3", b"RIFF"),
 }
+_ESCAPES = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ def _is_utf8(sample: bytes) -> bool:
 
 def known_charset(name: str) -> str:
     """Return Python's name of a charset, as the web means it. Raises EncodingError for one that neither knows."""
-    if (codec := web_codec(name)) is not None and not codec.startswith("utf"):
+    if (codec := web_codec(name)) is not None and not codec.startswith("utf-16"):
         return codec
     try:
-        if not codecs.lookup(name)._is_text_encoding:
+        if not (codec_info := codecs.lookup(name))._is_text_encoding or codec_info.name in _ESCAPES:
             raise LookupError(name)
     except LookupError as error:
         raise EncodingError(

@@ -7,14 +7,13 @@ import io
 import re
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from memagent_graph.converters import Block, Parts
-from memagent_graph.documents.charsets import byte_order_mark
+from memagent_graph.documents.charsets import byte_order_mark, web_codec
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
@@ -179,12 +178,13 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
         marked = _archive_kind(file)
         file.seek(start)
         if marked is None and named in _MARKED:
-            raise UnsupportedDocumentError(f"{document.name} is a damaged {named.upper()} file, or not one")
+            raise UnsupportedDocumentError(
+                f"{document.name} is a damaged {named.upper()} file, or not one", hint="Save it again, or as text."
+            )
     elif marked is None and named in _MARKED:
         raise UnsupportedDocumentError(
             f"{document.name} is called {named.upper()} but does not begin like such a file",
-            hint="It may be damaged, or have a password; if it is plain text, rename it or pass "
-            "media_type='text/plain'.",
+            hint="It may be damaged, or have a password; if it is plain text, name it .txt.",
         )
     if document.media_type == UNKNOWN and marked is None:
         return _kind_by_content(_sample(file, SAMPLE_BYTES))
@@ -211,15 +211,13 @@ def _sample(file: IO[bytes], size: int = 1024) -> bytes:
 
 
 def _archive_kind(file: IO[bytes]) -> str | None:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = set(archive.namelist())
-            if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
-                return kind
-            if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
-                return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error):
-        pass  # the caller says that it is damaged
+    # Whatever error a damaged archive ends in, the caller says that it is damaged.
+    with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
+        names = set(archive.namelist())
+        if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
+            return kind
+        if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
+            return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
     return None
 
 
@@ -241,8 +239,7 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
 
 def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
     file.seek(start)
-    while piece := _read(name, file):
-        yield cast("bytes", piece)
+    yield from _rest(name, _read(name, file), file)
 
 
 def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
@@ -251,7 +248,9 @@ def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding
     if declared is None and byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
-        declared = meta.group(1).decode("ascii")
+        label = meta.group(1).decode("ascii")
+        # As browsers do: a charset that only Python knows does not count, nor UTF-16, as the declaration is ASCII.
+        declared = None if (web_codec(label) or "utf-16").startswith("utf-16") else label
     reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:
         for text in decoded(document.name, reopen, encoding=declared, errors=errors):

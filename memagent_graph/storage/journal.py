@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.bounded_files import json_value
+from memagent_graph.storage.bounded_files import json_value, open_regular
 from memagent_graph.storage.file_locks import locked
 from memagent_graph.storage.private_files import private_file
 
 _FIRST_BYTES: Final = b'{"'
 """How every row begins."""
+_MOST_BYTES: Final = 4 << 30
 
 
 class Journal:
@@ -78,7 +79,7 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
         file = stack.enter_context(path.open("r+b"))
         if not locked(file):
             raise error(f"another process writes to {path}", hint="Wait until it has ended, or name another folder.")
-        rows, length = _parse(file.read(), path, error)
+        rows, length = _parse(file, path, error)
         file.truncate(length)
         file.seek(length)
         stack.pop_all()
@@ -89,17 +90,23 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
     """Return the rows of a journal, which may be in use.
 
     Raises:
-        MemAgentError: of the class `error`: it is not a journal.
-        OSError: it cannot be read.
+        MemAgentError: of the class `error`: it is not a journal, or cannot be read.
     """
-    return _parse(path.read_bytes(), path, error)[0]
+    try:
+        with open_regular(path) as file:
+            return _parse(file, path, error)[0]
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror}", hint="Name another folder.") from cause
 
 
-def _parse(content: bytes, path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
+def _parse(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
     """Return the rows, and the bytes of the complete lines."""
+    if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+        raise error(f"{path} has more than {_MOST_BYTES:,} bytes", hint="Name another folder.")
+    content = file.read()
     length = content.rfind(b"\n") + 1
-    rest = content[length:]
-    if rest[: len(_FIRST_BYTES)] != _FIRST_BYTES[: len(rest)]:
+    rest = content[length : length + len(_FIRST_BYTES)]
+    if rest != _FIRST_BYTES[: len(rest)]:
         raise error(f"{path} is not a journal of this program", hint="Name another folder.")
     rows = []
     for number, line in enumerate(content[:length].splitlines(), start=1):

@@ -260,7 +260,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     path = Path(spec).expanduser()
     if path.exists():
         return _from_file(path, str(spec))
-    if isinstance(spec, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not spec.startswith("."):
+    if isinstance(spec, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)", spec):
         return _from_file(_download(spec), spec)
     names = [EMBEDDED, *tiktoken.list_encoding_names(), *tiktoken.model.MODEL_TO_ENCODING]
     accepted = (

@@ -143,7 +143,7 @@ def test_a_charset_is_detected_where_the_text_tells_it(charset, store, caplog):
 def test_a_declared_charset_is_used_and_an_unknown_one_refused(store):
     assert whole(store, store.add(Document.from_bytes("naïve ż".encode("cp1250", "replace"), encoding="cp1250")))
     assert whole(store, store.add(Document.from_bytes("ab".encode("utf-16-le"), encoding="utf-16-le"))) == "ab"
-    for name in ("utf-9", "base64"):
+    for name in ("utf-9", "base64", "punycode", "idna", "unicode_escape"):
         with pytest.raises(EncodingError, match="no charset"):
             store.add(Document.from_bytes(b"x", encoding=name))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import re
 import signal
@@ -34,10 +36,10 @@ from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, Sc
 from memagent_graph.addresses import is_local, listen
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_mcp import make_server
+from memagent_mcp import make_server, transports
 from memagent_mcp.client_roots import local_path
 from memagent_mcp.tools import shielded, tightest
-from memagent_mcp.transports import allowed_names
+from memagent_mcp.transports import allowed_names, url_of
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -610,6 +612,30 @@ def test_the_server_ends_with_its_client_and_with_ctrl_c(folder) -> None:
         rest, errors = process.communicate(timeout=10)
         assert process.returncode == (0 if end == "close" else -signal.SIGINT)
         assert (rest, "Traceback" in errors) == ("", False)
+
+
+async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_logged_in_a_line(
+    folder, monkeypatch
+) -> None:
+    handler = logging.StreamHandler(log := io.StringIO())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    monkeypatch.setattr(transports, "_MOST_SESSIONS", 1)
+    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
+    async with MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
+        with listen("127.0.0.1", 0) as listener:
+            serving = asyncio.create_task(transports.serve_http(make_server(reader), listener, ()))
+            async with httpx.AsyncClient() as client:
+                hello = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
+                session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
+                await client.post(url_of(listener), json=call, headers=session)
+                second = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
+                assert (hello.status_code, second.status_code) == (200, 503)
+                await client.delete(url_of(listener), headers=session)
+                assert (await client.post(url_of(listener), json=HELLO, headers=ACCEPT)).status_code == 200
+            serving.cancel()
+            await asyncio.wait([serving])
+    assert "none [2J" in log.getvalue()
+    assert "\x1b" not in log.getvalue()
 
 
 async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:

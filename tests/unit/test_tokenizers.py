@@ -310,6 +310,8 @@ def test_a_hub_id_is_loaded_from_the_local_cache_without_a_network(folder, tmp_p
     assert tokenizer.fingerprint == load_tokenizer(folder / "cl100k").fingerprint
     with pytest.raises(TokenizerError, match=r"cannot be reached.*HF_HUB_OFFLINE"):
         load_tokenizer("some/other")
+    with pytest.raises(TokenizerError, match="there is no tokenizer"):
+        load_tokenizer("folder/tokenizer.json")  # a file's name
 
 
 def test_a_missing_hub_library_names_the_extra(monkeypatch):

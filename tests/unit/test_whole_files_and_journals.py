@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -74,3 +75,11 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     with open_journal(path, error=EvaluationError), pytest.raises(EvaluationError, match="another process"):
         open_journal(path, error=EvaluationError)
     open_journal(path, error=EvaluationError).close()
+
+
+def test_a_journal_that_is_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"a": 1}\n')
+    os.truncate(path, 5 << 30)
+    with pytest.raises(EvaluationError, match="more than 4,294,967,296 bytes"):
+        read_journal(path, error=EvaluationError)

@@ -223,7 +223,8 @@ def _legend(rows: Sequence[ResultRow]) -> str:
 
 def _introduction(results: Results) -> str:
     facts = [f"{counted(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
-    if model := results.settings.get("policy", {}).get("model"):
+    policy = results.settings.get("policy")
+    if isinstance(policy, dict) and (model := policy.get("model")):
         facts.append(f"policy {model}")
     text = "; ".join([*facts, f"evaluation {results.evaluation}"]) + "."
     if results.missing:

@@ -191,13 +191,7 @@ def load_results(path: Path) -> Results:
         EvaluationError: there are none, or they cannot be parsed.
     """
     if (path / JOURNAL).is_file():
-        try:
-            entries = read_journal(path / JOURNAL, error=EvaluationError)
-        except OSError as error:
-            raise EvaluationError(
-                f"{path / JOURNAL} cannot be read: {error.strerror}",
-                hint="Name a folder that `memagent eval` wrote to.",
-            ) from error
+        entries = read_journal(path / JOURNAL, error=EvaluationError)
         header, plans, commands, rows = _parsed(entries, path / JOURNAL)
         return table_of(rows, plans, header["settings"], header["evaluation"], commands)
     table = path / TABLE if path.is_dir() else path
@@ -213,7 +207,7 @@ def _parsed(
     try:
         header = msgspec.convert(entries[0] if entries else {}, _Header)
         if header["format"] != FORMAT:
-            raise ValueError(f"its format is {header['format']}")
+            raise ValueError(f"its format is {header['format']!r}")
     except ValueError as error:
         raise EvaluationError(
             f"{path} is not the journal of an evaluation by this version of memagent-graph: {error}",
@@ -222,15 +216,19 @@ def _parsed(
     plans: list[EvaluationPlan] = []
     commands: list[str] = []
     rows: list[ResultRow] = []
+    planned: set[tuple[str, str]] = set()
     for number, values in enumerate(entries[1:], start=2):
         try:
             if "plan" in values:
-                plans.append(msgspec.convert(values["plan"], EvaluationPlan))
+                plans.append(plan := msgspec.convert(values["plan"], EvaluationPlan))
+                planned |= {(system, cell.task) for system in plan.systems for cell in plan.cells}
             elif "command" in values:
                 commands.append(str(values["command"]))
             else:
-                rows.append(msgspec.convert(values, ResultRow))
-        except (TypeError, msgspec.ValidationError) as error:
+                rows.append(row := msgspec.convert(values, ResultRow))
+                if (row.system, row.task) not in planned:
+                    raise ValueError("its system and task are in no plan above it")
+        except ValueError as error:
             raise EvaluationError(
                 f"line {number} of {path} cannot be understood: {error}",
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",

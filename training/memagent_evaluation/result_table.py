@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -30,6 +30,7 @@ _METADATA: Final = "memagent."
 _ROWS_AT_ONCE: Final = 256
 _MOST_BYTES: Final = 4 << 30
 
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Key: TypeAlias = tuple[str, str, int, int, int]
 """System, task, length, index, repeat."""
 
@@ -63,10 +64,10 @@ class ResultRow:
 
     system: str
     task: str
-    length: int
+    length: Int64
     unit: str
     """What `length` counts; a value of `LengthUnit`."""
-    index: int
+    index: Int64
     sample_id: str
     question: str
     gold: tuple[str, ...]
@@ -85,39 +86,39 @@ class ResultRow:
     """The four scores, 0 to 1."""
     run_id: str | None
     """The attempt's run in the run log, if there is one."""
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    calls: int
+    prompt_tokens: Int64
+    completion_tokens: Int64
+    cached_tokens: Int64
+    calls: Int64
     seconds: float
     """Wall time, with other attempts in parallel: waiting for the server is included."""
     flops: float | None
     """Estimated, if the model's size is known."""
     full_context_flops: float | None
     """The estimate for one call of the same model with the whole document in its context."""
-    chunks: int
+    chunks: Int64
     """How many the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
-    document_bytes: int
+    document_bytes: Int64
     needle_depths: tuple[float, ...]
     """The place of each fact that the answer is based on, as a share of the document, 0 to 1."""
     needles_found: tuple[bool, ...]
     """Whether the answer has each of them."""
     where_lost: tuple[str, ...]
     """For each needle of a wrong answer, a value of `memagent_evaluation.failures.Loss`; empty for the others."""
-    lost_at: tuple[int | None, ...]
+    lost_at: tuple[Int64 | None, ...]
     """The chunk at which each was lost, if there is one."""
-    attempts: int
+    attempts: Int64
     """How often the question was asked: 1, or more if attempts failed."""
-    seed: int
+    seed: Int64
     document: str = ""
     """The document's key in the store, a digest of its text."""
     scripted: bool = False
     """Whether a script answered instead of a policy: its costs count, but its scores mean nothing."""
-    turns: int | None = None
+    turns: Int64 | None = None
     """The critical path: the minimum number of the policy's replies that had to wait for each other."""
-    read_tokens: int | None = None
+    read_tokens: Int64 | None = None
     """Tokens of the document in prompts, each counted as often as it was there."""
-    over_read_tokens: int | None = None
+    over_read_tokens: Int64 | None = None
     """Those beyond one reading up to the last evidence. Here and below None if the place is unknown, or the system does
     not read the document, or did not finish."""
     premature: bool | None = None
@@ -127,9 +128,9 @@ class ResultRow:
     could_save: float | None = None
     """The share after the chunk with the last evidence: a reader that stops there saves this much."""
 
-    reached_length: int | None = None
+    reached_length: Int64 | None = None
     """The length that the document reached, at most `length`, in the same unit; None if the task does not say."""
-    repeat: int = 0
+    repeat: Int64 = 0
     """Which of several samples of the same system's answer this is, from 0."""
 
     rouge_l: float | None = None
@@ -325,9 +326,9 @@ def read_table(path: Path) -> Results:
             msgspec.convert(json_value(texts["settings"]), dict[str, Any]),
             texts["evaluation"],
             int(texts["missing"]),
-            tuple(json_value(texts["commands"])),
+            msgspec.convert(json_value(texts["commands"]), tuple[str, ...]),
         )
-    except (pa.ArrowException, OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise EvaluationError(
             f"{path} holds no results of an evaluation: {error}", hint="Name a folder that `memagent eval` wrote to."
         ) from error

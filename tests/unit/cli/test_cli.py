@@ -150,7 +150,13 @@ def test_one_question_that_fails_leaves_the_others(book) -> None:
 
 def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "many.txt").write_text("Who?\n" * 10_001)
+    (tmp_path / "large.txt").write_text("x" * 2**20 + "x")
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
     for options, told in (
+        (["-q", f"@{tmp_path}/many.txt"], "more than 10,000"),
+        (["-q", f"@{tmp_path}/large.txt"], "more than 1,048,576 bytes"),
+        (["-q", f"@{tmp_path}/endless.txt"], "not a regular file"),
         ([], "Missing option '--question' / '-q'"),
         (["-q", f"@{tmp_path}/none.txt"], "one question on each line"),
         (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.corpus_world import rows_in
+from support.made_documents import made_documents
 from support.scripts import perfect_reader
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
@@ -125,7 +126,7 @@ def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world
     for number in range(5):
         world.write(f"d{number}.txt", 100 * number)
     summary = world.run(HARBOR, CASTLE)
-    assert (summary.read, summary.new_rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
+    assert (summary.read, summary.rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
     assert world.answers == {
         (f"d{number}.txt", question): str(100 * number + place)
         for number in range(5)
@@ -173,10 +174,18 @@ def test_new_documents_and_new_questions_are_added(world: World) -> None:
     world.run(HARBOR)
     world.write("b.txt", 5)
     assert world.run(HARBOR).read == 1
-    assert world.run(HARBOR, CASTLE).new_rows == 2
+    assert world.run(HARBOR, CASTLE).rows == 4
     assert world.answers == {
         ("a.txt", HARBOR): "1", ("a.txt", CASTLE): "2", ("b.txt", HARBOR): "5", ("b.txt", CASTLE): "6",
     }  # fmt: skip
+
+
+def test_documents_that_are_not_wholly_text_are_counted(world: World) -> None:
+    world.write("good.txt", 7)
+    (made,) = (each for each in made_documents() if each.name == "unread.eml")
+    (world.folder / made.name).write_bytes(made.data)
+    summary = world.run()
+    assert (summary.read, summary.failed, summary.incomplete) == (2, 0, 1)
 
 
 def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(world: World) -> None:

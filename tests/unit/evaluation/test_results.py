@@ -158,6 +158,14 @@ def test_results_are_never_begun_over(tmp_path) -> None:
     [
         (lambda text: text.replace("memagent-evaluation", "something"), "not the journal"),
         (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
+        (lambda text: text.replace('"reached_length": null', f'"reached_length": {10**30}', 1), "line 3"),
+        (lambda text: text.replace('"calls": ', '"calls": "\\ud800", "x": ', 1), "line 3"),
+        (
+            lambda text: text.replace(
+                '"task": "keys", "length": 1024, "unit"', '"task": "other", "length": 1024, "unit"'
+            ),
+            "line 3.*in no plan",
+        ),
         (lambda text: "", "not the journal"),
         (lambda text: "no json\n", "line 1"),
     ],
@@ -226,10 +234,12 @@ from pathlib import Path
 from support.evaluation import row
 from memagent_graph.errors import EvaluationError
 from memagent_evaluation.result_journal import open_results
+from memagent_evaluation.result_table import EvaluationPlan
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2200, resource.RLIM_INFINITY))
 try:
     with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}) as journal:
+        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 9))
         for index in range(9):
             journal.add(row(index=index))
 except EvaluationError as error:
