@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, over
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import EmptyInputError
 from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
+    CheckpointError,
     DocumentMismatchError,
     MemAgentError,
     PolicyError,
@@ -649,17 +651,24 @@ class MemAgent:
         shown: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
         config: RunnableConfig = {**shown, **thread(run_id)}
         stream = graph.astream(given, config, context=context, stream_mode=["updates", "values"])
-        async with aclosing(stream):
-            async for mode, part in stream:
-                if mode == "values":
-                    values = part
-                    continue
-                for change in filter(None, part.values()):
-                    if not is_shown:
-                        progress.add(change)
+        with suppress(EmptyInputError):  # of a state in which no step is next
+            async with aclosing(stream):
+                async for mode, part in stream:
+                    if mode == "values":
+                        values = part
                         continue
-                    for update in progress.updates(change):
-                        yield update
+                    for change in filter(None, part.values()):
+                        if not is_shown:
+                            progress.add(change)
+                            continue
+                        for update in progress.updates(change):
+                            yield update
+        if not values.get("stop_reason"):
+            raise CheckpointError(
+                "the checkpoints hold no state that this reader can continue: no step is next, and the run did not end",
+                hint="They are damaged, or of another program; read the document again.",
+                run_id=run_id,
+            )
         yield _result(graph, values, progress.trace)
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +23,7 @@ from starlette.routing import BaseRoute, Route
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import SelfDescribing
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.bodies import BodySpace, bounded
@@ -36,7 +36,7 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
-from memagent_serve.short_requests import Relaying, pass_on
+from memagent_serve.short_requests import pass_on, understood
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_SECONDS: Final = 5.0
@@ -62,7 +62,7 @@ class ServerResources:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.settings.folder / "reads.sqlite")
         settings = self.settings
-        salted = len(settings.keys) > 1 and isinstance(self.reader.policy, Relaying)
+        salted = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
         secret = installation_secret(settings.folder) if salted else None
         self.manager = ReadManager(self.reader, self.ledger, settings.bounds, self.metrics, secret=secret)
         self.uploads = Uploads(
@@ -145,9 +145,7 @@ async def uploaded(serving: ServerResources, request: Request) -> UploadedFile:
     owner, settings = owner_of(request), serving.settings
     room = (owner.max_bytes or settings.storage) + _FORM_BYTES
     with serving.arriving.reservation(owner) as reserve:
-        receive = bounded(
-            request.receive, room, settings.idle_seconds, total_seconds=settings.body_seconds, reserve=reserve
-        )
+        receive = bounded(request.receive, room, settings.idle_seconds, settings.body_seconds, reserve=reserve)
         whole = Request(request.scope, receive)
         async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
             file, purpose = form.get("file"), form.get("purpose", "user_data")
@@ -215,11 +213,12 @@ def _routes(serving: ServerResources) -> list[Route]:
         return await read(request)
 
     async def health(request: Request) -> Response:
+        usage = await asyncio.to_thread(shutil.disk_usage, serving.settings.folder)
         parts = {
             "server": "ok",
             "policy": await _policy_health(reader),
             "reads": await _ledger_health(serving.ledger),
-            "disk": await asyncio.to_thread(_disk_health, serving.settings.folder),
+            "disk": "ok" if usage.free >= _LEAST_FREE else "its disk is full",
         }
         is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
@@ -261,36 +260,29 @@ def _shown(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     return {"object": "read", **values}
 
 
-async def _own_model(reader: MemAgent) -> dict[str, Any]:
-    context = await reader.aprepare()
-    window = context.window or context.budget.context_window
-    name = reader.policy.name
-    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memagent", "max_model_len": window}
-
-
 async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
-    if not isinstance(reader.policy, Relaying):
-        return [await _own_model(reader)]
-    try:
-        body = msgspec.json.decode(bytes((await pass_on(reader.policy, "GET", "models")).body))
-        return [entry for entry in body["data"] if isinstance(entry, dict)]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ApiError(502, "the policy server's list of models cannot be understood", code="bad_gateway") from error
+    if not isinstance(reader.policy, OpenAICompatiblePolicy):
+        context, made = await reader.aprepare(), {"created": int(time.time()), "owned_by": "memagent"}
+        window = context.window or context.budget.context_window
+        return [{"id": reader.policy.name, "object": "model", **made, "max_model_len": window}]
+    reply = await pass_on(reader.policy, "GET", "models")
+    with understood("list of models"):
+        return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
 
 
 async def _policy_health(reader: MemAgent) -> str:
     """Whether the policy can be reached; its messages are not shown, because anyone may request the health."""
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
-            if isinstance(reader.policy, Relaying):
+            if isinstance(reader.policy, OpenAICompatiblePolicy):
                 reply = await pass_on(reader.policy, "GET", "models")
                 return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
             if isinstance(reader.policy, SelfDescribing):
                 await reader.policy.describe()
     except TimeoutError:
         return f"its server does not answer within {_HEALTH_SECONDS:g} s"
-    except MemAgentError:
-        return "its server cannot be reached; is it running, and is --base-url right?"
+    except (ApiError, MemAgentError):
+        return "its server cannot be reached or gives no list of models; is it running, and is --base-url right?"
     return "ok"
 
 
@@ -300,7 +292,3 @@ async def _ledger_health(ledger: Ledger) -> str:
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"
-
-
-def _disk_health(folder: Path) -> str:
-    return "ok" if shutil.disk_usage(folder).free >= _LEAST_FREE else "its disk is full"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,8 +67,8 @@ def bounded(
     receive: Receive,
     largest: int,
     idle_seconds: float,
+    total_seconds: float,
     *,
-    total_seconds: float = math.inf,
     reserve: Callable[[int], None] = lambda size: None,
 ) -> Receive:
     """Refuse bodies that are too large or do not arrive.

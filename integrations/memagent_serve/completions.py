@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
@@ -51,7 +52,6 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Continuation,
-    Source,
     document_of,
     needs_model_server,
     shortened_task,
@@ -59,13 +59,15 @@ from memagent_serve.request_texts import (
 )
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
-    Relaying,
+    EVENTS,
     events_of,
-    is_stream,
+    kind_of,
     local_reply,
     pass_on,
+    refusal_of,
     require_model,
     require_possible,
+    understood,
 )
 from memagent_serve.uploads import Uploads, shown_name
 
@@ -75,7 +77,6 @@ _NOTE_SECONDS: Final = 0.2
 _SEND_SECONDS: Final = 60.0
 _AROUND_FINDINGS: Final = 128
 """Tokens reserved for the text around the findings."""
-_PARSED_AT_ONCE: Final = 2
 
 T = TypeVar("T")
 
@@ -120,8 +121,8 @@ class ChatCompletions:
         self._uploads = uploads
         self._settings = settings
         self._metrics = metrics
-        self._server = reader.policy if isinstance(reader.policy, Relaying) else None
-        self._parsing = asyncio.Semaphore(_PARSED_AT_ONCE)
+        self._server = reader.policy if isinstance(reader.policy, OpenAICompatiblePolicy) else None
+        self._parsing = asyncio.Semaphore(2)
         self._memory = memory
 
     async def respond(self, request: Request, owner: Owner) -> Response:
@@ -163,22 +164,19 @@ class ChatCompletions:
         largest = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
             reserve = stack.enter_context(self._memory.reservation(owner))
-            receive = bounded(
-                request.receive, largest, settings.idle_seconds, total_seconds=settings.body_seconds, reserve=reserve
-            )
+            receive = bounded(request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve)
             body = await whole_body(request, receive, largest, reserve)
             is_large = len(body) > LARGE_BYTES
-            async with self._parsing if is_large else nullcontext():
-                fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
-                try:
-                    long_request = await self._long_request(body, fields, owner, context)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise bad_request(
-                        f"a text in the request is not valid JSON: {error}", code="invalid_json"
-                    ) from error
-            if isinstance(long_request, bytes):
-                self._metrics.ways.labels("passed").inc()
-                return await unless_gone(request, self._passed(long_request, accept, context))
+            try:
+                async with self._parsing if is_large else nullcontext():
+                    fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
+                    plan = await self._plan_of(body, fields, context)
+                if isinstance(plan, bytes):
+                    self._metrics.ways.labels("passed").inc()
+                    return await unless_gone(request, self._passed(plan, accept, context))
+                long_request = await unless_gone(request, self._long_request(*plan, owner, context))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
             if long_request.continuation:
                 return replace(long_request, reservation=stack.pop_all())
             return long_request
@@ -187,16 +185,16 @@ class ChatCompletions:
 
     async def _passed(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
         if self._server is not None:
-            return await pass_on(self._server, "POST", "chat/completions", body, accept=accept)
+            return await pass_on(self._server, "POST", "chat/completions", body, accept=accept or "*/*")
         chat = parse(parse_fields(body))
         require_possible(chat, self._reader.policy)
         return await local_reply(chat, self._reader.policy, context.sampling, context.budget.answer_tokens)
 
     # Long requests
 
-    async def _long_request(
-        self, body: bytes, fields: dict[str, msgspec.Raw], owner: Owner, context: ReaderContext
-    ) -> LongRequest | bytes:
+    async def _plan_of(
+        self, body: bytes, fields: dict[str, msgspec.Raw], context: ReaderContext
+    ) -> tuple[ChatRequest, ReadingPlan] | bytes:
         """Determine what to read of a request; if it fits, return its body, which is passed on."""
         if fields.pop("cache_salt", None) is not None:  # it would be a look into another key's cache
             body = msgspec.json.encode(fields)
@@ -222,6 +220,12 @@ class ChatCompletions:
             return body
         if not chat.has_files and is_task(chat, self._settings.task_pattern):
             return await asyncio.to_thread(shortened_task, chat, room, tokenizer)
+        return chat, plan
+
+    async def _long_request(
+        self, chat: ChatRequest, plan: ReadingPlan, owner: Owner, context: ReaderContext
+    ) -> LongRequest:
+        """Store what has to be read, which may take as long as the conversion of files."""
         require_readable(chat)
         require_model(chat, self._reader.policy.name)
         continues = self._server is not None and needs_model_server(chat, plan)
@@ -232,25 +236,21 @@ class ChatCompletions:
         files = await self._files(chat, owner)
         sources = sources_of(chat, plan, files, self._reader.store)
         options = chat.options
-        bound = options.answer_tokens
+        bound, most = options.answer_tokens, context.budget.answer_tokens
         names = tuple(source.name for source in sources)
+        stored = sources[0].stored if len(sources) == 1 else None
         return LongRequest(
             options=options,
             names=names,
             ask=ServedRequest(
                 owner=owner,
-                document=await self._stored(sources, owner),
+                document=stored or await self._uploads.add_text(owner, document_of(sources)),
                 question=question,
                 sampling=options.sampling(context.sampling),
-                answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
+                answer_tokens=bound if bound is not None and bound < most and not continues else None,
             ),
             continuation=Continuation(chat, plan, names, words) if continues else None,
         )
-
-    async def _stored(self, sources: Sequence[Source], owner: Owner) -> DocumentRef:
-        if len(sources) == 1 and sources[0].stored is not None:
-            return sources[0].stored
-        return await self._uploads.add_text(owner, document_of(sources))
 
     async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPlace, DocumentRef]:
         files = {}
@@ -293,15 +293,16 @@ class ChatCompletions:
     async def _continued(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         response = await pass_on(self._server, "POST", "chat/completions", continuation.body_after(result))
-        if response.status_code != 200:
-            return response
-        reply = msgspec.json.decode(bytes(response.body))
         annotations = await asyncio.to_thread(annotations_of, result, "")
-        for choice in reply.get("choices", ()):
-            choice["message"]["annotations"] = annotations
-        reply["usage"] = usage_of(result.usage, reply.get("usage"))
-        reply["memagent"] = read_details(result, long_request.names)
-        return JSONResponse(reply)
+        with understood("reply"):
+            reply = msgspec.json.decode(response.body)
+            if response.status_code != 200:
+                return response
+            for choice in reply["choices"]:
+                choice["message"]["annotations"] = annotations
+            reply["usage"] = usage_of(result.usage, reply.get("usage"))
+            reply["memagent"] = read_details(result, long_request.names)
+            return JSONResponse(reply)
 
     async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
@@ -339,13 +340,11 @@ class ChatCompletions:
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(annotations_of, result, "")
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
-        body = continuation.body_after(result)
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
-            if not is_stream(relayed):
-                yield (await relayed.read()).decode(errors="replace").replace("\n", " ")
-                return
+        async with self._server.relay("POST", "chat/completions", continuation.body_after(result), headers) as relayed:
+            if kind_of(relayed) != EVENTS:
+                raise await refusal_of(relayed)
             async for event in events_of(relayed):
                 if (merged := self._merged(event, long_request, head, result)) is not None:
                     yield merged
@@ -354,15 +353,16 @@ class ChatCompletions:
         """Return an event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
-        values = json.loads(event)
-        if "choices" not in values:
-            return event
-        values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
-        if values.get("usage"):
-            if not values["choices"] and not long_request.options.wants_usage:
-                return None
-            values["usage"] = usage_of(result.usage, values["usage"])
-        return json.dumps(values, ensure_ascii=False)
+        with understood("stream"):
+            values = json.loads(event)
+            if values.get("choices") is None:
+                return event
+            values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
+            if values.get("usage"):
+                if not values["choices"] and not long_request.options.wants_usage:
+                    return None
+                values["usage"] = usage_of(result.usage, values["usage"])
+            return json.dumps(values, ensure_ascii=False)
 
 
 async def unless_gone(request: Request, reply: Awaitable[T]) -> T:

@@ -25,8 +25,6 @@ from memagent_serve.page_sessions import PAGE, PageSessions
 
 log = logging.getLogger(__name__)
 
-_OPEN: Final = frozenset({"/health"})
-"""Paths without private data."""
 _KNOWN: Final = (
     "/v1/chat/completions",
     "/v1/models",
@@ -40,7 +38,6 @@ _KNOWN: Final = (
 
 
 _FAREWELL_SECONDS: Final = 1.0
-_EVENTS: Final = "text/event-stream"
 _SHORT_SECRET: Final = 8
 """A shorter password may be a word of an answer, so it is removed only from errors."""
 
@@ -126,7 +123,7 @@ class Guard:
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
             )
-        if scope["path"] in _OPEN:
+        if scope["path"] == "/health":  # it has no private data
             return
         if self._sessions is not None and self._sessions.has(scope["path"]):
             scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
@@ -172,7 +169,10 @@ class _Response:
             headers = MutableHeaders(scope=message)
             headers["X-Content-Type-Options"] = "nosniff"
             kind = headers.get("content-type", "")
-            self._is_text, self.is_open_stream = kind != "application/octet-stream", kind.startswith(_EVENTS)
+            self._is_text, self.is_open_stream = (
+                kind != "application/octet-stream",
+                kind.startswith("text/event-stream"),
+            )
             if self._is_text and "content-length" in headers:
                 self._held = message
                 return

@@ -6,111 +6,117 @@ What is passed on to the server is the client's body, unchanged, with this serve
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Final
 
 import aiohttp
+import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from memagent_graph.policy import Completion, FinishReason, Message, Policy, SamplingParams
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
+from memagent_graph.policies.refusals import words_of
+from memagent_graph.policies.sending import OverlongReplyError, body_within, error_body
+from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
-from memagent_serve.api_errors import bad_request, not_found
+from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
-_RELAYED: Final = frozenset({"content-type", "retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
-_LONGEST_LINE: Final = 1 << 20
-PATHS: Final = frozenset({"chat/completions", "models"})
-"""All paths that are requested from the policy server for clients. No path comes from a request."""
-
-
-@runtime_checkable
-class Relaying(Protocol):
-    """A policy on a server that accepts other requests than the reader's."""
-
-    base_url: str
-
-    def relay(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request to the server; see `OpenAICompatiblePolicy`."""
-        ...
+_RELAYED: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
+_LARGEST: Final = 1 << 25
+"""Bytes of a reply, or of a line or event of a stream."""
+_TOO_LONG: Final = f"a line or event may have {_LARGEST:,} bytes"
+EVENTS: Final = "text/event-stream"
 
 
 async def pass_on(
-    server: Relaying, method: str, path: str, body: bytes | None = None, *, accept: str | None = None
+    server: OpenAICompatiblePolicy, method: str, path: str, body: bytes | None = None, *, accept: str | None = None
 ) -> Response:
-    """Return the server's reply to a client's request, relayed while it arrives.
+    """Return the server's reply to a request.
 
     Args:
         server: the policy server.
         method: GET or POST.
-        path: one of `PATHS`.
+        path: chat/completions or models; no path comes from a request.
         body: the client's, byte by byte.
-        accept: the client's Accept header.
+        accept: the client's Accept header, if it may get a stream of events, which is relayed while it arrives.
 
     Raises:
-        PolicyUnreachableError: the server cannot be reached, or does not answer.
+        PolicyError: the server cannot be reached, does not answer, or sends too much.
+        ApiError: its reply is not JSON, nor such a stream.
     """
-    assert path in PATHS, path  # noqa: S101
-    stack = AsyncExitStack()
-    try:
-        headers = {"Content-Type": "application/json", "Accept": accept or "*/*"}
+    async with AsyncExitStack() as stack:
+        headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
-        relayed = {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED}
-        if not is_stream(reply):
-            content = await reply.read()
-            await stack.aclose()
-            return Response(content, reply.status, headers=relayed)
-    except BaseException:
-        await stack.aclose()
-        raise
-    return StreamingResponse(_relayed(reply, stack), reply.status, headers=relayed)
+        if accept and kind_of(reply) == EVENTS:
+            return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
+        if 300 <= reply.status < 400 or kind_of(reply) != "application/json":
+            raise await refusal_of(reply)
+        return Response(await body_within(reply, _LARGEST), reply.status, _headers(reply), "application/json")
 
 
-def is_stream(reply: aiohttp.ClientResponse) -> bool:
-    """Whether a reply is a stream of events."""
-    return reply.content_type == "text/event-stream"
+def kind_of(reply: aiohttp.ClientResponse) -> str:
+    """Return the reply's media type; "" if it is compressed, which was not asked for and may be a bomb."""
+    return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
 
-async def _relayed(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED}
+
+
+async def refusal_of(reply: aiohttp.ClientResponse) -> ApiError:
+    """Return the error for a reply that is not what was asked for, with the status and words that it has."""
+    words = words_of(await error_body(reply))[:300] if kind_of(reply) else "a compressed reply"
+    status = reply.status if reply.status >= 400 else 502
+    return ApiError(
+        status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)
+    )
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Turn the errors of work with a malformed reply of the policy server into one of the API, 502."""
+    try:
+        yield
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ApiError(502, f"the policy server's {what} cannot be understood", code="bad_gateway") from error
+
+
+async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+    """Yield the reply's whole lines as they arrive: a secret in one is not divided. At the end, the stack is closed."""
+    rest = bytearray()
     async with stack:
-        async for lines in _lines(reply):
-            yield lines
-
-
-async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the reply's whole lines as they arrive: a secret in one of them is not divided."""
-    rest = b""
-    async for chunk in reply.content.iter_any():
-        end = (rest + chunk).rfind(b"\n") + 1
-        lines, rest = (rest + chunk)[:end], (rest + chunk)[end:]
-        if len(rest) > _LONGEST_LINE:
-            lines, rest = lines + rest, b""
-        if lines:
-            yield lines
-    yield rest
+        async for chunk in reply.content.iter_any():
+            if end := chunk.rfind(b"\n") + 1:
+                yield bytes(rest) + chunk[:end]
+                rest.clear()
+            rest += chunk[end:]
+            if len(rest) > _LARGEST:
+                raise OverlongReplyError(_TOO_LONG)
+        yield bytes(rest)
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the data of each event in a stream of events, including the closing [DONE]."""
-    data: list[str] = []
-    async for lines in _lines(reply):
-        for raw in lines.splitlines():
-            line = raw.decode(errors="replace")
-            if line.startswith("data:"):
-                data.append(line[5:].removeprefix(" "))
+    data = bytearray()
+    async for lines in _lines(reply, AsyncExitStack()):
+        for line in lines.splitlines():
+            if line.startswith(b"data:"):
+                data += line[5:].removeprefix(b" ") + b"\n"
+                if len(data) > _LARGEST:
+                    raise OverlongReplyError(_TOO_LONG)
             elif not line and data:
-                yield "\n".join(data)
-                data = []
+                yield data[:-1].decode(errors="replace")
+                data.clear()
     if data:
-        yield "\n".join(data)
+        yield data[:-1].decode(errors="replace")
 
 
 # A policy in this process
 
+_REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
 _NOT_HERE: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
@@ -173,7 +179,10 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
     sampling = SamplingParams(limit, chosen.temperature, chosen.top_p, seed=chosen.seed, stop=options.stops)
     completion = await policy.complete(_messages_of(request), sampling)
     head = ReplyHead.of(secrets.token_hex(12), completion.model)
-    text, reason, usage = extract_reply(completion.text).strip(), _reason(completion), _usage(completion)
+    text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
+    used = completion.usage
+    prompt, written = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     if not options.stream:
         values = head.completion({"content": text}, reason, usage, {})
         del values["memagent"]
@@ -187,14 +196,3 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
         yield DONE
 
     return EventSourceResponse(events(), sep="\n")
-
-
-def _reason(completion: Completion) -> str:
-    reasons = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
-    return reasons.get(completion.finish_reason, "stop")
-
-
-def _usage(completion: Completion) -> dict[str, Any]:
-    usage = completion.usage
-    prompt, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}

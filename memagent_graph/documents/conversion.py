@@ -14,11 +14,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
+from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.converters import TOO_SLOW, Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, added
@@ -110,13 +112,19 @@ class ConversionCancellation:
 
 
 async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
-    """Work in a thread; if the caller is cancelled, its conversion ends too."""
+    """Work in a thread of those for conversions; if the caller is cancelled, its conversion ends too."""
     cancellation = ConversionCancellation()
     try:
-        return await asyncio.to_thread(work, cancellation)
-    except asyncio.CancelledError:
+        return await asyncio.get_running_loop().run_in_executor(_threads.get(), work, cancellation)
+    finally:
         cancellation.cancel()
-        raise
+
+
+_threads: Final = PerLoop(
+    lambda: ThreadPoolExecutor(thread_name_prefix="memagent-conversion"),
+    lambda threads: asyncio.to_thread(threads.shutdown, cancel_futures=True),
+)
+"""Threads of their own: a conversion may take minutes, and what is short must not wait for it."""
 
 
 @cache

@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -357,9 +357,10 @@ class OpenAICompatiblePolicy:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def relay(
+    @asynccontextmanager
+    async def relay(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send another client's request to the server once, unchanged; the reply can be read from the returned object.
 
         Args:
@@ -370,18 +371,15 @@ class OpenAICompatiblePolicy:
 
         Raises:
             PolicyUnreachableError: no connection, or none in time; also while the reply is read.
+            PolicyResponseError: whoever reads the reply found it malformed.
         """
-        return self._relayed(method, self._url(path), body, headers or {})
-
-    @asynccontextmanager
-    async def _relayed(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        url = self._url(path)
         try:
-            async with self._connections.get().sender.relay(method, url, body, headers) as reply:
+            async with self._connections.get().sender.relay(method, url, body, headers or {}) as reply:
                 yield reply
-        except (TimeoutError, aiohttp.ClientError) as error:
-            raise self._failure(error, url, f" ({self._timeouts.read:g} s without a byte)") from None
+        except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
+            once, silence = replace(self._errors, max_retries=0), f" ({self._timeouts.read:g} s without a byte)"
+            raise once.of(error, url, silence, model=self._model, unlisted=self.unlisted) from None
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return the same policy, on the same connections, with further fields in every completion request."""
@@ -432,10 +430,7 @@ class OpenAICompatiblePolicy:
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
-            raise self._failure(error, url, allowed) from None
-
-    def _failure(self, error: Exception, url: str, seconds: str) -> PolicyError:
-        return self._errors.of(error, url, seconds, model=self._model, unlisted=self.unlisted)
+            raise self._errors.of(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
 
     def _connect(self) -> _Connection:
         sender = Sender(

@@ -199,11 +199,11 @@ class Sender:
                     timeout=timeout,
                 ) as reply:
                     if reply.status < 300:
-                        return decode(await _body(reply, largest)), retries
+                        return decode(await body_within(reply, largest)), retries
                     if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MOST_REDIRECTS:
                         target, redirects = _redirected(target, reply.headers["Location"]), redirects + 1
                         continue
-                    error = StatusError(reply.status, await _error_body(reply), _wait_asked_for(reply.headers))
+                    error = StatusError(reply.status, await error_body(reply), _wait_asked_for(reply.headers))
                 wait = error.wait
                 # If a server asks to wait for longer than a completion may take, the request fails.
                 if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
@@ -221,13 +221,15 @@ class Sender:
     def relay(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request once, and return the reply while it arrives. The time-out is for the next byte, not the whole
-        reply.
+        """Send a request once, and return the reply while it arrives, not unpacked. The time-out is for the next byte,
+        not the whole reply.
         """
         patience = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
         # The reply is passed on unchanged, so it must not be compressed.
         own = {**headers, "Accept-Encoding": "identity"}
-        return self._session.request(method, url, data=body, headers=own, timeout=patience, allow_redirects=False)
+        return self._session.request(
+            method, url, data=body, headers=own, timeout=patience, allow_redirects=False, auto_decompress=False
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -235,8 +237,8 @@ class Sender:
         await self._session.close()
 
 
-async def _body(reply: aiohttp.ClientResponse, largest: int) -> bytes:
-    """Return a reply's body; reading stops at the maximum size."""
+async def body_within(reply: aiohttp.ClientResponse, largest: int) -> bytes:
+    """Return a reply's body. Raises OverlongReplyError at the maximum size in bytes; no more is read."""
     content = bytearray()
     async for part in reply.content.iter_any():
         content += part
@@ -245,9 +247,10 @@ async def _body(reply: aiohttp.ClientResponse, largest: int) -> bytes:
     return bytes(content)
 
 
-async def _error_body(reply: aiohttp.ClientResponse) -> bytes:
+async def error_body(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an error; nothing if it is too long to be one."""
     try:
-        return await _body(reply, _LARGEST_ERROR)
+        return await body_within(reply, _LARGEST_ERROR)
     except OverlongReplyError:
         return b""  # a part of it could end inside a key, which would then not be recognised
 

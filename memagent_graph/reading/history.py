@@ -51,8 +51,6 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
                 raise ValueError("they are of another run")
             if values.get("stop_reason"):
                 StopReason(values["stop_reason"])
-            elif not snapshot.next:
-                raise ValueError("the run has no next step and did not end")
     except MemAgentError:
         raise
     except Exception as error:  # whatever LangGraph raises for states that no graph of this package saved

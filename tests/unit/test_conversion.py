@@ -291,3 +291,14 @@ def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(tmp_path):
     assert "too many others" in ref["omissions"][0]["places"]
     shallow = store.add(Document.from_bytes(_filed(5), name="a.eml"))
     assert "inmost" in store.read(shallow, 0, shallow["size"])
+
+
+async def test_what_is_short_does_not_wait_for_conversions() -> None:
+    end = threading.Event()
+    conversions = [asyncio.create_task(conversion.in_thread(lambda _: end.wait())) for _ in range(64)]
+    await asyncio.sleep(0)
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 20) == "done"
+    finally:
+        end.set()
+    assert all(await asyncio.gather(*conversions))

@@ -108,7 +108,7 @@ async def read(run_id):
         stream = reader.astream_resume(run_id)
         first = await anext(stream)
     except RunNotFoundError:
-        stream = reader.astream("some plain words " * 10000, "what?", run_id=run_id)
+        stream = reader.astream("some plain words " * 60000, "what?", run_id=run_id)
         first = await anext(stream)
     if isinstance(first, MemoryUpdate):
         print(run_id, first.chunk_index, flush=True)

@@ -104,7 +104,7 @@ class LivePage:
         """Return the routes, for `make_app`."""
         one = f"{PAGE}/reads/{{id}}"
         return [
-            Route("/", self._page),
+            Route("/", self._static),
             Route(STATIC + "{name}", self._static),
             Route(SIGN_IN, self._sign_in, methods=["POST"]),
             Route(SIGN_IN, self._session),
@@ -125,11 +125,8 @@ class LivePage:
             Route(f"{PAGE}/events", self._stream),
         ]
 
-    async def _page(self, request: Request) -> Response:
-        return _file("index.html")
-
     async def _static(self, request: Request) -> Response:
-        return _file(request.path_params["name"])
+        return _file(request.path_params.get("name", "index.html"))
 
     async def _sign_in(self, request: Request) -> Response:
         shown, server = await _body(self._serving, request, SignIn), request.scope.get("server")
@@ -259,13 +256,14 @@ def _place(request: Request) -> tuple[Owner, str]:
 
 
 async def _body(serving: ServerResources, request: Request, kind: type[T]) -> T:
-    """Parse the body of a small request.
+    """Parse the body of a small request, which has to arrive within the time that a client may pause in a large one.
 
     Raises:
         ApiError: it is too long, does not arrive, or has another form.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, serving.settings.idle_seconds))
+    seconds = serving.settings.idle_seconds
+    whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, seconds, seconds))
     try:
         return msgspec.json.decode(await whole.body(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

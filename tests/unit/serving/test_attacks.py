@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import io
@@ -23,11 +24,13 @@ import pytest
 from aiohttp import web
 from starlette.routing import Route
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import document_with, perfect_reader
+from support.server_faults import TOO_LONG
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProcess, served
 
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
+from memagent_serve import short_requests
 from memagent_serve.api_errors import ApiError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
@@ -326,6 +329,41 @@ def test_a_policy_server_that_repeats_its_key_tells_no_client(tmp_path: Path, st
     assert reply.content == b'data: {"x": "[hidden]"}\n\n'
 
 
+@pytest.mark.parametrize("kind", ["application/octet-stream", "text/html", "image/png"])
+def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(tmp_path: Path, kind: str) -> None:
+    def repeat(body: dict[str, Any], number: int) -> web.Response:
+        return web.Response(body=b"<p>the-server's-own-key", content_type=kind)
+
+    with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
+        reply = httpx2.post(f"{server.api}/chat/completions", json=chat("hello"))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "bad_gateway")
+    assert "the-server's-own-key" not in reply.text
+
+
+@pytest.mark.parametrize("content", [LONG, "hello"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_policy_server_that_sends_without_end_fills_no_memory(
+    name: str, stream: bool, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flood(body: dict[str, Any], number: int) -> Any:
+        text = body["messages"][-1]["content"]
+        if "<problem>" in text:
+            return perfect_reader(text)
+        reply = TOO_LONG[name]()
+        if body.get("stream"):
+            reply.content_type = "text/event-stream"
+        return reply
+
+    monkeypatch.setattr(short_requests, "_LARGEST", MEGABYTE)
+    with FakeServer(flood, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
+        body = chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}])
+        reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+    assert len(reply.content) < MEGABYTE
+    event = reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
+    assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
+
+
 def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "HEADER_SECONDS", 0.2)
     for sent in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
@@ -471,6 +509,36 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
         until(lambda: arriving.used == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
+
+
+def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with_their_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversions: list[str] = []
+
+    async def last(store: DocumentStore, document: Any) -> None:
+        conversions.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            conversions.append("ended")
+
+    monkeypatch.setattr(DocumentStore, "add_async", last)
+    part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
+    content = json.dumps(chat([part], padding="x" * MEGABYTE)).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALICE}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+        with ExitStack() as stack:
+            for _ in range(2):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                connection.sendall(head.encode() + content)
+            until(lambda: conversions == ["begun"] * 2)
+            large = chat("hello", padding="x" * MEGABYTE)
+            assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
+        until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
 
 
 def until(condition: Callable[[], bool]) -> None:

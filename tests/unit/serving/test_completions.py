@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
+from support.server_faults import BUSY, FINAL, MALFORMED
 from support.serving import Served, served
 
 from memagent_graph import ScriptedPolicy
@@ -45,6 +46,12 @@ def upstream() -> Iterator[Upstream]:
 def server(upstream: Upstream, tmp_path: Path) -> Iterator[Served]:
     with served(upstream.base_url, tmp_path) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Upstream, Served]]:
+    with Upstream() as server, served(server.base_url, tmp_path_factory.mktemp("faulty")) as found:
+        yield server, found
 
 
 @pytest.fixture
@@ -293,6 +300,45 @@ def test_a_long_tool_result_is_read_and_replaced_and_the_request_goes_on_with_it
     assert reply.usage.prompt_tokens > sum(len(str(m["content"]).split()) for m in last["messages"])
     assert reply.memagent["calls"] == len(upstream.requests) - 1
     assert [body["temperature"] for body in upstream.requests] == [0.5] * len(upstream.requests)
+
+
+_EVENTS = {
+    "an event that ends early": "{bad",
+    "an event that is a list": "[1]",
+    "an event nested without end": '{"choices": ' + "[" * 100_000,
+    "usage of texts": '{"choices": [1], "usage": {"prompt_tokens": "x"}}',
+    "a list of usage": '{"choices": [1], "usage": [1]}',
+}
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("name", [*MALFORMED, *BUSY, *FINAL, *_EVENTS])
+def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply_of_the_api(
+    name: str, is_stream: bool, faulty: tuple[Upstream, Served]
+) -> None:
+    def respond(body: dict[str, Any], number: int) -> Any:
+        if "<problem>" in (text := body["messages"][-1]["content"]):
+            return perfect_reader(text)
+        if name in _EVENTS:
+            return web.Response(text=f"data: {_EVENTS[name]}\n\n", content_type="text/event-stream")
+        return {**MALFORMED, **BUSY, **FINAL}[name]()
+
+    upstream, server = faulty
+    upstream.respond = respond
+    body = {
+        "model": "fake",
+        "messages": [user(LONG), user(QUESTION)],
+        "tools": [{"type": "function"}],
+        "stream": is_stream,
+    }
+    reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+    last = json.loads(reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ") if is_stream else reply.text)
+    if reply.status_code == 200 and "error" not in last:
+        assert not is_stream
+        assert isinstance(last["choices"], list)
+    else:
+        assert is_stream or reply.status_code >= 400
+        assert last["error"].get("code") != "internal"
 
 
 def test_a_streamed_request_that_goes_on_is_one_stream(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import sqlite3
 import time
@@ -493,10 +494,15 @@ def test_bodies_of_the_page_are_bounded_in_size_and_time(policy: Scripted, tmp_p
         assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
         head = (
             "POST /page/session HTTP/1.1\r\nHost: localhost\r\nX-Memagent-Page: 1\r\n"
-            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            "Content-Type: application/json\r\nContent-Length: 10000\r\n\r\n{"
         )
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(head.encode())
+            for _ in range(200):  # a client that is never idle
+                if select.select([connection], [], [], 0.05)[0]:
+                    break
+                connection.sendall(b" ")
+            connection.settimeout(0)
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
 
 
