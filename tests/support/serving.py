@@ -157,7 +157,7 @@ class ServingProcess:
             line = self.process.stderr.readline()
             assert line, f"the server did not start: {told}"
             told += line
-        self._port = int(told.partition("127.0.0.1:")[2].partition("/")[0])
+        self._port = int(told.partition("serving at http://127.0.0.1:")[2].partition("/")[0])
         self.page = told.partition("the live page is at ")[2].split()[0]
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
