@@ -25,7 +25,7 @@ def questions_of(given: Iterable[str]) -> list[str]:
             asked.append(each)
             continue
         try:
-            text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING)
+            text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
             found = [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
             if len(found) > _MOST_QUESTIONS:
                 raise ValueError(f"there are more than {_MOST_QUESTIONS:,}")

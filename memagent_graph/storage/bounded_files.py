@@ -20,14 +20,14 @@ def open_regular(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def text_file(path: Path, most_bytes: int = _MOST_BYTES) -> str:
+def text_file(path: Path, most_bytes: int = _MOST_BYTES, *, pipes: bool = False) -> str:
     """Return the text of a file in UTF-8.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or device.
+        OSError: it cannot be read, or is a pipe or device, without `pipes`.
         ValueError: it is not UTF-8, or too large.
     """
-    with open_regular(path) as file:
+    with path.open("rb") if pipes else open_regular(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")
