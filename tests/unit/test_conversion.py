@@ -163,10 +163,9 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
         read.cancel()
         with pytest.raises(asyncio.CancelledError):
             await read
-        await asyncio.get_running_loop().shutdown_default_executor()
 
     asyncio.run(main())
-    assert [process.returncode for process in processes] == [-9 if os.name == "posix" else 1]
+    assert [process.wait(60) for process in processes] == [-9 if os.name == "posix" else 1]
 
 
 def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_path):
