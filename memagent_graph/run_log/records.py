@@ -152,7 +152,7 @@ class Conversation(Origin):
     """Whether its text was accepted."""
     began: Time
     """Seconds since 1970."""
-    seconds: float
+    seconds: Time
     """From the request to the reply."""
     policy: str
     """The model's name."""

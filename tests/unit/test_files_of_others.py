@@ -543,6 +543,7 @@ CHECKPOINT = r"checkpoints.*read"
                 ("runs", "document", "[]"), ("events", "rule", "null"),
                 ("conversations", "reads", "[[0]]"), ("conversations", "parents", "[1]"),
                 ("runs", "began", "253402300800"), ("runs", "ended", "-1"), ("conversations", "began", "1e300"),
+                ("conversations", "seconds", "2e307"),
                 ("conversations", "writes", "x"), ("conversations", "events", "[[]]"),
             )
         ),
