@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from contextvars import ContextVar
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
 from langgraph.checkpoint.base import CheckpointTuple
@@ -16,8 +16,7 @@ from memagent_graph.errors import CheckpointError
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
 _MOST_BYTES: Final = 12 << 20
-"""Of one value, decompressed. A read's state has a few kilobytes, a report's the cells of all its documents. A byte can
-be an object of 64."""
+"""Of one value, decompressed; a report's state has the cells of all its documents. A byte can be an object of 64."""
 _MOST_TOGETHER: Final = 2 * _MOST_BYTES
 """Of a state and all that was written after it, which are in memory at the same time."""
 _room: Final = ContextVar[list[int]]("_room")
@@ -32,6 +31,7 @@ class _GraphState(TypedDict):
     channel_values: dict[str, Any]
     channel_versions: dict[str, str | int | float]
     versions_seen: dict[str, dict[str, str | int | float]]
+    updated_channels: NotRequired[list[str] | None]
 
 
 class UndecodableStateError(ValueError):

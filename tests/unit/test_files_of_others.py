@@ -250,8 +250,8 @@ def packed_checkpoint_code(folder: Path) -> str:
     return checkpoint("msgpack+zlib", zlib.compress(code(folder)))(folder)
 
 
-def state(**changes: Any) -> Callable[[Path], str]:
-    """A run is resumed in whose newest state these values are others; None: none."""
+def state(updated: Any = None, **changes: Any) -> Callable[[Path], str]:
+    """A run is resumed in whose newest state these values, or LangGraph's `updated_channels`, are others; None: none."""
 
     def resume(folder: Path) -> str:
         with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
@@ -260,6 +260,7 @@ def state(**changes: Any) -> Callable[[Path], str]:
                 stored = CompressedSerializer().loads_typed((kind, content))
                 values = {**stored["channel_values"], **changes}
                 stored["channel_values"] = {name: value for name, value in values.items() if value is not None}
+                stored["updated_channels"] = updated
                 changed = (*CompressedSerializer().dumps_typed(stored), row_id)
                 connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", changed)
         with reader(folder) as agent:
@@ -581,6 +582,7 @@ CHECKPOINT = r"checkpoints.*read"
         pytest.param(pending_writes, CHECKPOINT, id="checkpoint: sum of writes"),
         pytest.param(large_state, "only 12,582,912 can be read again", id="checkpoint: written too large"),
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
+        pytest.param(state(updated=[[]]), CHECKPOINT, id="checkpoint: channels"),
         pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
         pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
         pytest.param(state(stop_reason="evil"), "hold no state", id="checkpoint: an unknown end"),
