@@ -251,7 +251,7 @@ def packed_checkpoint_code(folder: Path) -> str:
 
 
 def state(updated: Any = None, **changes: Any) -> Callable[[Path], str]:
-    """A run is resumed in whose newest state these values, or LangGraph's `updated_channels`, are others; None: none."""
+    """A run is resumed in whose newest state these values, or `updated_channels`, are others; None: none."""
 
     def resume(folder: Path) -> str:
         with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
