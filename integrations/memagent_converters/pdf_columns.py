@@ -1,7 +1,7 @@
 """The order of a page's lines where its columns were written row by row, as some programs do.
 
-Such lines have wide gaps after which the text goes on at the same places. What stands there is a column if it reads as
-prose: it fills its column, and not every line of it begins as a sentence or a cell does. Otherwise it is a table.
+Lines of two columns have a wide gap at the same place. If the text on one side of the gap is prose, it is a column: its
+lines are full, and some of them continue a sentence. Otherwise the lines are rows of a table.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any,
     listed = page.find_element(By.ID, "reads").text
     assert [payload for payload in PAYLOADS if payload not in listed] == []
     for number in range(count):
-        # In one step: the list is drawn anew while reads end.
+        # A single script call, because the page replaces the list items while it updates.
         page.execute_script("document.querySelectorAll('#reads li a')[arguments[0]].click()", number)
         until(page, "!document.getElementById('answer-box').hidden")
         assert page.execute_script("return window.attacked") is None
