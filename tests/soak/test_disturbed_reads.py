@@ -40,7 +40,8 @@ def reader(server: FakeServer, folder: Path, *, retries: int = 0) -> MemAgent:
 
 
 def text_of(number: int) -> str:
-    return document_with({0.4: f"The key of harbor is {1000 + number}."}, words=1500)
+    """A document whose requests are no other's: from the first chunk on the memory holds its key."""
+    return document_with({0.0: f"The key of harbor is {1000 + number}."}, words=1500)
 
 
 async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
@@ -79,7 +80,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
         asked = Counter(body["messages"][0]["content"] for body in server.requests)
     assert answers == [str(1000 + number) for number in range(reads)]
     again = sum(asked.values()) - len(asked)
-    assert again <= 2 * count["cancels"]
+    assert again <= count["cancels"], "a cancel loses the reply in flight, or the one whose checkpoint is being written"
     log = RunLog(tmp_path / "runs.sqlite")
     for number in range(reads):
         positions = [each.position for each in log.conversations(f"r{number}")]

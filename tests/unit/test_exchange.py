@@ -155,7 +155,7 @@ drawn_conversation = st.builds(
     slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored,
     parents=st.lists(stored, max_size=2).map(tuple),
     reads=st.lists(spans, max_size=2).map(tuple),
-    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=finite, policy=stored,
+    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=times, policy=stored,
     policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
     completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
