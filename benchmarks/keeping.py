@@ -55,7 +55,7 @@ def main() -> None:
             asked = []
             for fact in kept:
                 question = facts.fact().question if rng.random() < OTHER_QUESTION else fact.question
-                prompt = reader.form.question(chunk, fact.value, question)
+                prompt = reader.form.question(fact.value, question)
                 asked.append(ReplyRequest(prompt, reader.form.reply(fact.value), 0.0))
             for fact, (reply, score) in zip(kept, reader.complete(reader.form.trunk(chunk), asked), strict=True):
                 risks.append(-math.expm1(min(score, 0.0)))

@@ -64,7 +64,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
         return None
 
     async def cancelled(task: asyncio.Task[Any]) -> Any:
-        await asyncio.wait({task}, timeout=moments.uniform(0.0, 0.4))
+        await asyncio.wait({task}, timeout=moments.uniform(0.0, reads / 10))
         if not task.done():
             task.cancel()
             count["cancels"] += 1

@@ -121,48 +121,20 @@ def test_special_tokens_stand_last(form: PromptFormat) -> None:
 # --- rows
 
 
-PAPER_ORDER = "<problem> {prompt} </problem>\n<memory> {memory} </memory>\n<section> {chunk} </section>\n"
-
-
-@pytest.fixture
-def paper_order(tmp_path: Path) -> PromptFormat:
-    (tmp_path / "templates").mkdir()
-    (tmp_path / "templates" / "update.txt").write_text(PAPER_ORDER)
-    (tmp_path / "templates" / "answer.txt").write_bytes((SHIPPED / "templates" / "answer.txt").read_bytes())
-    return PromptFormat.load(tmp_path, load_encoding(SHIPPED))
-
-
-def test_trunk_and_branch_are_the_tokens_of_the_whole_prompt(form: PromptFormat, paper_order: PromptFormat) -> None:
+def test_trunk_and_branch_are_the_tokens_of_the_whole_prompt(form: PromptFormat) -> None:
     chunk, memory, problem = " of the <section> or\n\n so {memory} 12", "48213", "What is the pin of Port {chunk}?"
-    sections_first = (SHIPPED / "templates" / "update.txt").read_text()
-    for each, template in ((form, sections_first), (paper_order, PAPER_ORDER)):
-        before, _, after = template.partition("{chunk}")
-        before, after = (part.replace("{memory}", memory).replace("{prompt}", problem) for part in (before, after))
-        whole = f"<|user|>{before}{chunk}{after}<|end|><|assistant|>"
-        expected = form.encoding.encode(whole, allowed_special="all")
-        assert each.trunk(chunk) + each.question(chunk, memory, problem) == expected
-    assert form.trunk(chunk)
-    assert not paper_order.trunk(chunk)
-
-
-def test_rows_of_either_order_teach_the_same_replies(
-    form: PromptFormat, paper_order: PromptFormat, corpus: Path
-) -> None:
-    policy = new_policy(64, 64, 1)
-    taught = []
-    for each in (form, paper_order):
-        row = RowBuilder(each, Prose(corpus / "train.txt")).row(random.Random(1), 60, 4)
-        batch = collate([row])
-        assert policy.logits(batch).isfinite().all()
-        taught.append(batch.targets.tolist())
-    assert taught[0] == taught[1]
+    before, _, after = (SHIPPED / "templates" / "update.txt").read_text().partition("{chunk}")
+    after = after.replace("{memory}", memory).replace("{prompt}", problem)
+    whole = f"<|user|>{before}{chunk}{after}<|end|><|assistant|>"
+    expected = form.encoding.encode(whole, allowed_special="all")
+    assert form.trunk(chunk) + form.question(memory, problem) == expected
 
 
 def test_prompts_at_their_budgets_fit_the_context_window() -> None:
     budget = json.loads((SHIPPED / "memagent.json").read_text())
     encoding = load_encoding(SHIPPED)
     form = PromptFormat.load(SHIPPED, encoding)
-    frame = len(form.trunk("")) + len(form.question("", "", ""))
+    frame = len(form.trunk("")) + len(form.question("", ""))
     filled = budget["chunk_tokens"] + 2 * budget["memory_tokens"] + budget["question_tokens"]
     assert frame + filled + 16 <= budget["context_window"]
 

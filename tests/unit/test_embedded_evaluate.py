@@ -76,7 +76,7 @@ def test_a_guarded_reader_keeps_its_memory_where_the_policy_makes_something_up(
 
 def test_readers_at_one_temperature_sample_for_themselves(reader: Reader, questions: list[Question]) -> None:
     question = questions[0]
-    prompt = reader.form.question("", EMPTY, question.problem)
+    prompt = reader.form.question(EMPTY, question.problem)
     trunk = reader.form.trunk(question.chunks[0])
     replies = reader.complete(trunk, [ReplyRequest(prompt, reader.form.reply(EMPTY), 2.0)] * 12)
     assert len({reply for reply, _ in replies}) > 1
@@ -99,7 +99,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
     """A right guess costs one pass; after a wrong one the reply is generated, with a cache, and is the same."""
     memories = [question.value or EMPTY for question in questions] + ["a dog that barked", "17 " * 9]
     trunk = reader.form.trunk(questions[0].chunks[0])
-    prompts = [reader.form.question("", memory, questions[0].problem) for memory in memories]
+    prompts = [reader.form.question(memory, questions[0].problem) for memory in memories]
     guessed, wrong = (
         [ReplyRequest(p, reader.form.reply(g), 0.0) for p, g in zip(prompts, guesses, strict=True)]
         for guesses in (memories, ["x"] * len(memories))
@@ -118,7 +118,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
 def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) -> None:
     form = reader.form
     branches = [
-        RowBranch.of(form.question("", memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
+        RowBranch.of(form.question(memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
         for memory in (EMPTY, "48213")
     ]
     batch = collate([Row(form.trunk("The launch code is 48213."), branches)])

@@ -201,7 +201,7 @@ class Reader:
             for chunk, reading in by_chunk.items():
                 requests = []
                 for reader in reading:
-                    prompt = self.form.question(chunk, reader.memory, reader.question.problem)
+                    prompt = self.form.question(reader.memory, reader.question.problem)
                     requests.append(ReplyRequest(prompt, self.form.reply(reader.expected_at(step)), reader.temperature))
                 for reader, (reply, score) in zip(
                     reading, self.complete(self.form.trunk(chunk), requests), strict=True

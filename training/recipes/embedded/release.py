@@ -20,11 +20,10 @@ from safetensors.torch import save_file
 
 from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, load_policy, new_policy, special_id
 
-MEMORY_TOKENS = 48
 BUDGETS = {
     "context_window": CONTEXT_WINDOW,
     "chunk_tokens": 256,
-    "memory_tokens": MEMORY_TOKENS,
+    "memory_tokens": 48,
     "question_tokens": 96,
     "answer_tokens": 48,
     "boundary": "sentence",
@@ -38,7 +37,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def release(policy: Network, out: Path, edition: str = "1", memory_tokens: int = MEMORY_TOKENS) -> None:
+def release(policy: Network, out: Path, edition: str = "1") -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
     out.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
@@ -51,7 +50,7 @@ def release(policy: Network, out: Path, edition: str = "1", memory_tokens: int =
     write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # for older versions
     generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
     write_json(out / "generation_config.json", generation)
-    write_json(out / "memagent.json", {**BUDGETS, "memory_tokens": memory_tokens, "edition": edition})
+    write_json(out / "memagent.json", {**BUDGETS, "edition": edition})
     print(f"{policy.num_parameters():,} parameters written to {out}")
 
 
@@ -75,7 +74,6 @@ def main() -> None:
     parser.add_argument("--toward", type=Path, help="with --policy: a policy's folder to go back to by --share")
     parser.add_argument("--share", type=float, default=0.3, help="0: not at all; 1: all the way")
     parser.add_argument("--edition", required=True, help="its name in memagent.json")
-    parser.add_argument("--memory-tokens", type=int, default=MEMORY_TOKENS)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.toward is not None and (arguments.policy is None or not 0 <= arguments.share <= 1):
@@ -88,7 +86,7 @@ def main() -> None:
     policy = new_policy() if source is None else load_policy(source)
     if arguments.toward is not None:
         policy = between(policy, load_policy(arguments.toward), arguments.share)
-    release(policy, arguments.out, arguments.edition, arguments.memory_tokens)
+    release(policy, arguments.out, arguments.edition)
 
 
 if __name__ == "__main__":

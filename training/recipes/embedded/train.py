@@ -22,7 +22,6 @@ from torch.nn import functional as F  # noqa: N812
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
 from recipes.embedded.batches import collate, make_batch
 from recipes.embedded.policy_network import Batch, Network, load_policy, new_policy
-from recipes.embedded.role_examples import RoleRowBuilder
 from recipes.embedded.structured_start import give_structure, token_rarity
 from recipes.embedded.tokenizer import VOCABULARY, load_encoding
 from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
@@ -96,15 +95,10 @@ def train(arguments: argparse.Namespace) -> None:
     form = PromptFormat.load(arguments.shipped, load_encoding(arguments.shipped))
     train_prose, check_prose = (Prose(arguments.corpus / name) for name in ("train.txt", "held_out.txt"))
     builder, checker = RowBuilder(form, train_prose), RowBuilder(form, check_prose, held_out=True)
-    if arguments.roles:
-        builder = RoleRowBuilder(form, train_prose, gate_noise=arguments.gate_noise)
-        checker = RoleRowBuilder(form, check_prose, held_out=True)
     source: Path | None = arguments.weights_from
     sizes = (arguments.width, arguments.inner, arguments.layers)
     policy = new_policy(*sizes) if source is None else load_policy(source)
     if source is None and not arguments.plain_start:
-        if not form.is_section_first:
-            raise SystemExit("the structured start is for prompts with the section first; take --plain-start")
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
     nn.Module.to(policy, device)
@@ -182,8 +176,6 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--plain-start", action="store_true", help="no structured start")
-    parser.add_argument("--roles", action="store_true", help="all roles with templates in --shipped")
-    parser.add_argument("--gate-noise", type=float, default=0.0, help="with --roles: share of needless REWRITEs")
     parser.add_argument("--float32", action="store_true", help="float32 also where bfloat16 is fast")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=20)

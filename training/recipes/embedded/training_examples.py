@@ -2,8 +2,7 @@
 
 The trunk of a row is the prompt up to the end of the section. Each branch continues from there with a memory, a problem
 and the scripted reader's reply, and attends only to the trunk and itself: exactly the inference format, with the cost
-of the section shared by all its questions. Answer prompts, which have no section, are separate groups in the same row,
-and so are all prompts whose template has the section after the question: for these a row costs several times as much.
+of the section shared by all its questions. Answer prompts, which have no section, are separate groups in the same row.
 
 The scripted reader copies a memory that has something; on an empty one it writes the asked value if the whole fact is
 in the section, and otherwise "none".
@@ -14,8 +13,8 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
@@ -25,7 +24,7 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts, ask_again
 EMPTY = "none"
 FIRST_WEIGHT = 2.0
 """Weight of an update's first token, which decides between a value and "none"."""
-_FIELD = re.compile(r"\{(memory|prompt|chunk|subquestion)\}")
+_FIELD = re.compile(r"\{(?:memory|prompt|chunk)\}")
 
 
 @dataclass(frozen=True)
@@ -34,59 +33,39 @@ class PromptFormat:
 
     encoding: tiktoken.Encoding
     shared: str
-    """The beginning of all update prompts on a section: up to its end if the section is first, otherwise empty."""
+    """The beginning of all update prompts on a section, up to its end."""
     own: str
     """The rest of an update prompt."""
     answer: str
-    others: Mapping[str, str] = field(default_factory=dict)
-    """The whole templates of other roles, by name."""
 
     @classmethod
     def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
-        """Read the templates of a model folder; if the section is first, a token always ends at its end."""
+        """Read the templates of a model folder, with the section first: a token always ends at its end."""
         names = ("update.txt", "answer.txt")
         update, answer = ((folder / "templates" / name).read_text(encoding="utf-8") for name in names)
-        paths = sorted(path for path in (folder / "templates").glob("*.txt") if path.name not in names)
-        others = {path.stem: path.read_text(encoding="utf-8").rstrip("\n") for path in paths}
         head, separator, tail = update.partition("</section>\n")
-        if separator and "{memory}" not in head and "{prompt}" not in head:
-            return cls(encoding, head + separator, tail, answer, others)
-        return cls(encoding, "", update, answer, others)
+        if not separator or "{memory}" in head or "{prompt}" in head:
+            raise SystemExit(f"{folder} has a template for updates in which the section is not first")
+        return cls(encoding, head + separator, tail, answer)
 
     @property
     def literal(self) -> str:
         """The text of every update prompt."""
         return _FIELD.sub("", self.shared + self.own)
 
-    @property
-    def is_section_first(self) -> bool:
-        """Whether questions on a section share the beginning of their prompts."""
-        return bool(self.shared)
-
     def trunk(self, chunk: str) -> list[int]:
         """Tokens that the update prompts of all questions on a section begin with."""
-        if not self.is_section_first:
-            return []
         return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
 
-    def question(self, chunk: str, memory: str, problem: str) -> list[int]:
+    def question(self, memory: str, problem: str) -> list[int]:
         """Tokens of an update prompt after the trunk."""
-        fields = {"{memory}": memory, "{prompt}": problem, "{chunk}": chunk}
+        fields = {"{memory}": memory, "{prompt}": problem}
         text = _FIELD.sub(lambda match: fields[match[0]], self.own)
-        begin = [] if self.is_section_first else self._special("<|user|>")
-        return begin + self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
-
-    def role_prompt(self, role: str, **fields: str) -> tuple[list[int], bool]:
-        """Tokens of another role's prompt, and whether they continue a trunk: then only those after it."""
-        text = self.others[role]
-        shares = self.is_section_first and text.startswith(self.shared)
-        filled = _FIELD.sub(lambda match: fields[match[1]], text[len(self.shared) :] if shares else text)
-        begin = [] if shares else self._special("<|user|>")
-        return begin + self.encoding.encode_ordinary(filled) + self._special("<|end|>", "<|assistant|>"), shares
+        return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 
     def question_tags(self) -> set[int]:
         """Tokens that are in every question part and rarely elsewhere."""
-        return set(self.question("", "", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
+        return set(self.question("", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
 
     def answer_prompt(self, memory: str, problem: str) -> list[int]:
         """Tokens of a whole answer prompt."""
@@ -165,16 +144,14 @@ class Prose:
         return sorted(tally, key=lambda word: (-tally[word], word))[:count]
 
 
-def plant(rng: random.Random, prose: str, statements: Sequence[str], *, in_order: bool = False) -> str:
-    """Insert the statements between words of the prose, mostly after a sentence; in their order if requested."""
+def plant(rng: random.Random, prose: str, statements: Sequence[str]) -> str:
+    """Insert the statements between words of the prose, mostly after a sentence."""
     sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
     gaps = [match.end() for match in re.finditer(r"\s+", prose)]
     places = []
     for statement in statements:
         pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
         places.append((rng.choice(pool) if pool else 0, statement))
-    if in_order:
-        places = list(zip(sorted(place for place, _ in places), statements, strict=True))[::-1]
     for place, statement in sorted(places, key=lambda pair: -pair[0]):
         before = "\n\n" if rng.random() < 0.25 else ""
         after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
@@ -234,8 +211,8 @@ class RowBuilder:
         for _ in range(branches):
             memory, problem, reply = self.turn(rng, facts, section, hardness)
             kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
-            prompt = self.form.question(section.text, memory, problem)
-            ends.append(RowBranch.of(prompt, self.form.reply(reply), self.form.is_section_first, kind, FIRST_WEIGHT))
+            prompt = self.form.question(memory, problem)
+            ends.append(RowBranch.of(prompt, self.form.reply(reply), True, kind, FIRST_WEIGHT))
         for _ in range(2):
             memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
             prompt = self.form.answer_prompt(memory, facts.fact().question)
@@ -245,7 +222,7 @@ class RowBuilder:
     def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
         """Tokens of update prompts after the section, on an empty memory."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
-        return [self.form.question("", EMPTY, facts.fact().question) for _ in range(count)]
+        return [self.form.question(EMPTY, facts.fact().question) for _ in range(count)]
 
     def turn(
         self, rng: random.Random, facts: PlantedFacts, section: RowSection, hardness: float
