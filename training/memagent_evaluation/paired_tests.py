@@ -70,11 +70,6 @@ class Comparison:
         return self.first_mean - self.second_mean
 
     @property
-    def is_significant(self) -> bool:
-        """Whether the test finds a difference; the test decides, not the interval."""
-        return self.p_value < 1 - self.confidence
-
-    @property
     def points(self) -> str:
         """The difference and its interval in points, for tables."""
         return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
@@ -89,23 +84,6 @@ class Comparison:
         decides.
         """
         return self.low > -margin
-
-    @property
-    def sentence(self) -> str:
-        """The result in words."""
-        level = f"{100 * self.confidence:g} % interval"
-        corrected = f", corrected for {self.corrected_for} comparisons" if self.corrected_for > 1 else ""
-        p = f"p {self.p}" if self.p.startswith("<") else f"p = {self.p}"
-        documents = f" on {self.documents} documents" if self.documents is not None else ""
-        figures = (
-            f"{self.first} {100 * self.first_mean:.1f} % and {self.second} {100 * self.second_mean:.1f} % on the same "
-            f"{self.n} questions{documents}: {100 * self.difference:+.1f} points ({level} {100 * self.low:+.1f} to "
-            f"{100 * self.high:+.1f}, {self.test.value} {p}{corrected})"
-        )
-        if self.is_significant:
-            ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
-            return f"{figures}. {ahead} is better than {behind}."
-        return f"{figures}. The difference is not significant."
 
 
 def compare(

@@ -104,7 +104,6 @@ def test_questions_of_a_document_are_swapped_together() -> None:
     found = compare(first, second, clusters={each: str(int(each) // 10) for each in first})
     assert found.test is Test.BY_DOCUMENT
     assert found.p_value == pytest.approx(2 / 2**4), "four documents have 16 ways of swapping, and two are as far apart"
-    assert not found.is_significant
 
 
 def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> None:
@@ -161,16 +160,6 @@ def test_comparing_the_other_way_round_turns_every_sign_and_nothing_else(pairs) 
     assert there.test is Test.MCNEMAR
 
 
-@settings(max_examples=15)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=30))
-def test_comparing_fractional_scores_is_symmetric_too(pairs) -> None:
-    a, b = by_id(x for x, _ in pairs), by_id(y for _, y in pairs)
-    there, back = compare(a, b, resamples=FEW), compare(b, a, resamples=FEW)
-    assert there.p_value == back.p_value
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=1e-6)
-    assert there.low - 1e-12 <= there.difference <= there.high + 1e-12
-
-
 def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
     source = random.Random(3)
     a = [source.random() for _ in range(11)]
@@ -194,13 +183,11 @@ def test_equal_scores_differ_by_nothing() -> None:
         same = compare(by_id(values), by_id(values))
         assert (same.difference, same.p_value) == (0, 1)
         assert same.low < 0 < same.high
-        assert "The difference is not significant." in same.sentence
 
 
 def test_a_constant_difference_at_few_questions_proves_nothing() -> None:
     few = compare(by_id([0.75] * 4), by_id([0.5] * 4))
     assert few.p_value == pytest.approx(2 / 2**4)
-    assert not few.is_significant
     assert few.low < 0
 
 
@@ -220,23 +207,6 @@ def test_the_interval_of_a_paired_difference_covers_the_truth(shares) -> None:
     intervals = [newcombe(*map(int, table)) for table in tables]
     covered = sum(low <= truth <= high for low, high in intervals) / len(intervals)
     assert 0.935 <= covered <= 0.99
-
-
-def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart() -> None:
-    far = compare(binary(128, 100), binary(128, 70), names=("reader", "truncation"))
-    assert far.is_significant
-    assert far.sentence.endswith("reader is better than truncation.")
-    assert "78.1 % and truncation 54.7 % on the same 128 questions: +23.4 points" in far.sentence
-    turned = compare(binary(128, 70), binary(128, 100), names=("truncation", "reader"))
-    assert turned.sentence.endswith("reader is better than truncation.")
-
-    first = by_id([1] * 60 + [1] * 14 + [0] * 10 + [0] * 44)
-    second = by_id([1] * 60 + [0] * 14 + [1] * 10 + [0] * 44)
-    near = compare(first, second)
-    assert not near.is_significant
-    assert near.sentence.endswith("The difference is not significant.")
-    assert "exact McNemar p < 0.001)" in far.sentence
-    assert "exact McNemar p = 0.541)" in near.sentence
 
 
 def test_systems_that_had_different_questions_are_not_compared() -> None:
@@ -266,7 +236,7 @@ def test_a_corrected_comparison_says_for_how_many() -> None:
     pairs = [compare(binary(128, 100), binary(128, 70)), compare(binary(128, 9), binary(128, 9))]
     first, second = corrected(pairs)
     assert first.p_value == pytest.approx(2 * pairs[0].p_value)
-    assert "corrected for 2 comparisons" in first.sentence
+    assert (first.corrected_for, first.p) == (2, "< 0.001")
     assert second.p_value == 1
 
 
