@@ -114,7 +114,7 @@ class DocumentSources:
                 f"there is no file {shortened_name(path)!r} that may be read",
                 hint="Name a file as your file tools list it.",
             )
-        return Document.from_path(await asyncio.to_thread(self.roots.resolve, path))
+        return await asyncio.to_thread(self.roots.document, path)
 
     async def _virtual_file(self, path: str, backend: FileBackend) -> Document | None:
         """Return a backend's file; None if the path cannot be a backend's, or the backend has no such file."""

@@ -83,7 +83,7 @@ class WriteReport(BaseTool):
         self, question: str, paths: list[str], questions: list[str] | None = None
     ) -> tuple[str, dict[str, Any]]:
         try:
-            files = [await asyncio.to_thread(self._allowed.resolve, path) for path in paths]
+            files = [await asyncio.to_thread(self._allowed.document, path) for path in paths]
             report = await areport(
                 self.agent,
                 question,

@@ -30,7 +30,6 @@ from memagent_corpus.table_inputs import (
     DatasetTable,
     FileTable,
     InputColumns,
-    InputTable,
     document_of,
     is_table,
     name_of,
@@ -139,12 +138,12 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
         return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
     if _is_folder(source, access):
         return FileInputs(source, _with_root(access, source))
-    folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
     if is_table(source):
+        folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
         return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
     if source.lower().split("?")[0].endswith(".zip"):
         return ArchiveInputs(source, access)
-    return FileInputs(source, access if scheme_of(source) in WEB else _with_root(access, folder), is_file=True)
+    return FileInputs(source, replace(access, root=source), is_file=True)
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,7 @@ class ArchiveInputs(CorpusInputs):
 class TableInputs(CorpusInputs):
     """The rows of one or more tables, one table after another."""
 
-    tables: tuple[InputTable, ...]
+    tables: tuple[FileTable | DatasetTable, ...]
     access: SourceAccess
     columns: InputColumns = field(default_factory=InputColumns)
 

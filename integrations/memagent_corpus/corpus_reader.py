@@ -78,8 +78,8 @@ class CorpusReader:
     def __init__(
         self,
         agent: MemAgent,
-        questions: Sequence[str] = (),
-        access: SourceAccess | None = None,
+        questions: Sequence[str],
+        access: SourceAccess,
         *,
         keep_texts: bool = False,
         on_update: Callable[[MemoryUpdate], None] | None = None,
@@ -87,7 +87,7 @@ class CorpusReader:
     ) -> None:
         self.agent = agent
         self.questions = tuple(dict.fromkeys(questions))
-        self.access = access or SourceAccess()
+        self.access = access
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()

@@ -224,7 +224,8 @@ class SourceAccess:
         if document.location is None:
             raise DocumentError(f"{document.name} has no text and no file", hint="Correct it in the table.")
         if document.member is None and not scheme_of(document.location):
-            yield Document.from_path(document.location, encoding=self.encoding)
+            root = Path(self.root).resolve()
+            yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
         with self._content(document.location, document.member) as file:
             content = _SizeLimited(file, document.name, self.max_bytes)
@@ -321,9 +322,11 @@ def store_errors(location: str) -> Iterator[None]:
     except (RefusedSourceError, MissingExtraError, DocumentError):
         raise
     except Exception as error:  # each client library has its own exceptions, and their messages may contain keys
-        for cause in _causes(error):
+        cause: BaseException | None = error
+        while cause is not None:
             if isinstance(cause, RefusedSourceError):
                 raise cause from None
+            cause = cause.__cause__ or cause.__context__
         if isinstance(error, FileNotFoundError):
             raise DocumentError(f"{shown(location)} does not exist", hint="Check the name.") from None
         if isinstance(error, PermissionError):
@@ -336,16 +339,6 @@ def store_errors(location: str) -> Iterator[None]:
 
 class _NotPublicError(OSError):
     """A refused address, as the `OSError` that HTTP clients expect from a failed connection."""
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 class _SizeLimited(io.RawIOBase):

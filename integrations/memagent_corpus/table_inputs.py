@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.documents.allowed_paths import file_below, path_below
@@ -79,34 +79,9 @@ class InputColumns:
         return list(dict.fromkeys(name for name in names if name is not None))
 
 
-class InputTable(Protocol):
-    """A table of texts or paths, which can be read any number of times."""
-
-    @property
-    def location(self) -> str:
-        """Its path, URL or name."""
-        ...
-
-    def known_columns(self) -> Sequence[str]:
-        """Return the names of its columns.
-
-        Raises:
-            DocumentError: the table cannot be read.
-        """
-        ...
-
-    def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
-        """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
-        ...
-
-    def count(self) -> int | None:
-        """Return the number of rows; None if it is unknown before they are read."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileTable:
-    """A table in a Parquet, JSON lines, CSV or TSV file at a path or URL."""
+    """A table in a Parquet, JSON lines, CSV or TSV file at a path or URL, which can be read any number of times."""
 
     location: str
     access: SourceAccess
@@ -123,7 +98,7 @@ class FileTable:
                 return list(reader.fieldnames or ())
 
     def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
-        """Implement `InputTable.rows`."""
+        """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
         with self._opened() as file:
             if self._kind == "parquet":
                 for batch in self._parquet(file).iter_batches(_BATCH_ROWS, columns=columns):
@@ -197,7 +172,7 @@ class DatasetTable:
             return list(self._dataset.column_names or next(iter(self._dataset), ()))
 
     def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
-        """Implement `InputTable.rows`."""
+        """Yield rows with these columns."""
         with store_errors(self.location):
             yield from self._dataset.select_columns(columns)
 

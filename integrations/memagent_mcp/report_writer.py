@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from pathlib import Path
 from typing import Annotated, Final
 
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
+from memagent_graph.documents import Document
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
@@ -85,7 +85,7 @@ class ReportWriter:
         call returns, make the same call again; the work continues in between. For a single document, use read_document.
         """
         allowed = await self._roots.for_request(context)
-        files = [await asyncio.to_thread(allowed.resolve, path) for path in paths]
+        files = [await asyncio.to_thread(allowed.document, path) for path in paths]
         key = question, tuple(questions), tuple(files)
         writing = self._reports.get(key)
         if writing is None or writing.has_failed:
@@ -114,7 +114,7 @@ class _Writing:
     """One report that is being written, or has ended."""
 
     def __init__(
-        self, reader: MemAgent, question: str, questions: list[str], files: list[Path], limits: Limits | None
+        self, reader: MemAgent, question: str, questions: list[str], files: list[Document], limits: Limits | None
     ) -> None:
         self._begun: set[str] = set()
         self.task: asyncio.Task[Report] = asyncio.create_task(

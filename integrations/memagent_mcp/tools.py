@@ -298,7 +298,7 @@ class Tools:
             )
         if path:
             allowed = await self._roots.for_request(context)
-            return Document.from_path(await asyncio.to_thread(allowed.resolve, path))
+            return await asyncio.to_thread(allowed.document, path)
         self._roots.own.require_text(text, "the text")
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)

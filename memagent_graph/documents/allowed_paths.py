@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
 from memagent_graph.plain_text import in_one_line
 
@@ -86,8 +88,10 @@ class AllowedRoots:
         outer = [root for path, root in pairs if root.is_relative_to(path)]
         return AllowedRoots(dict.fromkeys([*inner, *outer]), max_bytes=self.max_bytes)
 
-    def resolve(self, path: str) -> Path:
+    def document(self, path: str) -> Document:
         """Return the regular file that a path leads to. A relative path is looked up below each root in turn.
+
+        It must be below the same root when it is opened, whatever was put in its place.
 
         Raises:
             RefusedSourceError: it is not a path, leads outside the roots, does not exist, is not a regular file, or is
@@ -101,7 +105,8 @@ class AllowedRoots:
             raise RefusedSourceError(f"{name!r} is not a path", hint=self._remedy())
         for root in self.roots:
             if (target := _target_below(root, path)) is not None:
-                return self._checked(target, name)
+                self._check(target, name)
+                return replace(Document.from_path(target), root=root)
         # The same message for a missing file and for one outside the roots: a model must not learn the difference.
         raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._remedy())
 
@@ -119,13 +124,12 @@ class AllowedRoots:
                 hint="Read something smaller, or a part of it.",
             )
 
-    def _checked(self, path: Path, name: str) -> Path:
+    def _check(self, path: Path, name: str) -> None:
         if path.is_dir():
             raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._contents(path))
         if not path.is_file():
             raise RefusedSourceError(f"{name!r} is not a regular file", hint="Name one file.")
         self.require_size(path.stat().st_size, repr(name))
-        return path
 
     def _contents(self, folder: Path) -> str:
         """Return what to name instead of a folder: the files and folders in it that may be read, except hidden ones."""

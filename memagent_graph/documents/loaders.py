@@ -24,6 +24,7 @@ from memagent_graph.documents.decoding import (
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
+from memagent_graph.storage.bounded_files import open_regular
 
 READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
@@ -91,9 +92,9 @@ def opened(
         elif isinstance(content, bytes):
             yield _from_binary(document, io.BytesIO(content), errors, convert)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
-            yield _from_binary(document, stack.enter_context(_open(content)), errors, convert)
+            yield _from_binary(document, stack.enter_context(_open(document)), errors, convert)
         else:
-            file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
+            file = stack.enter_context(_open(document)) if isinstance(content, Path) else content
             first = _read(document.name, file)
             if isinstance(first, str):
                 if document.pages is not None:
@@ -115,10 +116,12 @@ def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
     )
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(document: Document) -> IO[bytes]:
+    path: Path = document.content
     hint = None
+    shown = path if document.root is None else document.name  # a client of the root learns nothing of its place
     try:
-        return path.open("rb")
+        return path.open("rb") if document.root is None else open_regular(path, document.root)
     except FileNotFoundError:
         reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:
@@ -126,8 +129,8 @@ def _open(path: Path) -> IO[bytes]:
     except PermissionError:
         reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        raise DocumentError(f"the file {path} cannot be opened: {error}") from error
-    raise DocumentError(f"the file {path} {reason}", hint=hint)
+        raise DocumentError(f"the file {shown} cannot be opened: {getattr(error, 'strerror', error)}") from error
+    raise DocumentError(f"the file {shown} {reason}", hint=hint)
 
 
 def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:

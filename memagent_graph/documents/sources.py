@@ -143,6 +143,7 @@ class Document:
         encoding: the declared charset, if bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
         pages: the pages to read of a PDF file; None for all.
+        root: the resolved folder, or file, that a path must lead to when it is opened; None for anywhere.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Document:
     encoding: str | None = None
     errors: Errors = "strict"
     pages: PageRanges | None = None
+    root: Path | None = None
 
     def only(self, pages: str | int | PageRanges | None) -> Document:
         """Only some pages of a PDF file, such as "5-10" or "1-3,7"; None for all.

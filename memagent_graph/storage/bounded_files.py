@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -11,13 +13,25 @@ _MOST_BYTES: Final = 64 << 20
 """The largest tokenizers have half of it."""
 MOST_BYTES_OF_WORDING: Final = 1 << 20
 """Of a template or a profile."""
+_AT_ONCE: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises `OSError` if that is not possible; for a pipe, too, which could be waited for."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path.open("rb")
+def open_regular(path: Path, root: Path | None = None) -> BinaryIO:
+    """Open a file for reading; a pipe is not waited for.
+
+    Raises `OSError` if that is not possible, or what was opened is no regular file, or not below a resolved root. Linux
+    says where an open file is; elsewhere its path is resolved again.
+    """
+    number = os.open(path, os.O_RDONLY | _AT_ONCE)
+    place, problem = Path(f"/proc/self/fd/{number}"), None
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        problem = "it is not a regular file"
+    elif root and not (place.readlink() if place.is_symlink() else path.resolve()).is_relative_to(root):
+        problem = "it leads out of its folder now"
+    if problem:
+        os.close(number)
+        raise OSError(errno.EINVAL, problem, str(path))
+    return os.fdopen(number, "rb")
 
 
 def text_file(path: Path, most_bytes: int = _MOST_BYTES, *, pipes: bool = False) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from memagent_graph import DocumentStore
 from memagent_graph.documents.allowed_paths import AllowedRoots, file_below
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
@@ -25,7 +26,7 @@ def tree(tmp_path: Path) -> Path:
 )
 def test_files_below_a_root_are_found(tree: Path, given: str) -> None:
     roots = AllowedRoots([tree / "open"])
-    assert roots.resolve(given.format(root=tree / "open")) == (tree / "open" / "inner" / "book.txt").resolve()
+    assert roots.document(given.format(root=tree / "open")).content == (tree / "open" / "inner" / "book.txt").resolve()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_files_below_a_root_are_found(tree: Path, given: str) -> None:
 )
 def test_whatever_leads_elsewhere_is_refused(tree: Path, given: str) -> None:
     with pytest.raises(RefusedSourceError) as refusal:
-        AllowedRoots([tree / "open"]).resolve(given.format(root=tree))
+        AllowedRoots([tree / "open"]).document(given.format(root=tree))
     assert "a secret" not in str(refusal.value)
     assert "Name a file below open/." in str(refusal.value)
     assert str(tree) not in str(refusal.value).replace(given.format(root=tree), "")
@@ -61,7 +62,7 @@ def test_a_missing_file_and_one_outside_are_not_told_apart(tree: Path) -> None:
     messages = []
     for given in ("../secret.txt", "../absent.txt"):
         with pytest.raises(RefusedSourceError) as refusal:
-            roots.resolve(given)
+            roots.document(given)
         messages.append(str(refusal.value).replace(given, "X"))
     assert messages[0] == messages[1]
 
@@ -69,15 +70,15 @@ def test_a_missing_file_and_one_outside_are_not_told_apart(tree: Path) -> None:
 def test_a_folder_is_refused_with_the_names_of_what_may_be_read_in_it(tree: Path) -> None:
     roots = AllowedRoots([tree / "open"])
     with pytest.raises(RefusedSourceError) as refusal:
-        roots.resolve(".")
+        roots.document(".")
     assert str(refusal.value) == "'.' is a folder, not a file. Read its files one by one; it contains inner/, same.txt."
     for number in range(30):
         (tree / "open" / "inner" / f"{number:02}.txt").write_text("a page")
     with pytest.raises(RefusedSourceError, match=r"contains 00.txt, 01.txt, .*, 19.txt and 11 more\.$"):
-        roots.resolve("inner")
+        roots.document("inner")
     (tree / "open" / "empty").mkdir()
     with pytest.raises(RefusedSourceError, match="nothing in it that may be read"):
-        roots.resolve("empty")
+        roots.document("empty")
 
 
 def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
@@ -87,12 +88,12 @@ def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
     roots = AllowedRoots([tree / "open"])
     for given, words in (("inner", "is a folder"), ("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
         with pytest.raises(RefusedSourceError, match=words):
-            roots.resolve(given)
+            roots.document(given)
 
 
 def test_without_roots_no_file_may_be_read(tree: Path) -> None:
     with pytest.raises(RefusedSourceError, match="pass the text itself"):
-        AllowedRoots().resolve(str(tree / "secret.txt"))
+        AllowedRoots().document(str(tree / "secret.txt"))
     with pytest.raises(FileNotFoundError):
         AllowedRoots([tree / "absent"])
 
@@ -140,6 +141,20 @@ def test_roots_are_narrowed_to_those_of_a_client(tree: Path) -> None:
 
 def test_a_root_may_be_one_file_which_its_name_leads_to(tree: Path) -> None:
     roots = AllowedRoots([tree / "secret.txt"])
-    assert roots.resolve("secret.txt") == (tree / "secret.txt").resolve()
+    assert roots.document("secret.txt").content == (tree / "secret.txt").resolve()
     with pytest.raises(RefusedSourceError, match=r"Name secret\.txt\.$"):
-        roots.resolve("open/inner/book.txt")
+        roots.document("open/inner/book.txt")
+
+
+@pytest.mark.parametrize(("place", "other"), [("book.txt", "link"), (".", "link"), ("book.txt", "pipe")])
+def test_what_is_put_in_a_files_place_leads_nowhere_else(tree: Path, tmp_path: Path, place: str, other: str) -> None:
+    replaced, store = tree / "open" / "inner" / place, DocumentStore(tmp_path / "documents")
+    document = AllowedRoots([tree / "open"]).document("inner/book.txt")
+    assert store.add(document)["size"] == len("a book")
+    replaced.rename(tree / "gone")
+    (tree / "outside").mkdir()
+    (tree / "outside" / "book.txt").write_text("a secret")
+    os.mkfifo(replaced) if other == "pipe" else replaced.symlink_to(tree / "outside" / place)
+    with pytest.raises(DocumentError, match=r"leads out of its folder now|is not a regular file") as error:
+        store.add(document)
+    assert str(tree) not in str(error.value)

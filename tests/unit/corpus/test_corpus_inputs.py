@@ -78,6 +78,17 @@ def test_a_corpus_without_documents_is_an_error(source: str, tmp_path: Path) -> 
 
 def test_one_file_is_a_corpus_of_one(files: Path, tmp_path: Path) -> None:
     assert texts(open_inputs(str(files / "a.txt")), tmp_path) == {"a.txt": "one"}
+    (tmp_path / "link.txt").symlink_to(files / "a.txt")
+    assert texts(open_inputs(str(tmp_path / "link.txt")), tmp_path) == {"link.txt": "one"}
+
+
+def test_a_link_that_is_put_in_a_files_place_after_it_was_listed_is_not_read(files: Path, tmp_path: Path) -> None:
+    inputs = open_inputs(str(files))
+    listed = next(document for document in inputs.documents() if document.name == "a.txt")
+    (files / "a.txt").rename(tmp_path / "outside.txt")
+    (files / "a.txt").symlink_to(tmp_path / "outside.txt")
+    with inputs.access.opened(listed) as document, pytest.raises(DocumentError, match="leads out of its folder now"):
+        DocumentStore(tmp_path / "documents").add(document)
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from memagent_corpus.corpus_run import (
     exclusive,
     run_corpus,
 )
-from memagent_corpus.source_access import CorpusSize
+from memagent_corpus.source_access import CorpusSize, SourceAccess
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
@@ -141,8 +141,9 @@ def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world
 class Windows:
     """An engine that takes all work at once, and reads it backwards; it is begun again in each sweep."""
 
-    def __init__(self, agent: MemAgent) -> None:
-        self.reader = CorpusReader(agent, (HARBOR,))
+    def __init__(self, world: World) -> None:
+        access = SourceAccess(root=str(world.folder))
+        self.reader = CorpusReader(world.agent(checkpoints=None), (HARBOR,), access)
         self.taken: list[str] = []
 
     async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
@@ -158,7 +159,7 @@ class Windows:
 def test_another_engine_reads_the_same_rows_and_is_told_when_it_is_enough(world: World) -> None:
     for number in range(6):
         world.write(f"d{number}.txt", 100 * number)
-    engine = Windows(world.agent(checkpoints=None))
+    engine = Windows(world)
     stopped = world.run(engine=engine, limits=CorpusLimits(max_tokens_total=1))
     assert (stopped.read, stopped.ended, len(engine.taken)) == (1, StopCause.MAX_TOKENS, 6)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
@@ -254,7 +255,7 @@ def test_two_runs_on_one_output_are_refused(world: World) -> None:
 def test_a_run_whose_table_another_machine_has_taken_over_stops_and_loses_nothing(world: World) -> None:
     for number in range(6):
         world.write(f"d{number}.txt", number)
-    settings = asyncio.run(CorpusReader(world.agent(), (HARBOR,)).settings())
+    settings = asyncio.run(CorpusReader(world.agent(), (HARBOR,), SourceAccess()).settings())
     taken = False
 
     def take_over(prompt: str) -> None:
@@ -531,14 +532,14 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
 
 def test_too_many_open_files_are_not_an_error_of_the_documents(world: World, monkeypatch: Any) -> None:
     world.write("a.txt", 1)
-    unbroken = Path.open
+    unbroken = os.open
 
-    def broken(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == "a.txt":
+    def broken(path: Any, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith("a.txt"):
             raise OSError(errno.EMFILE, "Too many open files")
         return unbroken(path, *arguments, **options)
 
-    monkeypatch.setattr("pathlib.Path.open", broken)
+    monkeypatch.setattr(os, "open", broken)
     with pytest.raises(CorpusError, match=r"Too many open files.*ulimit -n"):
         world.run()
 
