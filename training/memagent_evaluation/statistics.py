@@ -4,8 +4,8 @@ Scores are between 0 and 1. Scores that are only 0 or 1 are counted (Wilson's in
 intervals). If several questions share a document, their scores may be correlated: then documents are resampled, not
 questions.
 
-All intervals are 95 % intervals. Counted ones need only Python; resampling needs the extra "eval" (SciPy). Its draws are
-seeded, so equal scores give equal intervals.
+All intervals are 95 % intervals. Counted ones need only Python; resampling needs the extra "eval" (SciPy). Its draws
+are seeded, so equal scores give equal intervals.
 """
 
 from __future__ import annotations
