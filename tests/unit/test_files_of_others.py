@@ -159,12 +159,15 @@ def policy_with(name: str, content: str) -> Callable[[Path], str]:
     return ask
 
 
-def slow_tokenizer(folder: Path) -> str:
-    """A text is counted with a pattern that tries all ways to divide it."""
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": split, "model": model}))
-    return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
+def tokenizer(**changes: Any) -> Callable[[Path], str]:
+    """A text is counted with the embedded policy's tokenizer.json, some parts of which are others."""
+
+    def count(folder: Path) -> str:
+        specification = json.loads((EMBEDDED_FOLDER / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps({**specification, **changes}))
+        return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
+
+    return count
 
 
 def gold_of_others(content: str) -> Callable[[Path], str]:
@@ -522,6 +525,7 @@ def template_elsewhere(folder: Path) -> str:
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
 CHECKPOINT = r"checkpoints.*read"
+PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 
 
 @pytest.mark.parametrize(
@@ -565,7 +569,26 @@ CHECKPOINT = r"checkpoints.*read"
                      id="chat template: syntax"),
         pytest.param(policy_with("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
                      r"policy.*chat_template\.jinja", id="chat template: code"),
-        pytest.param(slow_tokenizer, r"tokenizer\.json cannot count", id="tokenizer: steps"),
+        *(
+            pytest.param(tokenizer(**{part: value}), rf"tokenizer\.json cannot be used: .*{words}",
+                         id=f"tokenizer: {words} {str(value)[:30]}")
+            for part, value, words in (
+                ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
+                                   "invert": False}, "retry"),
+                ("model", PANIC, "range"),
+                ("model", {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "UNK"),
+                ("model", {"type": "WordPiece", "max_input_chars_per_word": 10**9}, "words of more"),
+                ("added_tokens", [5], "int"), ("added_tokens", {"a": 1}, "str"),
+                ("added_tokens", [{"content": 5}], "int"),
+                ("added_tokens", [{"content": "a"}] * 50_001, "added tokens"),
+                ("normalizer", [{"pattern": {"String": "a"}, "content": "a" * 10}] * 10, "times as long"),
+                ("normalizer", [{"pattern": {"Regex": ""}, "content": "a"}] * 10, "times as long"),
+                ("normalizer", [{"type": "Lowercase"}] * 257, "rules"),
+                ("decoder", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 101}, "times as long"),
+            )
+        ),
+        pytest.param(policy_with("tokenizer.json", json.dumps({"model": PANIC})),
+                     r"policy cannot be loaded: the tokenizer\.json of", id="tokenizer: of a policy in this process"),
         pytest.param(gold_of_others("[" * 50_000), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(export_elsewhere, None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
