@@ -170,19 +170,14 @@ async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp
     assert find_fault(fresh.logprobs, expected, tolerance=TOLERANCE) is None
 
 
-async def test_what_the_server_would_swallow_is_refused_before(server, tmp_path) -> None:
-    """vLLM accepts adapters of another model's shapes, and its engine dies of a path without weights."""
+async def test_adapters_of_other_weights_that_the_server_accepts_are_noticed(server, tmp_path) -> None:
     await at_first(server)
     other = write_random_policy(tmp_path / "other")
-    with pytest.raises(TrainingError, match="another model than the served one"):
-        await syncing(server).sync(other, "1")
-    with pytest.raises(TrainingError, match="has no policy"):
-        await syncing(server).sync(tmp_path / "nowhere", "1")
     mistaken = adapted(tmp_path / "mistaken", seed=1) / "adapter"
     text = (mistaken / "adapter_config.json").read_text()
     text = re.sub(r'"base_model_name_or_path": "[^"]*"', f'"base_model_name_or_path": "{other}"', text)
     (mistaken / "adapter_config.json").write_text(text)
-    with pytest.raises(TrainingError, match="wrong base model"):
+    with pytest.raises(TrainingError, match="cannot be loaded to verify it"):
         await syncing(server).sync(mistaken, "1")
     assert server.is_healthy()
 

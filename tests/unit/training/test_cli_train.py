@@ -210,6 +210,7 @@ def test_weights_that_did_not_write_the_runs_are_refused_when_training_begins(ar
         (["--max-tokens", "3"], {}, "too_long"),
         (["--reward", "no_such_reward"], {}, "no_reward"),
         (["--gold", "no_such_file.jsonl", "--reward", "token_f1"], {}, "cannot be read"),
+        (["--gold", os.devnull], {}, "Name one (--reward): exact_match"),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words) -> None:

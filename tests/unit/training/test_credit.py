@@ -201,7 +201,7 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
     read(exactly)
     terms = terms_of([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     told = load_groups(tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=term_rewards(terms, gold=False))
-    assert told.report.unknown == {"kindness: the log holds no such reward": 1}
+    assert told.report.details == {"kindness: the log holds no such reward": 1}
     with pytest.raises(MemAgentError, match="kindness: the log holds no such reward in 1"):
         told.require_groups()
 

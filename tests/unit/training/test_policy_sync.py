@@ -183,7 +183,7 @@ class FakeVLLM:
             return self._error(400, f"The lora adapter '{name}' has already been loaded.")
         if not path.is_dir():  # noqa: ASYNC240
             return self._error(404, f"Loading lora {name} failed: No adapter found for {path}")
-        rank = PolicyFolder.find(path).adapter_settings["r"]
+        rank = json.loads((path / "adapter_config.json").read_text())["r"]
         if rank > RANK:
             return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
         self.adapters[name] = 0.0 if "adapter" in self.broken else added_by(path)
@@ -445,60 +445,20 @@ def untouched(fake: FakeVLLM) -> bool:
     return not {"/collective_rpc", "/v1/load_lora_adapter", "/pause"} & set(fake.calls)
 
 
-async def test_special_tokens_that_a_training_wrote_down_make_no_other_model(fake, base, tmp_path) -> None:
-    """The Trainer enters the tokenizer's padding and end, which most published configurations leave out."""
-    aligned = write_policy(tmp_path / "aligned", 0.5, pad_token_id=3, eos_token_id=7, bos_token_id=None)
-    assert (await own(fake, base).sync(aligned, "1")).how is How.RELOAD
-
-
-async def test_another_model_is_refused(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
-    with pytest.raises(TrainingError, match=r"another model than the served one.*hidden_size is 8, not 4"):
-        await sync.sync(write_policy(tmp_path / "wide", 0.5, width=8), "1")
-    renamed = write_policy(tmp_path / "renamed", 0.5)
-    tensors = load_file(renamed / "model.safetensors")
-    save_file({"model.norm.weight": tensors["model.norm.weight"]}, renamed / "model.safetensors")
-    with pytest.raises(TrainingError, match=r"it lacks model\.layer\.weight"):
-        await sync.sync(renamed, "1")
-    save_file({**tensors, "model.layer.weight": numpy.zeros((5, 4))}, renamed / "model.safetensors")
-    with pytest.raises(TrainingError, match=r"model\.layer\.weight is \(5, 4\), not \(6, 4\)"):
-        await sync.sync(renamed, "1")
-    assert untouched(fake)
-
-
-async def test_a_folder_without_a_policy_or_with_half_a_file_is_refused(fake, base, tmp_path) -> None:
+async def test_a_folder_without_a_policy_is_refused(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     with pytest.raises(TrainingError, match="has no policy"):
         await sync.sync(tmp_path / "nowhere", "1")
-    cut = write_policy(tmp_path / "cut", 0.5)
-    content = (cut / "model.safetensors").read_bytes()
-    (cut / "model.safetensors").write_bytes(content[:-20])
-    with pytest.raises(TrainingError, match=r"cannot be read.*written to its end"):
-        await sync.sync(cut, "1")
-    (cut / "config.json").write_text("{")
-    with pytest.raises(TrainingError, match="cannot be understood"):
-        await sync.sync(cut, "1")
     assert untouched(fake)
 
 
-async def test_adapters_of_another_base_model_are_refused(fake, base, tmp_path) -> None:
+async def test_adapters_of_other_weights_are_noticed(fake, base, tmp_path) -> None:
+    """vLLM accepts them; the server's log-probs are then not the trainer's."""
     other = write_policy(tmp_path / "other", 1.0)
-    with pytest.raises(TrainingError, match=r"wrong base model: the adapters are of .*other"):
-        await own(fake, base, How.ADAPTER).sync(write_adapter(tmp_path / "a", other, 0.1), "1")
-    with pytest.raises(TrainingError, match=r"wrong base model: .* made for 5 features, and model\.layer has 4"):
-        await own(fake, base, How.ADAPTER).sync(write_adapter(tmp_path / "b", base, 0.1, width=5), "1")
-    strange = write_adapter(tmp_path / "c", base, 0.1)
-    save_file({"base_model.model.x.lora_A.weight": numpy.zeros((8, 4))}, strange / "adapter_model.safetensors")
-    with pytest.raises(TrainingError, match="wrong base model: it has none of the modules"):
-        await own(fake, base, How.ADAPTER).sync(strange, "1")
-    assert untouched(fake)
-
-
-async def test_adapters_of_replaced_weights_are_of_a_wrong_base(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
-    await sync.sync(write_policy(tmp_path / "1", 0.5), "1")
-    with pytest.raises(TrainingError, match="wrong base model"):
-        await sync.sync(write_adapter(tmp_path / "2", base, 0.1), "2")
+    sync = own(fake, base, How.ADAPTER)
+    with pytest.raises(TrainingError, match="does not answer with the new weights"):
+        await sync.sync(write_adapter(tmp_path / "a", other, 0.1), "1")
+    assert (await sync.sync(write_adapter(tmp_path / "b", base, 0.1), "2")).how is How.ADAPTER
 
 
 async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
@@ -559,11 +519,6 @@ async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tm
     sync = remote(fake, model=base, path_on_server=lambda path: "/elsewhere")
     with pytest.raises(TrainingError, match=r"No adapter found for /elsewhere.*path_on_server"):
         await sync.sync(write_adapter(tmp_path / "1", base, 0.5), "1")
-
-
-async def test_adapters_of_another_kind_are_refused(fake, base, tmp_path) -> None:
-    with pytest.raises(TrainingError, match="are IA3, and vLLM loads LoRA only"):
-        await remote(fake, model=base).sync(write_adapter(tmp_path / "1", base, 0.5, peft_type="IA3"), "1")
 
 
 async def test_a_server_that_is_not_there_or_serves_something_else_is_told(fake, base, tmp_path) -> None:

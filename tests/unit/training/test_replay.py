@@ -321,6 +321,22 @@ def test_rollouts_of_a_group_may_differ_in_seed_and_server_and_in_version_if_tha
     assert refused(log) == {Refusal.GROUP_TOO_SMALL: ("r0", "r1", "r2")}, "each version is compared with itself alone"
 
 
+def test_runs_of_the_command_line_and_of_python_are_one_group(log) -> None:
+    write(log, "command", settings={"model": "embedded", "policy": "local", "dtype": "float32"})
+    write(log, "python", settings={"objects": ["policy", "tokenizer"]})
+    assert members(load_groups(log).groups) == [["command", "python"]]
+
+
+def test_what_separates_the_groups_of_one_question_is_named(log) -> None:
+    write(log, "a", settings={"objects": ["policy"]})
+    write(log, "b", settings={"objects": ["prompts"], "on_empty": "retry"}, sampling={"temperature": 0.5})
+    write(log, "c", question="Another?")
+    report = load_groups(log).report
+    assert report.refused == {Refusal.GROUP_TOO_SMALL: ("a", "b", "c")}
+    assert report.details == {"one question in several groups, by max_tokens, objects, on_empty, temperature, top_p": 2}
+    assert load_groups(log, groups=lambda run: run.run_id).report.details == {}, "those were asked for"
+
+
 def test_groups_can_be_named(log) -> None:
     for run_id in "abcd":
         write(log, run_id)
@@ -571,7 +587,7 @@ def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
         "6 conversations, 18 prompt and 12 completion tokens, the longest 5",
         "written by v1 (6)",
         "versions behind: 0 (2)",
-        "1 group with all rewards equal",
+        "1 group with all rewards equal: 'False' (2 runs, each 1)",
         "refused, unfinished: 4 runs (a, b, c, ...); resume them, or delete them from the log",
     ]
 

@@ -162,6 +162,16 @@ def test_equal_rewards_everywhere_teach_nothing(world, job, log, preset) -> None
     same = {rollout.run_id: 1.0 for group in groups for rollout in group.rollouts_G}
     told = refusal(job(log(rewards=same), preset=preset))
     assert "answered right only sometimes" in told
+    assert f"{len(groups[0].rollouts_G)} runs, each 1" in told, "the questions are named"
+    assert "no_reward" not in told
+
+
+def test_runs_without_a_gold_answer_are_named_where_the_others_teach_nothing(world, job) -> None:
+    known = {rollout.run_id: "4711" for rollout in world[1][0].rollouts_G}
+    unknown = world[1][1].rollouts_G[0].run_id
+    told = refusal(job(reward=OUTCOME_REWARDS["token_f1"](GoldAnswers(known))))
+    assert "all rewards are equal within every group" in told
+    assert f"no_reward: {unknown}" in told and "outcome: no gold answer is known in 16" in told
 
 
 def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(world, job) -> None:

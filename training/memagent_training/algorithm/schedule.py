@@ -16,8 +16,12 @@ from memagent_training.algorithm.advantages import (
 )
 from memagent_training.algorithm.planner import Layout, StepPlan, optimizer_steps, plan_step
 from memagent_training.data.rollouts import RolloutGroup
-from memagent_training.training_errors import TrainingError
 
+DIFFERING = (
+    "Read each question several times, and choose questions that are answered right only sometimes, as those "
+    "about longer documents are."
+)
+"""The remedy for rewards that are all equal."""
 _STRIDE = 1_000_003
 """The distance between the seeds of two passes, so that neighbouring seeds share none."""
 
@@ -52,7 +56,7 @@ class Schedule:
             are not forwarded either.
 
     Raises:
-        TrainingError: no group is left, a reward is not a number, or two groups have the same id.
+        TrainingError: a reward is not a number, or two groups have the same id.
     """
 
     groups: Sequence[RolloutGroup]
@@ -76,13 +80,6 @@ class Schedule:
         self.batch = prepare_batch(self.groups, self.settings)
         self.dropped = self.batch.report.dropped
         self.kept = tuple(group for group in self.groups if group.group_id not in self.dropped)
-        if not self.kept:
-            counts = {reason: list(self.dropped.values()).count(reason) for reason in DropReason}
-            found = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
-            raise TrainingError(
-                f"None of the {len(self.groups)} groups teaches anything ({found or 'there are none'})",
-                hint="Read each question several times, and choose questions that are answered right only sometimes.",
-            )
         self.pass_order(0)
 
     @property

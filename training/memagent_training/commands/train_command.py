@@ -28,6 +28,7 @@ from memagent_training.commands.training_process import (
     require_extra,
     show_policy,
 )
+from memagent_training.training_errors import RewardError
 
 if TYPE_CHECKING:
     from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
@@ -137,7 +138,11 @@ def _job(request: Train) -> TrainingJob:
     from memagent_training.job.presets import read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
-    from memagent_training.rewards.reward_names import chosen_reward, chosen_step_reward  # noqa: PLC0415
+    from memagent_training.rewards.reward_names import (  # noqa: PLC0415
+        OUTCOME_REWARDS,
+        chosen_reward,
+        chosen_step_reward,
+    )
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
     versions, step_reward = request.policy_versions, request.step_reward
@@ -145,6 +150,11 @@ def _job(request: Train) -> TrainingJob:
     # Gold answers may be only for other rewards, next to a logged one.
     has_others = step_reward is not None or settings.get("credit", read_preset(request.preset).get("credit"))
     is_default = request.reward == "reward" and has_others
+    if gold is not None and request.reward == "reward" and not is_default:
+        raise RewardError(
+            f"no reward is named that compares with the gold answers in {request.gold}",
+            hint=f"Name one (--reward): {', '.join(OUTCOME_REWARDS)}.",
+        )
     return from_options(
         TrainingJob,
         request,

@@ -15,17 +15,19 @@ import json
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
+from memagent_graph.plain_text import counted
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
-from memagent_training.data.replay_report import Refusal, ReplayReport, named
+from memagent_graph.settings import PolicySettings
+from memagent_training.data.replay_report import Refusal, ReplayReport
 from memagent_training.data.reward_functions import (
     LARGEST_REWARD,
     LoggedReward,
@@ -45,11 +47,11 @@ Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
 _TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 _HIGHEST_LOGPROB: Final = 1e-3
 """Values that are above 0 only by rounding."""
-_IMMATERIAL_SETTINGS: Final = frozenset(
-    {"model", "base_url", "tokenizer", "seed", "logprobs", "concurrency", "timeout", "retries"}
+_IMMATERIAL_SETTINGS: Final = frozenset({"seed", "logprobs"}).union(
+    {each.name for each in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
 )
-"""Settings in which rollouts of one group may differ. The model's name changes with its weights if adapters have their
-own names; tokenizers are compared by fingerprint."""
+"""Settings in which rollouts of one group may differ: those that say where the policy is and how it is reached.
+Policies are compared by version, which has the number format, and tokenizers by fingerprint."""
 _GUARDED: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
 
@@ -73,17 +75,10 @@ class Replay:
             return self.groups
         if not report.refused:
             raise ReplayError(f"there are no runs in {report.source}", hint="Collect some first.")
-        order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
-        told = "; ".join(
-            [
-                *(f"{reason.value}: {named(report.refused[reason])}" for reason in order),
-                *(f"{what} in {number}" for what, number in report.unknown.items()),
-            ]
-        )
         raise ReplayError(
-            f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
-            hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
-            run_id=report.refused[order[0]][0],
+            f"none of the {report.runs} runs in {report.source} can be trained on ({report.reasons})",
+            hint=report.remedies,
+            run_id=next(iter(report.refused.values()))[0],
         )
 
 
@@ -158,7 +153,7 @@ def load_groups(
     functions |= term_rewards or {}
     rollouts: dict[str, Rollout] = {}
     for run in list(ledger.candidates.values()):
-        found = _rollout(run, functions, ledger.unknown)
+        found = _rollout(run, functions, ledger.details)
         if isinstance(found, Refusal):
             ledger.refuse(run.run_id, found)
         else:
@@ -167,7 +162,10 @@ def load_groups(
         for run_id in [run_id for run_id in ledger.candidates if ledger.group_of[run_id] in ledger.broken]:
             ledger.refuse(run_id, Refusal.INCOMPLETE_GROUP)
     sizes = Counter(ledger.group_of[run_id] for run_id in ledger.candidates)
-    for run_id in [run_id for run_id in ledger.candidates if sizes[ledger.group_of[run_id]] < min_group]:
+    small = {run_id for run_id in ledger.candidates if sizes[ledger.group_of[run_id]] < min_group}
+    if groups is None and small:
+        ledger.details += _why_apart(small, ledger.candidates.values())
+    for run_id in small:
         ledger.refuse(run_id, Refusal.GROUP_TOO_SMALL)
     members: dict[str, list[Rollout]] = {}
     for run_id in ledger.candidates:
@@ -188,8 +186,8 @@ class _Ledger:
     group_of: dict[str, str | None] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     """Groups of which a member was refused."""
-    unknown: Counter[str] = field(default_factory=Counter)
-    """Runs by the unknown reward, and why it is unknown."""
+    details: Counter[str] = field(default_factory=Counter)
+    """Refused runs by what the reason does not say."""
     version_of: dict[str, str] = field(default_factory=dict)
     """The policy version of a group's first run."""
 
@@ -278,10 +276,14 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
         return None  # nothing was sampled that could be missing
     # Only the first conversation: a run that was killed later must still count as a member of its group.
     first, record = run.conversations_K[0], run.record
-    settings = {name: value for name, value in record.settings.items() if name not in _IMMATERIAL_SETTINGS}
-    sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
-    span = (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
-    same = [record.question, record.document["key"], first.role, *span, settings, sampling]
+    same: list[Any] = [
+        record.question,
+        record.document["key"],
+        first.role,
+        *_span(first),
+        _settings(run),
+        _sampling(first),
+    ]
     if record.strategy_fingerprint:  # a program that logs runs of its own need not have one
         same += [record.strategy, record.strategy_fingerprint]
     if not record.question:  # it was redacted; equal questions on equal chunks make equal prompts
@@ -289,6 +291,45 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
             return None
         same.append(list(first.prompt_token_ids))
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _settings(run: TrainingRun) -> dict[str, Any]:
+    """Return the settings that runs of a group share."""
+    settings = {name: value for name, value in run.record.settings.items() if name not in _IMMATERIAL_SETTINGS}
+    objects = [name for name in settings.pop("objects", ()) if name not in _IMMATERIAL_SETTINGS]
+    return {**settings, "objects": objects} if objects else settings
+
+
+def _sampling(first: Conversation) -> dict[str, Any]:
+    return {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
+
+
+def _span(first: Conversation) -> tuple[int | None, int | None]:
+    return (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
+
+
+def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
+    """Count runs of small groups by what separates them from others of the same question and document."""
+    of_question: dict[tuple[str, str], list[TrainingRun]] = {}
+    for run in runs:
+        of_question.setdefault((run.question, str(run.record.document["key"])), []).append(run)
+    found: Counter[str] = Counter()
+    for of in of_question.values():
+        ways = [
+            {
+                "policy_version": run.conversations_K[0].policy_version,
+                "first chunk": _span(run.conversations_K[0]),
+                "strategy": run.record.strategy,
+                **_settings(run),
+                **_sampling(run.conversations_K[0]),
+            }
+            for run in of
+        ]
+        names = sorted({name for way in ways for name in way if len({str(each.get(name)) for each in ways}) > 1})
+        if names:
+            why = f"one question in several groups, by {', '.join(names)}"
+            found[why] += sum(run.run_id in small for run in of)
+    return +found
 
 
 def _unbroken(run: TrainingRun) -> bool:
@@ -339,13 +380,13 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
 
 
 def _rollout(
-    run: TrainingRun, functions: Mapping[str, RewardFunction | StepRewardFunction], unknown: Counter[str]
+    run: TrainingRun, functions: Mapping[str, RewardFunction | StepRewardFunction], details: Counter[str]
 ) -> Rollout | Refusal:
     earned: dict[str, Earned] = {}
     for name, function in functions.items():
         value = function(run)
         if value is None:
-            unknown[f"{name}: {why_unknown(function, run)}"] += 1
+            details[f"{name}: {why_unknown(function, run)}"] += 1
             return Refusal.NO_REWARD
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(number) <= LARGEST_REWARD for number in values):
@@ -405,14 +446,19 @@ def _report(
         source=source,
         runs=len(ledger.group_of),
         refused=ledger.by_reason(),
-        unknown=dict(ledger.unknown),
+        details=dict(ledger.details),
         groups=len(groups),
         rollouts=len(rollouts),
         conversations=len(conversations),
         prompt_tokens=sum(prompt for prompt, _ in lengths),
         completion_tokens=sum(completion for _, completion in lengths),
         longest=max(map(sum, lengths), default=0),
-        equal_rewards=sum(len({_earned(rollout) for rollout in group.rollouts_G}) == 1 for group in groups),
+        equal_rewards=tuple(
+            f"{ledger.candidates[group.rollouts_G[0].run_id].question or group.group_id!r} "
+            f"({counted(len(group.rollouts_G), 'run')}, each {group.rollouts_G[0].reward:g})"
+            for group in groups
+            if len(set(map(_earned, group.rollouts_G))) == 1
+        ),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
         versions=dict(Counter(conversation.policy_version for conversation in conversations)),

@@ -48,13 +48,13 @@ class Refusal(StrEnum):
     NOT_GROUPED = "not_grouped", "name their groups"
     """The groups were given, and it is in none of them; or its question was redacted, and its prompt's ids, which
     would tell it from others, are not in the log."""
+    GROUP_TOO_SMALL = "group_too_small", "read the question more often, in one way"
+    """Its group has too few rollouts to compare them with each other."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
         "correct the others of the group, or take incomplete groups with whole_groups=False",
     )
     """Another rollout of its group was refused; the rest would be compared with a wrong mean."""
-    GROUP_TOO_SMALL = "group_too_small", "read the question more often"
-    """Its group has too few rollouts to compare them with each other."""
 
     remedy: str
     """The remedy."""
@@ -80,8 +80,8 @@ class ReplayReport:
     """How many there were, including refused ones."""
     refused: Mapping[Refusal, tuple[str, ...]]
     """The ids of refused runs, oldest first; each under the first reason found."""
-    unknown: Mapping[str, int] = field(default_factory=dict)
-    """Runs by which reward was not known, and why."""
+    details: Mapping[str, int] = field(default_factory=dict)
+    """Refused runs by what the reason does not say: why a reward is not known, or what separates groups."""
     groups: int = 0
     rollouts: int = 0
     conversations: int = 0
@@ -89,8 +89,8 @@ class ReplayReport:
     completion_tokens: int = 0
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
-    equal_rewards: int = 0
-    """Groups whose rollouts have the same value of every requested reward; they teach nothing."""
+    equal_rewards: tuple[str, ...] = ()
+    """The questions of groups whose rollouts have the same value of every requested reward; they teach nothing."""
     tokenizer: str | None = None
     """The tokenizer's fingerprint; None if nothing was taken."""
     template: str | None = None
@@ -124,7 +124,8 @@ class ReplayReport:
         if self.staleness:
             lines.append("versions behind: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
         if self.equal_rewards:
-            lines.append(f"{counted(self.equal_rewards, 'group')} with all rewards equal")
+            equal = counted(len(self.equal_rewards), "group")
+            lines.append(f"{equal} with all rewards equal: {named(self.equal_rewards)}")
         if self.missing:
             lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
         if self.replaced:
@@ -134,8 +135,19 @@ class ReplayReport:
         lines += [
             f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
         ]
-        lines += [f"no reward, {what}: {counted(number, 'run')}" for what, number in self.unknown.items()]
+        lines += [f"{what}: {counted(number, 'run')}" for what, number in self.details.items()]
         return lines
+
+    @property
+    def reasons(self) -> str:
+        """Which runs were refused and why, in one line, causes first."""
+        refused = [f"{reason.value}: {named(run_ids)}" for reason, run_ids in self.refused.items()]
+        return "; ".join([*refused, *(f"{what} in {number}" for what, number in self.details.items())])
+
+    @property
+    def remedies(self) -> str:
+        """What to do about them."""
+        return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 
 def named(names: Sequence[str]) -> str:

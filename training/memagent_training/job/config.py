@@ -282,7 +282,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         """Return the optimizer steps over these groups, shuffled by `seed` (the config's own by default).
 
         Raises:
-            TrainingError: no group teaches anything, a reward is not a number, or groups share an id.
+            TrainingError: a reward is not a number, or groups share an id.
         """
         return Schedule(
             groups,

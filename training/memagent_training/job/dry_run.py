@@ -227,6 +227,7 @@ def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
     rows: list[_Row] = [("taken", report.rollouts, taken)]
     for reason, runs in report.refused.items():
         rows.append((f"refused: {reason.value}", len(runs), named(runs), worded(reason.remedy)))
+    rows += [(why, count) for why, count in report.details.items()]
     for why, groups in dropped.items():
         rows.append((f"group dropped: {why}", len(groups), named(groups), "nothing: it teaches nothing"))
     rows.append(("written by", len(report.versions), written + here))

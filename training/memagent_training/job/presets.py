@@ -43,7 +43,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         if setting not in known:
             is_idle = setting in MultiConvDAPOConfig.__dataclass_fields__
             what = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
-            raise TrainingError(what, hint=did_you_mean(setting, known, f"There are: {', '.join(known)}."))
+            raise TrainingError(what, hint=did_you_mean(setting, known) or f"There are: {', '.join(known)}.")
     return MultiConvDAPOConfig(**{setting: _number(setting, value) for setting, value in settings.items()})
 
 

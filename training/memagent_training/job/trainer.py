@@ -10,6 +10,7 @@ and entropies times their weights, which are those of the whole step.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
-from memagent_training.algorithm.schedule import ScheduledStep
+from memagent_training.algorithm.schedule import DIFFERING, ScheduledStep
 from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
@@ -116,6 +117,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     ) -> None:
         """Plan steps over these groups, with a given number of steps if set; data on earlier groups is dropped."""
         self.schedule = args.schedule(groups, seed=seed, steps=steps)
+        if not self.schedule.kept:
+            found = Counter(self.schedule.dropped.values())
+            why = ", ".join(f"{count} {reason.value}" for reason, count in found.items()) or "there are none"
+            raise TrainingError(f"None of the {len(groups)} groups teaches anything ({why})", hint=DIFFERING)
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}
         self._has_begun = False

@@ -20,8 +20,9 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.storage.bounded_files import json_value
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
-from memagent_training.algorithm.schedule import Schedule
+from memagent_training.algorithm.schedule import DIFFERING, Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
+from memagent_training.data.replay_report import named
 from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
 from memagent_training.data.rollouts import STEP
 from memagent_training.job import training_output as output
@@ -161,7 +162,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     check_roles(terms, {each.role for group in groups for run in group.rollouts_G for each in run.conversations_K})
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
-    _check_schedule(schedule)
+    _check_schedule(schedule, replay)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
     if job.resume and (checkpoints.newest or checkpoints.passed_over):
         output.require_same(job.out, prepared.record)
@@ -285,11 +286,14 @@ def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
     )
 
 
-def _check_schedule(schedule: Schedule) -> None:
+def _check_schedule(schedule: Schedule, replay: Replay) -> None:
     """Refuse what would otherwise fail in the middle of a training."""
     if not any(row.advantage for row in schedule.batch.rows):
+        report = replay.report
+        equal = f": {named(report.equal_rewards)}" if report.equal_rewards else ""
+        refused = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
-            "all rewards are equal within every group, so that there is nothing to learn",
-            hint="Read each question several times, and choose questions that are answered right only sometimes.",
+            f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",
+            hint=" ".join([*([report.remedies] if report.refused else []), DIFFERING]),
         )
     check_lengths(schedule.batch.rows, schedule.token_budget)

@@ -28,6 +28,10 @@ class _Compares:
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         return gold if gold is not None and gold.answers else None
 
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """Return the reason."""
+        return "no gold answer is known" if self.of(run) is None else "a text was redacted away"
+
 
 @dataclass(frozen=True, slots=True)
 class ExactMatch(_Compares):

@@ -9,10 +9,8 @@
 3. The server is restarted with them: the last resort, and only if the server is ours.
 
 After each, the server's log-probs for a probe are compared with those of transformers with the same weights (`probe`).
-If they differ, the next way is tried; if none is left, an error has the reasons.
-
-`folders` checks a policy before it is sent to a server, because servers do not: vLLM 0.31 accepts adapters of another
-model, and dies if it cannot read a path.
+If they differ, the next way is tried; if none is left, an error has the reasons. That also finds adapters of other
+weights, which vLLM 0.31 accepts.
 """
 
 from memagent_training.serving.policy_sync.probe import Probe, ProbeRow

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from memagent_training.serving.policy_sync import folders
-from memagent_training.serving.policy_sync.folders import Likeness, PolicyFolder
+from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
     Probe,
     ProbeLogProbs,
@@ -47,7 +47,7 @@ class RemoteServer:
     """The name of its base model."""
     api_key: str | None = None
     model: Path | None = None
-    """The weights that it was started with, if this machine has access: new ones are compared with them first."""
+    """The weights that it was started with, if this machine has access: a swap must change its answers as theirs."""
     path_on_server: Callable[[Path], str] = str
     """The server's path for a folder of this machine, for example the same path on a shared file system."""
 
@@ -113,7 +113,6 @@ class PolicySync:
         )
         self._probe = probe
         self._remote_base = server.model
-        self._like: Likeness | None = None
         self._model = server.model_name
         self._adapters: list[str] = []
         self._readers: Counter[str] = Counter()
@@ -140,11 +139,11 @@ class PolicySync:
             logprobs: the trainer's log-probs, if it has these weights; otherwise `reference` loads the folder.
 
         Raises:
-            TrainingError: the folder is of another model, or no way succeeded; the message has the reasons.
+            TrainingError: the folder has no policy, or no way succeeded; the message has the reasons.
         """
         async with self._at_work:
             begin = time.monotonic()
-            folder = await asyncio.to_thread(self._checked, policy)
+            folder = await asyncio.to_thread(PolicyFolder.find, policy)
             before = await self._before(folder)
             reasons: list[str] = []
             hint = None
@@ -183,16 +182,6 @@ class PolicySync:
     def _base(self) -> Path | None:
         """The server's whole weights, if known."""
         return self._own.model if self._own is not None else self._remote_base
-
-    def _checked(self, policy: Path) -> PolicyFolder:
-        """Inspect the folder, and refuse another model than the served one."""
-        folder = PolicyFolder.find(policy)
-        if self._like is None and self._base is not None:
-            self._like = Likeness.of(self._base)
-        if folder.has_weights:
-            new = Likeness.of(folder.path)
-            folders.require_alike(new, self._like or new)
-        return folder
 
     def _ways(self, folder: PolicyFolder) -> list[How]:
         possible = {How.ADAPTER} if folder.adapter is not None else set()
@@ -266,7 +255,6 @@ class PolicySync:
 
     async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
         assert folder.adapter is not None  # noqa: S101  else this way is not tried
-        await asyncio.to_thread(folders.require_same_base, folder, self._base, self._like)
         name = folder.adapter_name(version)
         await self._api.load_adapter(name, self._on_server(folder.adapter))
         self._adapters = [*(each for each in self._adapters if each != name), name]
@@ -307,7 +295,6 @@ class PolicySync:
     async def _adopt(self, folder: PolicyFolder) -> None:
         """Other whole weights are served: adapters of the old ones are useless now."""
         self._remote_base = folder.path
-        self._like = self._like or await asyncio.to_thread(Likeness.of, folder.path)
         if self._own is not None:
             self._own.model = folder.path
         for name in self._adapters:
