@@ -241,8 +241,8 @@ def test_decode_names_an_unknown_id(folder):
 # Names
 
 
-def test_an_unknown_name_lists_what_is_accepted_and_what_is_near():
-    with pytest.raises(TokenizerError, match=r"Did you mean cl100k_base.*Accepted are: embedded"):
+def test_an_unknown_name_says_what_is_near():
+    with pytest.raises(TokenizerError, match=r"Did you mean cl100k_base"):
         load_tokenizer("cl10k_base")
 
 
