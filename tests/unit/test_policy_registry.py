@@ -50,9 +50,9 @@ async def test_a_package_adds_a_policy(added) -> None:
     assert completion.text == "large 9"
 
 
-def test_an_unknown_name_lists_what_is_there(added) -> None:
+def test_an_unknown_name_says_what_is_near(added) -> None:
     assert policy_names()[:3] == ("embedded", "local", "server") and set(FACTORIES) < set(policy_names())
-    with pytest.raises(PolicyError, match=r"no policy 'mien'\. Did you mean mine\? .*embedded, local, server, "):
+    with pytest.raises(PolicyError, match=r"no policy 'mien'\. Did you mean mine\?"):
         make_policy(ReadSettings(policy="mien"))
 
 

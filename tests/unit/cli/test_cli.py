@@ -241,21 +241,19 @@ def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(bo
     options = ["-q", QUESTION, "-q", "Which harbor has a key?", "-q", "What is the key of tower?", "--run-id", "r"]
     with FakeServer() as server:
         invoke("read", book, *options, "--base-url", server.base_url, *SMALL, "--max-chunks", 2)
-        whole, followed = Console.follow, []
+        one = invoke("resume", "r-1")
 
-        async def follow(console, parts):
-            followed.append(parts)
-            if len(followed) == 2:
-                raise asyncio.CancelledError
-            return await whole(console, parts)
+        async def follow(console, read):
+            raise asyncio.CancelledError
 
         with monkeypatch.context() as patch:
-            patch.setattr(Console, "follow", follow)
+            patch.setattr(Console, "follow_questions", follow)
             interrupted = invoke("resume", "latest")
         resumed = invoke("resume", "r")
         again = invoke("resume", "r")
+    assert "2 more questions of the same read without an answer; for all: memagent resume r" in one.stderr
     assert interrupted.exit_code == 130
-    assert interrupted.stderr.strip().endswith("continue with: memagent resume r-1; memagent resume r-2")
+    assert interrupted.stderr.strip().endswith("continue with: memagent resume r")
     assert answers(resumed.stdout) == ["4711", "yet"], "of those that are left, in the order of the questions"
     assert (again.exit_code, "several runs" in again.stderr) == (6, True)
 
