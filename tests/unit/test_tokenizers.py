@@ -283,7 +283,7 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
         (None, "no tokenizer.json"),
         ("{", "not a readable"),
         ("[]", "no model"),
-        ('{"model": {"type": "X"}}', "cannot be read"),
+        ('{"model": {"type": "X"}}', "cannot be used"),
     ],
 )
 def test_a_bad_file_or_folder_is_an_error_with_a_remedy(content, message, tmp_path):
