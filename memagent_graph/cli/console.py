@@ -22,7 +22,6 @@ from memagent_graph.cli.output import print_json
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import counted, in_one_line, plain
-from memagent_graph.reading.outcome import result_of
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -59,6 +58,8 @@ class Console:
 
     async def follow(self, parts: AsyncGenerator[MemoryUpdate | ReadResult, None]) -> ReadResult:
         """Show a read's progress until its result comes."""
+        from memagent_graph.reading.outcome import result_of  # it imports LangGraph, which other commands do not need
+
         return await self.follow_questions(lambda show: result_of(parts, partial(show, "")))
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
