@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -55,12 +55,6 @@ class Console:
     def working(self, words: str) -> AbstractContextManager[object]:
         """Show on a terminal what is happening while it takes time."""
         return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
-
-    async def follow(self, parts: AsyncGenerator[MemoryUpdate | ReadResult, None]) -> ReadResult:
-        """Show a read's progress until its result comes."""
-        from memagent_graph.reading.outcome import result_of  # it imports LangGraph, which other commands do not need
-
-        return await self.follow_questions(lambda show: result_of(parts, partial(show, "")))
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
