@@ -643,7 +643,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
         pytest.param(rows_with(qa_records, "_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
-                               answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: texts that repeat"),
+                               answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: equal texts"),
         pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
         pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),

@@ -268,8 +268,9 @@ def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refus
 
 def test_a_text_that_many_rows_share_is_not_in_memory_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_graph.storage.parquet_rows._SMALL_BYTES", 2**20)
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array(["a" * 2**20]))
-    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet")
+    table = pa.table({"text": ["a" * 2**20] * 64})
+    pq.write_table(table, tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
+    del table
     pool, before, peak = pa.default_memory_pool(), pa.total_allocated_bytes(), 0
     tracemalloc.start()
     for document in open_inputs(str(tmp_path / "t.parquet")).documents():
