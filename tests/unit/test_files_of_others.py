@@ -34,6 +34,7 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
 from memagent_corpus.corpus_run import exclusive
 from memagent_evaluation import result_table
+from memagent_evaluation.data_files import qa_records, table_rows
 from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
@@ -483,6 +484,20 @@ def dataset_elsewhere(folder: Path) -> str:
     return str(DatasetRows(folder / "data")[0])
 
 
+def rows_with(bound: str, most: int, **columns: Any) -> Callable[[Path], str]:
+    """The questions of a Parquet file with 200 equal rows are read, with a small bound."""
+
+    def read(folder: Path) -> str:
+        table = pa.table({name: pa.array([value] * 200, pa.string()) for name, value in columns.items()})
+        pq.write_table(table, folder / "rows.parquet")
+        module = table_rows if hasattr(table_rows, bound) else qa_records
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, bound, most)
+            return str(qa_records.read_records(folder / "rows.parquet"))
+
+    return read
+
+
 def results_bomb(folder: Path) -> str:
     results = results_of_others(folder)
     table = pq.read_table(results / TABLE)
@@ -624,6 +639,10 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
+        pytest.param(rows_with("_LARGEST_GROUP_VALUES", 100, question=None), r"rows\.parquet .* row group that is too",
+                     id="rows: nulls"),
+        pytest.param(rows_with("_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q", answers="a"),
+                     r"rows\.parquet, row 100: .* more than 100,000 characters", id="rows: texts that repeat"),
         pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
         pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),

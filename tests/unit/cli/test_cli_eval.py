@@ -105,7 +105,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
         memagent("eval", task, "--base-url", server.base_url, *options, "--out", tmp_path / "whole")
         undisturbed = Counter(map(section, server.requests))
     journal = tmp_path / "killed" / JOURNAL
-    with FakeServer(respond, delay=0.15) as server:
+    with FakeServer(respond, delay=0.05) as server:
         command = [sys.executable, "-m", "memagent_graph", "eval", task, "--base-url", server.base_url, *options,
                    "--out", str(tmp_path / "killed"), "--resume"]  # fmt: skip
         for round_ in range(kills):
@@ -256,13 +256,13 @@ def test_an_interrupted_evaluation_says_how_to_go_on(task, tmp_path) -> None:
     assert not list(out.glob("*documents"))
 
 
-def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, monkeypatch) -> None:
+@pytest.mark.usefixtures("without_plots")
+def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path) -> None:
     def blind(body: dict[str, Any], number: int) -> str:
         return "\\boxed{12}" if number % 3 == 0 else respond(body, number)
 
     for name, script in (("good", respond), ("bad", blind)):
-        with FakeServer(script) as server, monkeypatch.context() as drawn_later:
-            drawn_later.setattr("memagent_evaluation.report.draw_all", lambda results, folder: [])
+        with FakeServer(script) as server:
             memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200,400", "-n", 6,
                      "--out", tmp_path / name)  # fmt: skip
     for name in ("report.md", "results.parquet"):
@@ -270,7 +270,6 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
     anew = memagent("eval-report", tmp_path / "good")
     assert "| 400 | memagent | 6 | 100.0 [" in anew.stdout
     assert (tmp_path / "good" / "report.md").read_text().startswith("# Evaluation")
-    assert (tmp_path / "good" / "accuracy.svg").exists()
     compared = memagent("eval-report", tmp_path / "good", tmp_path / "bad")
     assert "12 questions in both; 0 rows without a partner." in compared.stdout
     as_json = json.loads(memagent("eval-report", tmp_path / "good", tmp_path / "bad", "--json").stdout)
