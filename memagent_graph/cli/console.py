@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,7 +19,6 @@ from rich.progress import (
 )
 
 from memagent_graph.cli.output import print_json
-from memagent_graph.documents.omissions import document_events
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import counted, in_one_line, plain
@@ -43,6 +43,8 @@ class Console:
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._says_policy = not (as_json or quiet)
         self._quiet = quiet or not self.err.is_terminal
+        if quiet:
+            logging.getLogger("memagent_graph").setLevel(logging.ERROR)
         self.resume_command: str | None = None
         """The command that continues the run, after its beginning; None if there is none."""
 
@@ -129,8 +131,6 @@ class Console:
             self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
-        for event in document_events(result.document):
-            self.err.print(f"[yellow]{escape(plain(event.detail))}[/]")
         usage = result.usage
         saved = ""
         if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:

@@ -39,7 +39,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
         typer.Option(
             "--question",
             "-q",
-            help="The question. Repeat it for several questions; @FILE is a file with one on each line.",
+            help="The question. Repeat it for several questions; @FILE is a file with one on each line, no comments.",
         ),
     ]
     schema: Annotated[

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
+
+
+_FEW_TOKENS: Final = 64
+"""Fewer in a chunk are most likely a mistake: the template of the prompt around them is as long."""
 
 
 def existing_file(path: Path) -> Path:
@@ -74,7 +78,9 @@ class RunOptions:
         with console.working("asking the policy"):
             context = await reader.aprepare()
         part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
-        console.policy(f"strategy {reader.strategy.name}{part}; {context.budget.chunk_tokens:,} tokens in a chunk")
+        tokens = context.budget.chunk_tokens
+        few = "; so few cost a call each, with the whole prompt" if tokens < _FEW_TOKENS else ""
+        console.policy(f"strategy {reader.strategy.name}{part}; {tokens:,} tokens in a chunk{few}")
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run, or those that share an id, in these files or the data folder's."""

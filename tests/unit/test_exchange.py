@@ -437,8 +437,8 @@ def test_a_file_that_is_not_there_or_something_else_is_named(tmp_path, log) -> N
     pq.write_table(pa.table({"run_id": ["a"]}), tmp_path / "foreign.parquet")
     for name, words in (
         ("missing.parquet", "cannot be read"),
-        ("text.parquet", "not a Parquet file"),
-        ("empty.parquet", "not a Parquet file"),
+        ("text.parquet", "cannot be imported.*`memagent export`"),
+        ("empty.parquet", "cannot be imported.*`memagent export`"),
         ("foreign.parquet", "not an export of runs"),
     ):
         with pytest.raises(RunLogError, match=words) as error:

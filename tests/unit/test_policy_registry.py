@@ -10,7 +10,7 @@ import pytest
 from support.added_package import add_package
 
 from memagent_graph.entry_points import POLICIES
-from memagent_graph.errors import PolicyError
+from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.policies import LocalPolicy, OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.policy_registry import make_policy, policy_names
@@ -155,5 +155,5 @@ def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytes
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: given.append(options) or "text")
     local._engine.prompt_ids([{"role": "user", "content": "Who?"}], local._template)
     assert given == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
-    with pytest.raises(PolicyError, match=r"'off' is not a JSON object.*enable_thinking"):
+    with pytest.raises(MemAgentError, match=r"'off' is not a JSON object.*enable_thinking"):
         make_policy(replace(settings, chat_template_kwargs="off"))

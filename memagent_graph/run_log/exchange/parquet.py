@@ -184,7 +184,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunLogError(
-            f"{source} cannot be imported: {error}", hint="It is not a Parquet file, or it is damaged; export it again."
+            f"{source} cannot be imported: {error}", hint="Name a log, or a file that `memagent export` wrote."
         ) from error
 
 

@@ -316,7 +316,7 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
     [
         (["--question", " "], 2, "question is empty"),
         (["--question", "why " * 100], 7, "question has"),
-        (["--context-window", "300"], 7, "chunk_tokens"),
+        (["--context-window", "300"], 7, "--chunk-tokens"),
         (["--tokenizer", "no_such_encoding"], 7, "no_such_encoding"),
         (["--layout", "upside_down"], 2, "upside_down"),
         (["--boundary", "page"], 2, "page"),
@@ -327,6 +327,7 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
         (["--profile", "nowhere"], 7, "memagent.json"),
         (["--temperature", "-1"], 2, "temperature"),
         (["--top-p", "0"], 7, "top_p"),
+        (["--header", "X-Key secret"], 2, "begins with 'X-Key' has no colon"),
     ],
 )
 def test_bad_settings_are_refused_with_a_remedy(book, options, code, words) -> None:
@@ -423,7 +424,7 @@ def test_a_document_given_again_is_read_in_its_charset(tmp_path) -> None:
     with FakeServer() as server:
         invoke(*read, "--base-url", server.base_url, "--run-id", "r", "--max-chunks", 1)
         again = ("resume", "r", "--document", tmp_path / "old.txt")
-        assert "Pass the encoding utf-16-le" in invoke(*again).stderr
+        assert "Pass --encoding utf-16-le" in invoke(*again).stderr
         assert invoke(*again, "--encoding", "utf-16-le").exit_code == 0
 
 
