@@ -181,7 +181,10 @@ def main() -> None:
             before, after = found[first], found[last]
             answers = compare(after.answers, before.answers, names=(last, first))
             decisions = compare(after.by_sample("right"), before.by_sample("right"), names=(last, first))
-            print(f"\nAnswers: {answers.sentence}\nDecisions: {decisions.sentence}\n", flush=True)
+            print(
+                f"\nAnswers: {answers.points}, p {answers.p}\nDecisions: {decisions.points}, p {decisions.p}\n",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def figures_of(folder: Path, given: argparse.Namespace) -> list[Figure]:
             print(f"{each}, {side}: {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}], n={mean.n}")
             figures.append(Figure(f"held out, {each}, {side}", mean.mean, "", "", True))
         found: Comparison = compare(_by_place(after), _by_place(before), names=("after", "before"))
-        print(f"{each}: {found.sentence}")
+        print(f"{each}: {found.points} points, p {found.p}")
         goal = "above 0 beyond noise" if each == "sampled" else ""
         met = (found.low > 0) or each != "sampled"
         figures.append(Figure(f"held out, {each}, gain", found.difference, "", goal, met))

@@ -46,9 +46,9 @@ class Budget:
             excess = update - self.context_window
             largest = max(("chunk_tokens", "memory_tokens", "question_tokens"), key=lambda name: getattr(self, name))
             if self.chunk_tokens > excess:
-                remedy = f"Use chunk_tokens={self.chunk_tokens - excess}"
+                remedy = f"Use --chunk-tokens {self.chunk_tokens - excess}"
             else:
-                remedy = f"Shrink {largest} (now {getattr(self, largest)})"
+                remedy = f"Shrink --{largest.replace('_', '-')} (now {getattr(self, largest)})"
             raise BudgetError(
                 f"a memory update needs {update} tokens (question {self.question_tokens} + memory "
                 f"{self.memory_tokens} + chunk {self.chunk_tokens} + new memory {self.memory_tokens} + template "
@@ -66,5 +66,5 @@ class Budget:
         if answer > self.context_window:
             raise BudgetError(
                 f"an answer needs {answer} tokens and the context window has {self.context_window}",
-                hint=f"Shrink answer_tokens (now {self.answer_tokens}) by {answer - self.context_window}.",
+                hint=f"Shrink --answer-tokens (now {self.answer_tokens}) by {answer - self.context_window}.",
             )

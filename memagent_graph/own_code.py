@@ -55,8 +55,8 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
     for part in found["name"].split("."):
         if not hasattr(value, part):
             names = [each for each in getattr(value, "__dict__", {}) if not each.startswith("_")]
-            guess = did_you_mean(part, names, prefix=f"{place}:")
-            raise error(f"{place} has no {part!r}", hint=guess or hint or f"Name {what} after the colon.")
+            otherwise = hint or f"Name {what} after the colon."
+            raise error(f"{place} has no {part!r}", hint=did_you_mean(part, names, otherwise, prefix=f"{place}:"))
         value = getattr(value, part)
     return value
 

@@ -163,14 +163,14 @@ def template_arguments(text: str | None) -> dict[str, Any]:
     """Return a chat template's arguments by name.
 
     Raises:
-        PolicyError: they are not a JSON object.
+        MemAgentError: they are not a JSON object.
     """
     try:
         arguments = json_value(text or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        raise PolicyError(
+        raise MemAgentError(
             f"{text!r} is not a JSON object", hint="Write --chat-template-kwargs as in '{\"enable_thinking\": false}'."
         )
     return arguments
@@ -184,7 +184,8 @@ def _names(names: str | Collection[str] | None) -> tuple[str, ...]:
 def _header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon:
-        raise PolicyError(f"the header {name.split()[:1]} has no value", hint='Write it as "Name: value".')
+        word = next(iter(name.split()), "")  # the rest may be a secret
+        raise MemAgentError(f"the header that begins with {word!r} has no colon", hint='Write it as "Name: value".')
     return name.strip(), value.strip()
 
 

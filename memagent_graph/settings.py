@@ -287,7 +287,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         known = {each.name for each in fields(self)}
         if unknown := next((name for name in changes if name not in known), None):
             hint = _ELSEWHERE.get(unknown) or did_you_mean(
-                unknown, (*known, *_GROUPS), f"Settings are: {', '.join(sorted(known))}."
+                unknown, (*known, *_GROUPS), f"Settings are: {', '.join(sorted(known - {'chosen_by'}))}."
             )
             raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
         return replaced(self, **values | changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import checked_questions
+from memagent_graph.reading.langgraph_internals import state_keys
 from memagent_graph.reading.outcome import raise_first
 from memagent_graph.response_format import ResponseFormatSource
 
@@ -73,8 +74,8 @@ def memagent_node(
 
     Raises:
         ResponseFormatError, MissingExtraError: `response_format` cannot be used.
-        MemAgentError: when it runs: a key is missing in the state, or has no question; and everything that
-            `MemAgent.read` raises.
+        MemAgentError: when it runs: the state lacks a key that it reads or writes, or has no question; and everything
+            that `MemAgent.read` raises.
     """
     reads = GraphReads(agent, response_format)
 
@@ -96,7 +97,6 @@ def memagent_node(
         return _value(state, document, "document"), _value(state, question, "question")
 
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
-        _require_texts(questions)
         texts = checked_questions(questions, await reads.prepare())
         reference = await reads.store(source)
         run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
@@ -112,7 +112,9 @@ def memagent_node(
         results = await read(source, questions, config)
         return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
 
-    return _UntracedState(run, arun, name=name)
+    node = _UntracedState(run, arun, name=name)
+    node.written = [key for key in (answer, memory, run_id, evidence, stop_reason, value) if key is not None]
+    return node
 
 
 class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
@@ -121,17 +123,33 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
     The run of the parent's own node around it shows the state, unless that was added with a `TracePolicy`.
     """
 
+    written: Collection[str] = ()
+    """The keys that it writes in any case."""
+
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
-        """Run it."""
+        """Run it. Raises MemAgentError if LangGraph would drop what it writes, before it reads if that is known."""
         function: Any = self.func
-        return self._call_with_config(lambda _, config: function(input, config), _keys(input), ensure_config(config))
+        self._require_keys(self.written, config)
+        change = self._call_with_config(lambda _, config: function(input, config), _keys(input), ensure_config(config))
+        self._require_keys(change, config)
+        return change
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """`invoke` for asynchronous code."""
         function: Any = self.afunc
-        return await self._acall_with_config(
+        self._require_keys(self.written, config)
+        change = await self._acall_with_config(
             lambda _, config: function(input, config), _keys(input), ensure_config(config)
         )
+        self._require_keys(change, config)
+        return change
+
+    def _require_keys(self, written: Collection[str], config: RunnableConfig | None) -> None:
+        if missing := [f'"{key}"' for key in written if key not in state_keys(config, self, written)]:
+            raise MemAgentError(
+                f"the graph's state has no {' and no '.join(missing)}, and LangGraph drops what a node writes there",
+                hint='Add the key to the state, or name another: memagent_node(..., answer="...").',
+            )
 
 
 def _keys(state: Any) -> dict[str, list[str]]:
@@ -148,11 +166,3 @@ def _value(state: Any, source: From, name: str) -> Any:
             hint=f'Set it in a node before, or name another key: memagent_node(..., {name}="...").',
         )
     return value
-
-
-def _require_texts(question: Any) -> None:
-    if not isinstance(question, str | list | tuple):
-        raise MemAgentError(
-            f"the question is of type {type(question).__name__}, not a text or a list of texts",
-            hint="Name the key that has it, or compute it: memagent_node(..., question=lambda state: ...).",
-        )

@@ -35,6 +35,7 @@ from memagent_corpus.source_access import SourceAccess, scheme_of, shown, store_
 from memagent_corpus.typed_columns import TypedColumn, columns_of
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
+from memagent_graph.storage.parquet_rows import open_parquet, row_parts
 from memagent_graph.storage.paths import data_folder
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import whole_file
@@ -184,13 +185,13 @@ class TableFolder:
                 f"the part {part.name} of {self.shown} {'is missing' if content is None else 'is damaged'}",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
-        arrow, parquet = arrow_module(), arrow_module("pyarrow.parquet")
+        arrow = arrow_module()
         try:
-            file = parquet.ParquetFile(io.BytesIO(content))
+            file = open_parquet(io.BytesIO(content), "corpus", "reading tables")
             if missing := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
                 raise arrow.ArrowInvalid(f"it has no column {min(missing)}")
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns) if columns else None):
-                yield from batch.to_pylist()
+            for rows in row_parts(file, list(columns) if columns else None):
+                yield from rows.to_pylist()
         except (arrow.ArrowException, OSError) as error:
             raise CorpusError(
                 f"the part {part.name} of {self.shown} is not one that `memagent corpus` wrote: {error}",

@@ -22,12 +22,11 @@ from typing import Any, Final
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
 from memagent_graph.documents.allowed_paths import file_below, path_below
 from memagent_graph.errors import DocumentError
-from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.parquet_rows import open_parquet, row_parts
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _TEXT, _PATH = "text", "path"
-_BATCH_ROWS: Final = 64
 _MAX_LINE_BYTES: Final = 2**30
 
 
@@ -101,8 +100,8 @@ class FileTable:
         """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
         with self._opened() as file:
             if self._kind == "parquet":
-                for batch in self._parquet(file).iter_batches(_BATCH_ROWS, columns=columns):
-                    yield from batch.to_pylist()
+                for part in row_parts(self._parquet(file), columns):
+                    yield from part.to_pylist()
             elif self._kind == "jsonl":
                 yield from _json_rows(file, self.access.encoding)
             else:
@@ -127,7 +126,7 @@ class FileTable:
         return SUFFIXES[PurePosixPath(shown(self.location)).suffix.lower()]
 
     def _parquet(self, file: Any) -> Any:
-        return extra_module("pyarrow.parquet", "corpus", f"reading {shown(self.location)}").ParquetFile(file)
+        return open_parquet(file, "corpus", f"reading {shown(self.location)}")
 
     @contextmanager
     def _csv(self, file: Any) -> Iterator[csv.DictReader[str]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -20,10 +19,10 @@ from rich.progress import (
 )
 
 from memagent_graph.cli.output import print_json
-from memagent_graph.documents.omissions import document_events
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import counted, in_one_line, plain
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -44,6 +43,8 @@ class Console:
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._says_policy = not (as_json or quiet)
         self._quiet = quiet or not self.err.is_terminal
+        if quiet:
+            logging.getLogger("memagent_graph").setLevel(logging.ERROR)
         self.resume_command: str | None = None
         """The command that continues the run, after its beginning; None if there is none."""
 
@@ -56,18 +57,9 @@ class Console:
         """Show on a terminal what is happening while it takes time."""
         return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
 
-    async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
+    async def follow(self, parts: AsyncGenerator[MemoryUpdate | ReadResult, None]) -> ReadResult:
         """Show a read's progress until its result comes."""
-        with self._progress("{task.fields[status]}") as progress:
-            task = progress.add_task("reading", total=None, status="")
-            begin, count = time.monotonic(), itertools.count(1)
-
-            def show(update: MemoryUpdate) -> None:
-                chunks, total = next(count), None if update.progress is None else 1.0
-                status = f"{counted(chunks, 'chunk')}, {chunks / max(time.monotonic() - begin, 1e-9):.1f}/s"
-                progress.update(task, completed=update.progress or 0.0, total=total, status=status)
-
-            return await _result(parts, show)
+        return await self.follow_questions(lambda show: result_of(parts, partial(show, "")))
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
@@ -77,8 +69,9 @@ class Console:
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
         """Show the progress of reads of several documents; `read` gets the function to call with each update."""
-        with self._progress("{task.fields[status]}") as progress:
-            task = progress.add_task("reading", total=float(documents), status="")
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+        with Progress("reading", *columns, console=self.err, transient=True, disable=self._quiet) as progress:
+            task = progress.add_task("", total=None, status="")
             places = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
@@ -87,13 +80,12 @@ class Console:
                 completed = sum(min(shares.values()) for shares in places.values())
                 chunk = "" if update.chunk_number is None else f"chunk {update.chunk_number}"
                 status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
-                progress.update(task, completed=completed, status=status)
+                total = None if update.progress is None else documents
+                progress.update(task, completed=completed, total=total, status=status)
 
             return await read(show)
 
-    def results(
-        self, outcomes: Sequence[ReadResult | Exception], resume_command: Callable[[str], str], *, updates: bool = False
-    ) -> None:
+    def results(self, outcomes: Sequence[ReadResult | Exception], *, updates: bool = False) -> None:
         """Print the outcome of one question, or of each of several; in JSON, several are a list, including failures.
 
         Raises:
@@ -109,11 +101,8 @@ class Console:
             if number:
                 self.out.print()
             if isinstance(outcome, ReadResult):
-                if len(outcomes) > 1:
-                    self.resume_command = resume_command(outcome.run_id)
                 self.result(outcome)
             elif isinstance(outcome, MemAgentError):
-                self.resume_command = resume_command(outcome.run_id) if outcome.run_id else None
                 self._field("error", outcome.message)
                 self.failure(outcome, 0)
         for outcome in outcomes:
@@ -142,8 +131,6 @@ class Console:
             self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
-        for event in document_events(result.document):
-            self.err.print(f"[yellow]{escape(plain(event.detail))}[/]")
         usage = result.usage
         saved = ""
         if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:
@@ -187,13 +174,6 @@ class Console:
         self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
 
-    def _progress(self, last: TextColumn | str) -> Progress:
-        column = TextColumn(last) if isinstance(last, str) else last
-        return Progress(
-            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), column, TimeRemainingColumn(),
-            console=self.err, transient=True, disable=self._quiet,
-        )  # fmt: skip
-
 
 _NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyError)
 """Errors after which the same command would fail again."""
@@ -202,11 +182,3 @@ _NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyEr
 def _error_values(error: Exception) -> dict[str, Any]:
     values = {name: getattr(error, name, None) for name in ("message", "hint", "run_id", "chunk_index")}
     return {"error": {"type": type(error).__name__, **values}}
-
-
-async def _result(parts: AsyncIterator[MemoryUpdate | ReadResult], show: Callable[[MemoryUpdate], None]) -> ReadResult:
-    async for part in parts:
-        if isinstance(part, ReadResult):
-            return part
-        show(part)
-    raise AssertionError("a read ends with its result")

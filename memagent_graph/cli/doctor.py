@@ -12,7 +12,6 @@ from memagent_graph.cli.options import AsJSON, ReaderOptions
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
-    from memagent_graph.cli.console import Console
     from memagent_graph.cli.examination import Check
 
 _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
@@ -34,7 +33,7 @@ class Doctor(ReaderOptions):
         """Run the command."""
         import asyncio
 
-        from memagent_graph.cli.console import Console
+        from memagent_graph.cli.console import Console, escape
         from memagent_graph.cli.examination import Health, examine
         from memagent_graph.reader import MemAgent
 
@@ -46,9 +45,12 @@ class Doctor(ReaderOptions):
             async with loaded as reader:
                 findings = []
                 async for finding in examine(reader):
-                    if not self.as_json:
-                        _show(finding, console)
                     findings.append(finding)
+                    if not self.as_json:
+                        told = f"[bold]{finding.subject}[/]: {escape(finding.detail)}"
+                        console.out.print(f"{_MARKS[finding.health]:>6}  {told}")
+                        if finding.remedy and finding.health != "ok":
+                            console.out.print(f"        {escape(finding.remedy)}")
                 return findings
 
         with failures_told(console):
@@ -57,11 +59,3 @@ class Doctor(ReaderOptions):
             print_json({"findings": [asdict(finding) for finding in findings]})
         if any(finding.health is Health.BAD for finding in findings):
             raise typer.Exit(ExitCode.POLICY)
-
-
-def _show(finding: Check, console: Console) -> None:
-    from memagent_graph.cli.console import escape
-
-    console.out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")
-    if finding.remedy and finding.health != "ok":
-        console.out.print(f"        {escape(finding.remedy)}")

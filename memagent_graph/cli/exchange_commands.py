@@ -59,6 +59,8 @@ class Export(RunChoice):
         if self.as_json:
             print_json({"file": str(self.destination), **asdict(report)})
             return
+        if not report.runs:
+            typer.echo("no run of the log matches; `memagent runs` lists them", err=True)
         typer.echo(
             f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
             f"{counted(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",

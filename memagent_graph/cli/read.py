@@ -39,7 +39,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
         typer.Option(
             "--question",
             "-q",
-            help="The question. Repeat it for several questions; @FILE is a file with one on each line.",
+            help="The question. Repeat it for several questions; @FILE is a file with one on each line, no comments.",
         ),
     ]
     schema: Annotated[
@@ -87,18 +87,15 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
                 loaded = kept_reader(self, settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
                 await self.prepare(reader, console)
+                if not self.no_log:
+                    console.resume_command = self.resume_command(name)
                 if len(questions) > 1:
-                    if not self.no_log:
-                        run_ids = [f"{name}-{number}" for number in range(len(questions))]
-                        console.resume_command = self.resume_commands(run_ids)
                     return await console.follow_questions(
                         lambda show: reader.aread(
                             reference, questions=questions, response_format=form, run_id=name, limits=self.limits,
                             max_concurrency=self.concurrency, return_exceptions=True, on_update=show,
                         )
                     )  # fmt: skip
-                if not self.no_log:
-                    console.resume_command = self.resume_command(name)
                 stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
                 return [await console.follow(stream)]
 

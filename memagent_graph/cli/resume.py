@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from memagent_graph.cli.options import kept_reader
-from memagent_graph.cli.run_choice import NamedRun, runs_to_resume
+from memagent_graph.cli.run_choice import NamedRun, open_questions, read_of, runs_to_resume
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
+from memagent_graph.plain_text import counted
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
+    from memagent_graph.concurrency.pace import Reach
     from memagent_graph.results import ReadResult
 
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 class Resume(RunOptions):
     """Continue a run that was killed, failed, or stopped at a limit.
 
-    Of a read of several questions, name the id that its runs share: those without an answer follow one another.
+    Of a read of several questions, name the id that its runs share: those without an answer go on in one pass.
     """
 
     examples: ClassVar = (
@@ -48,8 +51,10 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
+            from memagent_graph.concurrency.pace import AT_ONCE, in_passes
             from memagent_graph.documents.store import Document
             from memagent_graph.policies.server_url import NO_KEY
+            from memagent_graph.reading.outcome import raise_first, result_of
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
@@ -57,7 +62,11 @@ class Resume(RunOptions):
             from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())
-            run_id, *others = runs_to_resume(log, self.run_id)
+            run_ids = runs_to_resume(log, self.run_id)
+            run_id, read = run_ids[0], read_of(run_ids[0])
+            if others := {*open_questions(log, read)} - {*run_ids}:
+                left = counted(len(others), "more question")
+                console.policy(f"{left} of the same read without an answer; for all: {self.resume_command(read)}")
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
                 policy=self.policy,
@@ -79,16 +88,20 @@ class Resume(RunOptions):
             with console.working("loading the policy"):
                 loaded = kept_reader(self, settings)
             async with loaded as reader:
-                console.resume_command = self.resume_command(run_id)
+                console.resume_command = self.resume_command(read if len(run_ids) > 1 else run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)
+                options: Any = {"document": source, "response_format": form, "limits": self.limits}
+
+                async def resumed(run_id: str, show: Callable[..., None], pace: Reach) -> ReadResult:
+                    return await result_of(reader.astream_resume(run_id, pace=pace, **options), partial(show, run_id))
+
                 try:
                     await self.prepare(reader, console)
-                    resumed = partial(reader.astream_resume, document=source, response_format=form, limits=self.limits)
-                    outcomes: list[ReadResult | Exception] = []
-                    for ended, each in enumerate([run_id, *others]):
-                        console.resume_command = self.resume_commands([run_id, *others][ended:])
-                        outcomes.append(await console.follow(resumed(each)))
-                    return outcomes
+                    outcomes = await console.follow_questions(
+                        lambda show: in_passes([partial(resumed, each, show) for each in run_ids], AT_ONCE)
+                    )
+                    have_failed = all(isinstance(each, Exception) for each in outcomes)
+                    return [*raise_first(outcomes)] if have_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."

@@ -127,15 +127,20 @@ def runs_to_resume(log: RunLog, name: str) -> list[str]:
     try:
         run_id = run_named(log, name)
     except RunNotFoundError:
-        if left := _open_questions(log, name):
+        if left := open_questions(log, name):
             return left
         raise
+    return (open_questions(log, read_of(run_id)) if name == LATEST else []) or [run_id]
+
+
+def read_of(run_id: str) -> str:
+    """Return the id that a run shares with the others of a read of several questions; empty for any other run."""
     read, _, number = run_id.rpartition("-")
-    is_question = name == LATEST and _QUESTION.fullmatch(number)
-    return (_open_questions(log, read) if is_question else []) or [run_id]
+    return read if _QUESTION.fullmatch(number) else ""
 
 
-def _open_questions(log: RunLog, read: str) -> list[str]:
+def open_questions(log: RunLog, read: str) -> list[str]:
+    """Return the runs that share this id and are not done, in the order of their questions."""
     from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
+
+
+_FEW_TOKENS: Final = 64
+"""Fewer in a chunk are most likely a mistake: the template of the prompt around them is as long."""
 
 
 def existing_file(path: Path) -> Path:
@@ -74,10 +78,12 @@ class RunOptions:
         with console.working("asking the policy"):
             context = await reader.aprepare()
         part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
-        console.policy(f"strategy {reader.strategy.name}{part}; {context.budget.chunk_tokens:,} tokens in a chunk")
+        tokens = context.budget.chunk_tokens
+        few = "; so few cost a call each, with the whole prompt" if tokens < _FEW_TOKENS else ""
+        console.policy(f"strategy {reader.strategy.name}{part}; {tokens:,} tokens in a chunk{few}")
 
     def resume_command(self, run_id: str) -> str:
-        """Return the command that continues a run in these files, or in those of the data folder."""
+        """Return the command that continues a run, or those that share an id, in these files or the data folder's."""
         from memagent_graph.documents.shared_store import shown_url
         from memagent_graph.policies.server_url import without_password
         from memagent_graph.storage.checkpoints import shown_checkpoints
@@ -89,10 +95,6 @@ class RunOptions:
         for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
             words += [option, shown_checkpoints(path)] if path else []
         return shlex.join(words)
-
-    def resume_commands(self, run_ids: Sequence[str]) -> str:
-        """Return the commands that continue several runs, or the first of many."""
-        return "; ".join([self.resume_command(run_id) for run_id in run_ids[:8]] + ["..."] * (len(run_ids) > 8))
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
@@ -119,7 +121,7 @@ class RunOptions:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
                 raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
-        console.results(outcomes, self.resume_command, updates=self.updates)
+        console.results(outcomes, updates=self.updates)
         if failed := [each for each in outcomes if isinstance(each, MemAgentError)]:
             raise typer.Exit(exit_code(failed[0]))
         reasons = {each.stop_reason for each in outcomes if not isinstance(each, Exception)}

@@ -96,21 +96,18 @@ def undecodable(name: str, charset: str, offset: int) -> EncodingError:
     """Return the error for bytes that are not text in `charset`, with what to do about it."""
     return EncodingError(
         f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
-        hint="Pass its encoding (for example cp1252), or let undecodable bytes be replaced.",
+        hint="Pass its charset with --encoding (for example cp1252), or use --replace-undecodable.",
     )
 
 
 def _utf16_without_mark(sample: bytes) -> str | None:
-    """Return the kind of UTF-16 of a sample with many zero bytes, if it is readable text as one of them."""
+    """Return the kind of UTF-16 of a sample with many zero bytes, if it is readable text in it."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
     # In text with ASCII, the zeros are the first bytes of characters in one of them, and the second in the other.
-    first, second = sample[::2].count(b"\x00"), sample[1::2].count(b"\x00")
-    for charset in ("utf-16-be", "utf-16-le") if first > second else ("utf-16-le", "utf-16-be"):
-        text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
-        if sum(each.isprintable() or each.isspace() for each in text) > 0.95 * len(text):
-            return charset
-    return None
+    charset = "utf-16-be" if sample[::2].count(b"\x00") > sample[1::2].count(b"\x00") else "utf-16-le"
+    text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
+    return charset if sum(each.isprintable() or each.isspace() for each in text) > 0.95 * len(text) else None
 
 
 def decoded(
@@ -183,12 +180,14 @@ def refuse_binary(name: str, sample: bytes) -> None:
     kind = binary_kind(sample)
     if kind is not None and (charset := _utf16_without_mark(sample)) is not None:
         raise EncodingError(
-            f"{name} looks like {charset} without a byte order mark", hint=f"Pass the encoding {charset}."
+            f"{name} looks like {charset} without a byte order mark", hint=f"Pass --encoding {charset}."
         )
     if kind is not None:
         raise UnsupportedDocumentError(
             f"{name} is not text: it looks like {kind}",
-            hint="Convert it to text, or to a kind of file that has a converter (the extra `files` has PDF, HTML, "
+            hint="Unpack it; `memagent corpus FILE -q QUESTION --out TABLE` reads every file in a zip archive."
+            if "archive" in kind
+            else "Convert it to text, or to a kind of file that has a converter (the extra `files` has PDF, HTML, "
             "Office files, e-mail and others).",
         )
 
@@ -237,7 +236,7 @@ class StreamDecoder:
         if mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
             raise EncodingError(
                 f"{self._name} has no byte order mark, which {kind} needs",
-                hint=f"Pass the encoding {kind}-le or {kind}-be.",
+                hint=f"Pass --encoding {kind}-le or {kind}-be.",
             )
         self._charset, self._offset = charset, length
         errors = AS_C1 if charset == "cp1252" and self._reads_c1 and self._errors == "strict" else self._errors

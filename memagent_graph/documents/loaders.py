@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import re
 import tempfile
 import zipfile
@@ -21,6 +22,7 @@ from memagent_graph.documents.decoding import (
     StreamDecoder,
     binary_kind,
     decoded,
+    known_charset,
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
@@ -44,6 +46,8 @@ _BOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
 _HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
 _MACHINE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
 """One of them is in every e-mail, and in no letter that a person wrote."""
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -71,6 +75,8 @@ def opened(
     """
     errors: Errors = "replace" if replace else document.errors
     content = document.content
+    if document.encoding is not None:
+        known_charset(document.encoding)  # also where it is not needed, as for PDF
     convert = partial(
         converted,
         bounds=bounds or ConversionBounds.from_environment(),
@@ -82,6 +88,7 @@ def opened(
         if document.pages is not None and not is_binary:
             raise no_pages(document, "text")
         if isinstance(content, str):
+            _kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
             yield TEXT, (Block(content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
             yield TEXT, iter(content)
@@ -189,19 +196,29 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
             f"{document.name} is called {named.upper()} but does not begin like such a file",
             hint="It may be damaged, or have a password; if it is plain text, name it .txt.",
         )
-    if document.media_type == UNKNOWN and marked is None:
-        return _kind_by_content(_sample(file, SAMPLE_BYTES))
-    return marked or named
+    return marked or named or _kind_by_content(document, _sample(file, SAMPLE_BYTES))
 
 
-def _kind_by_content(sample: bytes) -> str | None:
-    """Return the kind of a file without a mark: a page, an e-mail, a box of them; None for plain text."""
-    if _PAGE.match(sample.replace(b"\0", b"")):
-        return None if _TEMPLATE.search(sample) else "html"
+def _kind_by_content(document: Document, sample: bytes) -> str | None:
+    """Return the kind of a file without a mark: a page, an e-mail, a box of them; None for plain text.
+
+    What is called text, or is one, is read as it is; that it begins like another kind is a warning.
+    """
     box_line = _BOX_LINE.match(sample)
     headers = _HEADERS.match(sample, box_line.end() if box_line else 0)
-    if headers and re.search(rb"(?im)^from:", headers[0]) and _MACHINE_HEADER.search(headers[0]):
-        return "mbox" if box_line else "eml"
+    kind = None
+    if _PAGE.match(sample.replace(b"\0", b"")) and not _TEMPLATE.search(sample):
+        kind = "html"
+    elif headers and re.search(rb"(?im)^from:", headers[0]) and _MACHINE_HEADER.search(headers[0]):
+        kind = "mbox" if box_line else "eml"
+    if kind is None or document.media_type == UNKNOWN:
+        return kind
+    log.warning(
+        "%s begins like a file of the kind %s and is read as text; its bytes, named .%s, would be converted",
+        document.name,
+        kind,
+        kind,
+    )
     return None
 
 

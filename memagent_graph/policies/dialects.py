@@ -96,8 +96,9 @@ def token_usage(usage: object) -> TokenUsage | None:
     for name, value in (usage | details if isinstance(details, dict) else usage).items():
         if value and name in _COUNTS:
             counts[_COUNTS[name]] = value if type(value) is int else _count(value)
-    are_possible = min(counts) >= 0 and max(counts) <= _LARGEST_COUNT
-    return TokenUsage(*counts) if are_possible and any(counts[:2]) else None
+    prompt, completion, cached = counts
+    are_possible = 0 <= prompt <= _LARGEST_COUNT >= completion >= 0 <= cached <= _LARGEST_COUNT
+    return TokenUsage(prompt, completion, cached) if are_possible and (prompt or completion) else None
 
 
 def _count(value: Any) -> int:

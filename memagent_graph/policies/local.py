@@ -106,11 +106,10 @@ class LocalPolicy:
         return await asyncio.to_thread(self._described)
 
     def _described(self) -> ModelInfo:
-        tokenizer = load_tokenizer("embedded" if self._name == "embedded" else self._folder)
         return ModelInfo(
             context_window=self._engine.context_window,
-            tokenizer=tokenizer,
-            control_tokens=tokenizer.special_tokens | folder_markers(self._folder),
+            tokenizer=self._engine.tokenizer,
+            control_tokens=self._engine.tokenizer.special_tokens | folder_markers(self._folder),
             knows_control_tokens=True,
             shape=ModelShape.from_config(self._folder),
             profile=load_profile(self._folder),
@@ -275,6 +274,8 @@ class _Engine:
         verbosity = words.get_verbosity()
         words.set_verbosity_error()  # its report on the weights has the names in them, as they are
         try:
+            # First, as its bounds are not those of transformers.
+            self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             models: Any = transformers.AutoModelForCausalLM
             loaded, report = models.from_pretrained(

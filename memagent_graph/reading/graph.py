@@ -22,6 +22,7 @@ from memagent_graph.reading.langgraph_internals import (
     DURABILITY,
     exits_of_graphs_around,
     inherited,
+    state_keys,
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wired
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""
+_RESULTS = frozenset({"answer", "raw_answer", "memory"})
+"""Of these keys of the output, a graph around has at least one."""
 
 
 class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput]):
@@ -134,6 +137,11 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
 
     def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:
         own = context if isinstance(context, ReaderContext) else self.reader_context
+        if _RESULTS.isdisjoint(state_keys(config, self, _RESULTS)):
+            raise MemAgentError(
+                "the state of the graph around has no place for the answer",
+                hint='Add the key "answer" to it; "question" and "document" are read, and "memory" is written, too.',
+            )
         return Execution.of(own, checkpointed=bool(self.checkpointer or inherited(config, CHECKPOINTER)))
 
     def _durability(self, config: RunnableConfig | None, durability: Durability | None) -> Durability | None:

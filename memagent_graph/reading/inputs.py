@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -69,6 +69,9 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
         MemAgentError: there is none, or one is empty or not text.
         BudgetError: one exceeds its budget.
     """
+    if isinstance(questions, Mapping) or not isinstance(questions, Iterable):
+        what = f"the question is of type {type(questions).__name__}, not a text or a list of texts"
+        raise MemAgentError(what, hint="Pass a text, or several in a list.")
     several = [questions] if isinstance(questions, str) else list(questions)
     if not several:
         raise MemAgentError("there is no question", hint="Give at least one.")

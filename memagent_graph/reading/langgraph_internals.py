@@ -5,11 +5,11 @@ LangGraph keeps them in the `configurable` part of a run's config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from typing import Any, Final
 
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 
 CHECKPOINTER: Final = "__pregel_checkpointer"
 """The checkpointer of the graph that runs, its own or its parent's."""
@@ -38,3 +38,18 @@ def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]
         seen.add(id(loop))
         yield loop.stack
         config = loop.config
+
+
+def state_keys(config: RunnableConfig | None, node: Runnable[Any, Any], otherwise: Collection[str]) -> Collection[str]:
+    """Return the keys of the state that `node` writes into; LangGraph drops what it returns under others, silently.
+
+    Args:
+        config: that of the node's run.
+        node: the node. Called within another one, it returns its result to that.
+        otherwise: returned then, outside of a graph, and if the state is one value without keys.
+    """
+    if (call := inherited(config, CALL)) is None:
+        return otherwise
+    loop = call.keywords["schedule_task"].__self__
+    running = loop.nodes.get((config or {}).get("metadata", {}).get("langgraph_node"))
+    return loop.specs if running is not None and running.bound is node and "__root__" not in loop.specs else otherwise

@@ -130,8 +130,8 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
         raise BudgetError(
             f"a structured answer needs {needed} tokens, {schema} of them for the schema, and the context window has "
             f"{budget.context_window}",
-            hint=f"Ask for fewer fields, or lower answer_tokens (now {budget.answer_tokens}) or memory_tokens (now "
-            f"{budget.memory_tokens}).",
+            hint=f"Ask for fewer fields, or lower --answer-tokens (now {budget.answer_tokens}) or --memory-tokens "
+            f"(now {budget.memory_tokens}).",
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import RunLogError, RunNotFoundError
+from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
 from memagent_graph.run_log.columns import bounded, record_of
@@ -191,12 +191,13 @@ class RunLog:
         A reward of a run is of this attempt: when the run is read again, resumed or edited, it is withdrawn.
 
         Raises:
+            MemAgentError: the value is not a finite number.
             RunNotFoundError: there is no such run, or it has no such conversation.
-            RunLogError: the value is not a finite number, or the file cannot be written.
+            RunLogError: the file cannot be written.
         """
         new = Reward(run_id, name, float(value), source, time.time(), conversation, note)
         if not math.isfinite(new.value):
-            raise RunLogError(f"a reward must be a finite number, not {new.value}", run_id=run_id)
+            raise MemAgentError(f"a reward is not {new.value}", hint="Give a finite number, as in 0.5.")
         self.get(run_id)
 
         def job(connection: sqlite3.Connection) -> None:

@@ -262,7 +262,7 @@ def _lost(timeline: Timeline) -> list[RenderableType]:
     shown = timeline.longest_held(_MOST_LOST_LINES)
     parts: list[RenderableType] = []
     for line in shown:
-        text = Text(plain(line.line), style="strike dim")
+        text = Text(f"“{plain(line.line)}”", style="strike dim")
         text.append(f"  {plain(timeline.held(line))}", "not strike dim")
         parts.append(text)
     if len(lost) > len(shown):

@@ -6,12 +6,15 @@ id. OpenAI's encodings run on tiktoken, everything else on the `tokenizers` libr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.resources
 import json
+import math
 import re
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +23,19 @@ import tiktoken.model
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import MissingExtraError, TokenizerError
-from memagent_graph.plain_text import did_you_mean
+from memagent_graph.plain_text import did_you_mean, in_one_line
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.tokenizers.pieces import pieces
 from memagent_graph.words import without_surrogates
 
 EMBEDDED = "embedded"
+_MOST_RULES = 256
+"""Of a tokenizer.json; 4 to 20 are usual."""
+_MOST_GROWTH = 100
+"""How many times as long rules may make a text."""
+_LONGEST_WORD = 1000
+"""Up to which WordPiece looks for pieces, which takes the square of it; 100 is usual."""
+_MOST_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
 
 
@@ -139,23 +149,19 @@ class HFTokenizer:
         name: the argument of `load_tokenizer` that loads it again.
 
     Raises:
-        TokenizerError: the library refuses the file.
+        TokenizerError: the library refuses the file, or texts could take minutes or gigabytes with its rules.
     """
 
     def __init__(self, specification: dict[str, Any], *, name: str) -> None:
         self.name = name
         self._specification = specification
-        self.special_tokens = control_tokens(specification)
-        added = [{**token, "special": True} for token in specification.get("added_tokens") or []]
-        rules = {**specification, "added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
-        self._rules = rules
-        try:
-            self._backend = Backend.from_str(json.dumps(rules))
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(
-                f"the tokenizer.json of {name} cannot be read: {error}",
-                hint="It may be damaged, or newer than the installed tokenizers library.",
-            ) from error
+        with _library_errors(name):
+            _require_bounds(specification)
+            self.special_tokens = control_tokens(specification)
+            added = [{**token, "special": True} for token in specification.get("added_tokens") or []]
+            replaced = {"added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
+            self._rules = {**specification, **replaced}
+            self._backend = Backend.from_str(json.dumps(self._rules))
         self._backend.encode_special_tokens = True
         self._encoded = functools.lru_cache(maxsize=8)(self._encode)
 
@@ -179,16 +185,8 @@ class HFTokenizer:
         offsets: list[tuple[int, int]] = []
         base = 0
         for piece in pieces(without_surrogates(text)):
-            try:
+            with _library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
-            except BaseException as error:
-                # The library's Rust code panics with a BaseException if a pattern takes too many steps.
-                if type(error).__name__ != "PanicException":
-                    raise
-                raise TokenizerError(
-                    f"the tokenizer {self.name} cannot count this text: {error}",
-                    hint="A pattern in its tokenizer.json takes too many steps; name another with --tokenizer.",
-                ) from error
             ids += encoding.ids
             offsets += [(base + start, base + end) for start, end in encoding.offsets] if base else encoding.offsets
             base += len(piece)
@@ -202,7 +200,8 @@ class HFTokenizer:
         """Return the text of `ids`."""
         if ids and not 0 <= max(ids) <= self._largest_id:  # the library would leave them out
             raise TokenizerError(f"the tokenizer {self.name} has no such token: {max(ids)}")
-        return self._backend.decode(ids, skip_special_tokens=False)
+        with _library_errors(self.name):
+            return self._backend.decode(ids, skip_special_tokens=False)
 
     @functools.cached_property
     def _largest_id(self) -> int:
@@ -228,6 +227,39 @@ class HFTokenizer:
         cut = end if text[end:following].isspace() else following
         parts = _composed(text[start:cut]) + _composed(text[cut:last])
         return cut if parts == _composed(text[start:last]) else None
+
+
+@contextlib.contextmanager
+def _library_errors(name: str) -> Iterator[None]:
+    """Raise `TokenizerError` for bare exceptions and for panics of Rust code, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(
+            f"the tokenizer.json of {name} cannot be used: {in_one_line(str(error), 300)}",
+            hint="It may be damaged, or newer than the installed tokenizers library; --tokenizer names another.",
+        ) from error
+
+
+def _require_bounds(specification: dict[str, Any]) -> None:
+    """Raise `ValueError` for rules with which a text could take minutes or gigabytes."""
+    parts = [specification.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    for part in parts:  # and what is in them
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    rules = [part for part in parts if isinstance(part, dict)]
+    contents = [rule.get("content") or rule.get("prepend") or "" for rule in rules]
+    model = specification["model"]
+    contents += [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+    # An expression may also match before each character.
+    expressions = sum("Regex" in (rule.get("pattern") or ()) for rule in rules if rule.get("content"))
+    if math.prod(max(1, len(content)) for content in contents) << expressions > _MOST_GROWTH:
+        raise ValueError(f"it makes texts more than {_MOST_GROWTH} times as long")
+    if len(rules) > _MOST_RULES or len(specification.get("added_tokens") or ()) > _MOST_ADDED_TOKENS:
+        raise ValueError(f"it has more than {_MOST_RULES} rules or {_MOST_ADDED_TOKENS:,} added tokens")
+    if (model.get("max_input_chars_per_word") or 0) > _LONGEST_WORD:
+        raise ValueError(f"it looks for pieces in words of more than {_LONGEST_WORD:,} characters")
 
 
 def control_tokens(specification: dict[str, Any]) -> frozenset[str]:

@@ -108,7 +108,7 @@ def test_a_binary_file_is_named_and_refused(data, looks, store, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(data)
     for document in (Document.from_path(path), Document.from_bytes(data), Document.from_stream([data])):
-        with pytest.raises(UnsupportedDocumentError, match=f"(?i){looks}.*convert it"):
+        with pytest.raises(UnsupportedDocumentError, match=f"(?i){looks}.*(convert|unpack) it"):
             store.add(document)
 
 
@@ -158,7 +158,7 @@ def test_a_declared_charset_is_used_and_an_unknown_one_refused(store):
     ],
 )
 def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
-    with pytest.raises(EncodingError, match=rf"utf-8.*offset {offset} .*be replaced"):
+    with pytest.raises(EncodingError, match=rf"utf-8.*offset {offset} .*use replace_undecodable"):
         store.add(Document.from_bytes(data))
     with pytest.raises(EncodingError, match=rf"offset {offset} "):
         store.add(Document.from_stream([data[:offset], data[offset:]]))
@@ -168,13 +168,13 @@ def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
 
 
 def test_utf16_without_a_mark_is_named(store):
-    with pytest.raises(EncodingError, match="Pass the encoding utf-16-be"):
+    with pytest.raises(EncodingError, match="Pass encoding utf-16-be"):
         store.add(Document.from_bytes(GERMAN.encode("utf-16-be")))
-    with pytest.raises(EncodingError, match="Pass the encoding utf-16-be"):
+    with pytest.raises(EncodingError, match="Pass encoding utf-16-be"):
         store.add(Document.from_bytes("plain words alone".encode("utf-16-be")))
-    with pytest.raises(EncodingError, match="Pass the encoding utf-16-le"):
+    with pytest.raises(EncodingError, match="Pass encoding utf-16-le"):
         store.add(Document.from_bytes(b"The code is 4711.".decode().encode("utf-16-le")))  # it is valid UTF-8, too
-    with pytest.raises(EncodingError, match=r"no byte order mark.*Pass the encoding utf-16-le or utf-16-be"):
+    with pytest.raises(EncodingError, match=r"no byte order mark.*Pass encoding utf-16-le or utf-16-be"):
         store.add(Document.from_bytes("text".encode("utf-16-le"), encoding="UTF-16"))
 
 

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from support.programs import Program, run_program
+from support.programs import Program
 
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
@@ -23,6 +24,8 @@ from tokenizers import Tokenizer
 
 from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
 from memagent_graph.tokenizers import load_tokenizer
+from recipes.embedded import release as release_script
+from recipes.embedded import train
 from recipes.embedded.batches import collate, make_batch
 from recipes.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
 from recipes.embedded.policy_network import load_policy, new_policy
@@ -211,48 +214,51 @@ def test_documents_have_exactly_their_chunks_and_know_where_each_fact_stands(for
 # --- training
 
 
-def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "recipes.embedded.train",
-            "--corpus",
-            str(corpus),
-            "--out",
-            str(tmp_path / "run"),
-        ),
-        *(
-            "--width",
-            "64",
-            "--inner",
-            "32",
-            "--layers",
-            "1",
-            "--plain-start",
-            "--tokens",
-            "300",
-            "--ramp-steps",
-            "1000",
-        ),
-        *("--steps", "100000", "--log-every", "1", "--check-every", "1", "--resume", "--check-rows", "1"),
-    ]
+@pytest.fixture
+def run_script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a script of the recipe in this process."""
+
+    def run(module: ModuleType, *words: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, words)])
+        module.main()
+
+    return run
+
+
+def test_training_that_was_killed_goes_on_from_a_whole_checkpoint(
+    corpus: Path, tmp_path: Path, run_script: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    size = (
+        "--width",
+        "64",
+        "--inner",
+        "32",
+        "--layers",
+        "1",
+        "--plain-start",
+        "--tokens",
+        "300",
+        "--ramp-steps",
+        "1000",
+    )
+    words = ["--corpus", str(corpus), "--out", str(out), *size, "--log-every", "1", "--check-every", "1", "--resume",
+             "--check-rows", "1"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
-    reached = []
-    for _ in range(2):
-        process = Program(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        checks = 0
-        while checks < 3:
-            checks += process.stdout.readline().startswith("  ")
-        time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        state = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
-        reached.append(state["step"])
-    assert reached[0] >= 3
-    assert reached[1] >= reached[0] + 3
+    command = [sys.executable, "-m", "recipes.embedded.train", *words, "--steps", "100000"]
+    process = Program(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    checks = 0
+    while checks < 3:
+        checks += process.stdout.readline().startswith("  ")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    reached = torch.load(out / "last.pt", weights_only=True)["step"]
+    assert reached >= 3
+    run_script(train, *words, "--steps", reached + 1)
+    assert f"resumed last.pt at step {reached}" in capsys.readouterr().out
+    assert torch.load(out / "last.pt", weights_only=True)["step"] == reached + 1
 
 
 def test_training_that_is_to_go_on_for_longer_gives_up_a_decay_and_nothing_else(tmp_path: Path) -> None:
@@ -271,25 +277,15 @@ def test_training_that_is_to_go_on_for_longer_gives_up_a_decay_and_nothing_else(
     assert choose_checkpoint(tmp_path, 200) == tmp_path / "last.pt"
 
 
-def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_path: Path) -> None:
-    policy = new_policy(64, 32, 1)
-    bias = policy.get_parameter("model.layers.0.self_attn.o_proj.bias")
-    torch.nn.init.constant_(bias, 0.25)
-    release(policy, tmp_path / "trained")
-    command = [sys.executable, "-m", "recipes.embedded.release", "--policy", str(tmp_path / "trained")]
-    command += ["--edition", "7", "--out", str(tmp_path / "released")]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
-    refused = run_program(command, env=environment, cwd=ROOT, capture_output=True)
-    assert refused.returncode == 2
-    assert "has no tokenizer.json and templates/" in refused.stderr
+def test_weights_are_released_into_a_folder_that_has_tokenizer_and_templates(
+    tmp_path: Path, run_script: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_script(release_script, "--edition", "7", "--out", tmp_path / "released")
+    assert "has no tokenizer.json and templates/" in capsys.readouterr().err
     shutil.copytree(SHIPPED, tmp_path / "released")
-    run_program(command, env=environment, cwd=ROOT, capture_output=True, check=True)
-    released = load_policy(tmp_path / "released")
-    assert torch.equal(released.get_parameter("model.layers.0.self_attn.o_proj.bias"), bias)
-    editions = [
-        json.loads((tmp_path / name / "memagent.json").read_text())["edition"] for name in ("trained", "released")
-    ]
-    assert editions == ["1", "7"]
+    run_script(release_script, "--edition", "7", "--out", tmp_path / "released")
+    assert json.loads((tmp_path / "released" / "memagent.json").read_text())["edition"] == "7"
 
 
 def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
@@ -304,19 +300,19 @@ def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
         between(trained, new_policy(64, 32, 2), 0.5)
 
 
-def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_a_policy_folder(
+    corpus: Path, tmp_path: Path, run_script: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     policy = new_policy(64, 32, 1)
+    torch.nn.init.constant_(policy.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
     release(policy, tmp_path / "policy")
     loaded = load_policy(tmp_path / "policy")
     for name, weight in policy.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float()), name
 
-    command = [sys.executable, "-m", "recipes.embedded.train"]
-    command += ["--corpus", str(corpus), "--out", str(tmp_path / "run"), "--weights-from", str(tmp_path / "policy")]
-    command += ["--tokens", "300", "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
-    told = run_program(command, env=environment, cwd=ROOT, capture_output=True, check=True).stdout
-    assert "started from the weights of policy" in told
+    words = ["--corpus", corpus, "--out", tmp_path / "run", "--weights-from", tmp_path / "policy", "--tokens", "300"]
+    run_script(train, *words, "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0")
+    assert "started from the weights of policy" in capsys.readouterr().out
     trained = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["model"]
     for name, weight in loaded.state_dict().items():
         assert torch.equal(trained[name], weight), name

@@ -20,8 +20,8 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import document_with, part
-from support.strategies import EVERY, SEGMENTS, policy_prompt_ids, reads_perfectly, short
+from support.scripts import document_with
+from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
 
 from memagent_graph import (
     Budget,
@@ -38,7 +38,7 @@ from memagent_graph import (
     load_prompts,
     load_tokenizer,
 )
-from memagent_graph.errors import PolicyError, RunMismatchError
+from memagent_graph.errors import RunMismatchError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.strategies.map_reduce import MapReduce
@@ -340,27 +340,3 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     trace = log.trace("r")
     assert {step for each in trace.steps for step in each.parents} <= {each.id for each in trace.steps}
     assert log.get("r").answer == "4711"
-
-
-def test_a_branch_that_fails_lets_the_others_finish_and_the_run_can_be_resumed(make_reader, tmp_path, log) -> None:
-    failing = True
-    policy = ScriptedPolicy(
-        lambda prompt: PolicyError("gone") if failing and "4711" in part(prompt, "section") else exactly(prompt),
-        delay=0.005,
-    )
-    agent = make_reader(policy, strategy=SEGMENTS, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
-    with pytest.raises(PolicyError) as caught:
-        agent.read(LONGER, QUESTION, run_id="r")
-    assert caught.value.branch == "0"
-    assert "branch 0" in str(caught.value)
-    assert caught.value.chunk_index is not None
-    last = {branch: max(e.slot for e in log.conversations("r") if e.branch == branch) for branch in "012"}
-    read = {branch: sum(e.branch == branch for e in log.conversations("r")) for branch in "012"}
-    assert read["1"] == read["2"] == read["0"] + 1
-    asked, failing = len(policy.prompts), False
-    result = agent.resume("r")
-    assert result.answer == "4711"
-    sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
-    assert len(sections) == len(set(sections)) + 1  # the one that failed
-    assert asked < len(policy.prompts)
-    assert last["0"] == caught.value.chunk_index - 1

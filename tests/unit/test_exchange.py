@@ -283,7 +283,6 @@ def test_the_file_s_metadata_does_not_grow_with_the_number_of_runs(tmp_path, log
 
 def test_large_exports_are_written_in_parts_and_read_in_parts(tmp_path, log, other, monkeypatch) -> None:
     monkeypatch.setattr(parquet, "_ROW_GROUP_NUMBERS", 40)
-    monkeypatch.setattr(parquet, "_ROWS_AT_ONCE", 2)
     for number in range(5):
         write_run(log, f"run {number}", 7)
     export_runs(log, tmp_path / "runs.parquet")
@@ -438,8 +437,8 @@ def test_a_file_that_is_not_there_or_something_else_is_named(tmp_path, log) -> N
     pq.write_table(pa.table({"run_id": ["a"]}), tmp_path / "foreign.parquet")
     for name, words in (
         ("missing.parquet", "cannot be read"),
-        ("text.parquet", "not a Parquet file"),
-        ("empty.parquet", "not a Parquet file"),
+        ("text.parquet", "cannot be imported.*`memagent export`"),
+        ("empty.parquet", "cannot be imported.*`memagent export`"),
         ("foreign.parquet", "not an export of runs"),
     ):
         with pytest.raises(RunLogError, match=words) as error:

@@ -34,6 +34,7 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
 from memagent_corpus.corpus_run import exclusive
 from memagent_evaluation import result_table
+from memagent_evaluation.data_files import qa_records, table_rows
 from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
@@ -159,12 +160,15 @@ def policy_with(name: str, content: str) -> Callable[[Path], str]:
     return ask
 
 
-def slow_tokenizer(folder: Path) -> str:
-    """A text is counted with a pattern that tries all ways to divide it."""
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": split, "model": model}))
-    return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
+def tokenizer(**changes: Any) -> Callable[[Path], str]:
+    """A text is counted with the embedded policy's tokenizer.json, some parts of which are others."""
+
+    def count(folder: Path) -> str:
+        specification = json.loads((EMBEDDED_FOLDER / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps({**specification, **changes}))
+        return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
+
+    return count
 
 
 def gold_of_others(content: str) -> Callable[[Path], str]:
@@ -480,6 +484,20 @@ def dataset_elsewhere(folder: Path) -> str:
     return str(DatasetRows(folder / "data")[0])
 
 
+def rows_with(bound: str, most: int, **columns: Any) -> Callable[[Path], str]:
+    """The questions of a Parquet file with 200 equal rows are read, with a small bound."""
+
+    def read(folder: Path) -> str:
+        table = pa.table({name: pa.array([value] * 200, pa.string()) for name, value in columns.items()})
+        pq.write_table(table, folder / "rows.parquet")
+        module = table_rows if hasattr(table_rows, bound) else qa_records
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, bound, most)
+            return str(qa_records.read_records(folder / "rows.parquet"))
+
+    return read
+
+
 def results_bomb(folder: Path) -> str:
     results = results_of_others(folder)
     table = pq.read_table(results / TABLE)
@@ -522,6 +540,7 @@ def template_elsewhere(folder: Path) -> str:
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
 CHECKPOINT = r"checkpoints.*read"
+PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 
 
 @pytest.mark.parametrize(
@@ -565,7 +584,26 @@ CHECKPOINT = r"checkpoints.*read"
                      id="chat template: syntax"),
         pytest.param(policy_with("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
                      r"policy.*chat_template\.jinja", id="chat template: code"),
-        pytest.param(slow_tokenizer, r"tokenizer\.json cannot count", id="tokenizer: steps"),
+        *(
+            pytest.param(tokenizer(**{part: value}), rf"tokenizer\.json cannot be used: .*{words}",
+                         id=f"tokenizer: {words} {str(value)[:30]}")
+            for part, value, words in (
+                ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
+                                   "invert": False}, "retry"),
+                ("model", PANIC, "range"),
+                ("model", {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "UNK"),
+                ("model", {"type": "WordPiece", "max_input_chars_per_word": 10**9}, "words of more"),
+                ("added_tokens", [5], "int"), ("added_tokens", {"a": 1}, "str"),
+                ("added_tokens", [{"content": 5}], "int"),
+                ("added_tokens", [{"content": "a"}] * 50_001, "added tokens"),
+                ("normalizer", [{"pattern": {"String": "a"}, "content": "a" * 10}] * 10, "times as long"),
+                ("normalizer", [{"pattern": {"Regex": ""}, "content": "a"}] * 10, "times as long"),
+                ("normalizer", [{"type": "Lowercase"}] * 257, "rules"),
+                ("decoder", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 101}, "times as long"),
+            )
+        ),
+        pytest.param(policy_with("tokenizer.json", json.dumps({"model": PANIC})),
+                     r"policy cannot be loaded: the tokenizer\.json of", id="tokenizer: of a policy in this process"),
         pytest.param(gold_of_others("[" * 50_000), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(export_elsewhere, None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
@@ -601,6 +639,10 @@ CHECKPOINT = r"checkpoints.*read"
         pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
+        pytest.param(rows_with("_LARGEST_GROUP_VALUES", 100, question=None), r"rows\.parquet .* row group that is too",
+                     id="rows: nulls"),
+        pytest.param(rows_with("_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q", answers="a"),
+                     r"rows\.parquet, row 100: .* more than 100,000 characters", id="rows: texts that repeat"),
         pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
         pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),

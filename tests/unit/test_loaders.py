@@ -11,6 +11,7 @@ from memagent_graph.documents import Document, DocumentStore, SourceMark
 from memagent_graph.errors import (
     DocumentError,
     EmptyDocumentError,
+    EncodingError,
     MissingExtraError,
     UnsupportedDocumentError,
 )
@@ -62,6 +63,8 @@ def test_a_docx_file_is_its_paragraphs(store, tmp_path):
     assert text == "Dear reader,\n\nnaïve café & 日本語\n"
     assert ref["media_type"] == DOCX
     assert read(store, Document.of(path.read_bytes()))[0] == text
+    with pytest.raises(EncodingError, match="no charset 'utf-9'"):
+        store.add(Document.from_path(path, encoding="utf-9"))
 
 
 def test_a_damaged_docx_file_or_another_zip_is_refused(store):
@@ -135,7 +138,7 @@ LETTER = b"From: the harbor office\nDate: 3 May\nSubject: keys\n\n=C2=A3678\n"
         (b"<!---->" * 9000, "text/plain", "<!---->"),
     ],
 )
-def test_mail_and_pages_without_a_telling_name_are_known_by_their_content(data, kind, piece, store, tmp_path):
+def test_mail_and_pages_without_a_telling_name_are_known_by_their_content(data, kind, piece, store, tmp_path, caplog):
     (tmp_path / "saved").write_bytes(data)
     for source in (tmp_path / "saved", data, io.BytesIO(data)):
         text, ref = read(store, Document.of(source))
@@ -143,6 +146,8 @@ def test_mail_and_pages_without_a_telling_name_are_known_by_their_content(data, 
         assert piece in text
     for told in ({"name": "a.txt"}, {"media_type": "text/plain"}):
         assert store.add(Document.from_bytes(data, **told))["media_type"] == "text/plain"
+    store.add(Document.of(data.decode("utf-16" if data[0] > 127 else "utf-8")))
+    assert caplog.text.count("begins like a file of the kind") == (0 if kind == "text/plain" else 3)
 
 
 def test_html_errors_are_document_errors(store):

@@ -129,6 +129,22 @@ class TestTheParentsKeys:
         out = parent_of(memagent_node(make_reader()), Held).compile().invoke(Held(QUESTION, TEXT))
         assert out["answer"] == "4711"
 
+    @pytest.mark.parametrize("options", [{"evidence": "qoutes"}, {"write": lambda state, result: {"qoutes": 1}}])
+    def test_are_refused_where_langgraph_would_drop_what_is_written(self, make_reader, options) -> None:
+        parent = parent_of(memagent_node(make_reader(), **options)).compile()
+        with pytest.raises(MemAgentError, match='state has no "qoutes"'):
+            parent.invoke(INPUT)
+
+    def test_are_the_callers_where_the_node_is_called_in_another_one(self, make_reader) -> None:
+        node = memagent_node(make_reader(), answer="found")
+        parent = parent_of(lambda state: {"answer": node.invoke(state)["found"]}).compile()
+        assert parent.invoke(INPUT)["answer"] == "4711"
+
+    def test_of_the_readers_own_graph_include_one_for_what_it_found(self, make_reader) -> None:
+        parent = parent_of(make_reader().graph(), TypedDict("Asking", {"question": str, "document": str})).compile()
+        with pytest.raises(MemAgentError, match="no place for the answer"):
+            parent.invoke(INPUT)
+
     def test_are_named_where_they_are_missing(self, make_reader) -> None:
         parent = parent_of(memagent_node(make_reader())).compile()
         with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):

@@ -10,7 +10,7 @@ import pytest
 from support.added_package import add_package
 
 from memagent_graph.entry_points import POLICIES
-from memagent_graph.errors import PolicyError
+from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.policies import LocalPolicy, OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.policy_registry import make_policy, policy_names
@@ -50,9 +50,9 @@ async def test_a_package_adds_a_policy(added) -> None:
     assert completion.text == "large 9"
 
 
-def test_an_unknown_name_lists_what_is_there(added) -> None:
+def test_an_unknown_name_says_what_is_near(added) -> None:
     assert policy_names()[:3] == ("embedded", "local", "server") and set(FACTORIES) < set(policy_names())
-    with pytest.raises(PolicyError, match=r"no policy 'mien'\. Did you mean mine\? .*embedded, local, server, "):
+    with pytest.raises(PolicyError, match=r"no policy 'mien'\. Did you mean mine\?"):
         make_policy(ReadSettings(policy="mien"))
 
 
@@ -155,5 +155,5 @@ def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytes
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: given.append(options) or "text")
     local._engine.prompt_ids([{"role": "user", "content": "Who?"}], local._template)
     assert given == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
-    with pytest.raises(PolicyError, match=r"'off' is not a JSON object.*enable_thinking"):
+    with pytest.raises(MemAgentError, match=r"'off' is not a JSON object.*enable_thinking"):
         make_policy(replace(settings, chat_template_kwargs="off"))

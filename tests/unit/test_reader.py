@@ -395,7 +395,7 @@ def test_bad_questions_are_refused_before_anything_is_asked(make_reader, questio
 
 
 def test_a_budget_that_does_not_fit_names_what_to_shrink(make_reader) -> None:
-    with pytest.raises(BudgetError, match=r"Use chunk_tokens=\d+"):
+    with pytest.raises(BudgetError, match=r"Use chunk_tokens \d+"):
         make_reader(budget=Budget(context_window=1000, chunk_tokens=1000, memory_tokens=50, question_tokens=50))
     with pytest.raises(BudgetError, match="chunk_tokens is 0"):
         Budget(chunk_tokens=0)

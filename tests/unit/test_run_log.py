@@ -31,7 +31,7 @@ from memagent_graph import (
     UpdateRule,
     UpdateRules,
 )
-from memagent_graph.errors import PolicyError, RunLogError, RunNotFoundError
+from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
@@ -285,7 +285,7 @@ def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
         log.reward("other", 1.0)
     with pytest.raises(RunNotFoundError, match="no conversation 99"):
         log.reward("r", 1.0, conversation=99)
-    with pytest.raises(RunLogError, match="finite"):
+    with pytest.raises(MemAgentError, match="finite"):
         log.reward("r", float("nan"))
 
 

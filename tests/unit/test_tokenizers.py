@@ -241,8 +241,8 @@ def test_decode_names_an_unknown_id(folder):
 # Names
 
 
-def test_an_unknown_name_lists_what_is_accepted_and_what_is_near():
-    with pytest.raises(TokenizerError, match=r"Did you mean cl100k_base.*Accepted are: embedded"):
+def test_an_unknown_name_says_what_is_near():
+    with pytest.raises(TokenizerError, match=r"Did you mean cl100k_base"):
         load_tokenizer("cl10k_base")
 
 
@@ -283,7 +283,7 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
         (None, "no tokenizer.json"),
         ("{", "not a readable"),
         ("[]", "no model"),
-        ('{"model": {"type": "X"}}', "cannot be read"),
+        ('{"model": {"type": "X"}}', "cannot be used"),
     ],
 )
 def test_a_bad_file_or_folder_is_an_error_with_a_remedy(content, message, tmp_path):

@@ -24,7 +24,6 @@ from memagent_graph import (
 from memagent_graph.errors import BudgetError, RetrievalError, StrategyError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
-from memagent_graph.policy import TokenUsage
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.recall import Recall
 
@@ -460,31 +459,6 @@ def test_a_recalled_passage_never_fills_more_than_a_memory(make_reader) -> None:
     make_reader(policy, strategy="recall").read(TEXT, QUESTION)
     assert 0 < max(count(part(prompt, "recalled")) for prompt in policy.prompts) <= 60
     assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
-
-
-def test_completions_of_the_gate_cost_a_tenth(make_reader) -> None:
-    """With memories of 100 tokens, a chunk without news costs a word."""
-    count = load_tokenizer("embedded").count
-    long = "harbor 4711 " + " ".join(f"detail{number}" for number in range(40))
-
-    def counted(text: str, prompt: str) -> Completion:
-        return Completion(text, FinishReason.STOP, "scripted", TokenUsage(count(prompt), count(text)))
-
-    def overwrite(prompt: str) -> Completion:
-        return counted(long if "<section>" in prompt else "\\boxed{4711}", prompt)
-
-    def gated(prompt: str) -> Completion:
-        if "<section>" not in prompt:
-            return counted("\\boxed{4711}", prompt)
-        return counted("KEEP" if long in part(prompt, "memory") else f"REWRITE\n{long}", prompt)
-
-    budget = Budget(context_window=1400, question_tokens=50, memory_tokens=200, chunk_tokens=100, answer_tokens=60)
-    spent = {}
-    for name, script in (("overwrite", overwrite), ("gated", gated)):
-        result = make_reader(ScriptedPolicy(script), strategy=name, budget=budget).read(TEXT, QUESTION)
-        spent[name] = [update.completion_tokens for update in result.updates if not update.changed]
-    assert count(long) >= 100
-    assert sum(spent["gated"]) / len(spent["gated"]) <= sum(spent["overwrite"]) / len(spent["overwrite"]) / 10
 
 
 # What a review found

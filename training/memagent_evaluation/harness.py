@@ -26,7 +26,7 @@ from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import OpenDocuments, Prepared, SampleError, SampleMaker
 from memagent_evaluation.samples import Sample, Task
-from memagent_evaluation.systems import Attempt, System
+from memagent_evaluation.systems import Attempt, ReaderSystem
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
     EvaluationError,
@@ -90,7 +90,7 @@ class Evaluation:
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
     """By their names in the plan."""
-    systems: Mapping[str, System]
+    systems: Mapping[str, ReaderSystem]
     store: DocumentStore
     """The document store, which is also the systems'."""
     seed: int = 0

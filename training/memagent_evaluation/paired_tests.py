@@ -58,7 +58,6 @@ class Comparison:
     only_first: int
     """At how many questions the first has the higher score."""
     only_second: int
-    confidence: float = 0.95
     corrected_for: int = 1
     """For how many comparisons the p-value has been corrected."""
     documents: int | None = None
@@ -68,11 +67,6 @@ class Comparison:
     def difference(self) -> float:
         """First minus second."""
         return self.first_mean - self.second_mean
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the test finds a difference; the test decides, not the interval."""
-        return self.p_value < 1 - self.confidence
 
     @property
     def points(self) -> str:
@@ -90,23 +84,6 @@ class Comparison:
         """
         return self.low > -margin
 
-    @property
-    def sentence(self) -> str:
-        """The result in words."""
-        level = f"{100 * self.confidence:g} % interval"
-        corrected = f", corrected for {self.corrected_for} comparisons" if self.corrected_for > 1 else ""
-        p = f"p {self.p}" if self.p.startswith("<") else f"p = {self.p}"
-        documents = f" on {self.documents} documents" if self.documents is not None else ""
-        figures = (
-            f"{self.first} {100 * self.first_mean:.1f} % and {self.second} {100 * self.second_mean:.1f} % on the same "
-            f"{self.n} questions{documents}: {100 * self.difference:+.1f} points ({level} {100 * self.low:+.1f} to "
-            f"{100 * self.high:+.1f}, {self.test.value} {p}{corrected})"
-        )
-        if self.is_significant:
-            ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
-            return f"{figures}. {ahead} is better than {behind}."
-        return f"{figures}. The difference is not significant."
-
 
 def compare(
     first: Mapping[str, float],
@@ -114,8 +91,6 @@ def compare(
     *,
     names: tuple[str, str] = ("the first", "the second"),
     clusters: Mapping[str, str] | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compare two systems' 0..1 scores, by sample id.
@@ -129,8 +104,6 @@ def compare(
         second: the other's, of the same samples.
         names: of the systems.
         clusters: the document of each sample; one for each if left out.
-        confidence: of the interval.
-        seed: of the resampling.
         resamples: how many.
 
     Raises:
@@ -145,28 +118,26 @@ def compare(
         )
     ids = sorted(first)
     a, b = [first[sample_id] for sample_id in ids], [second[sample_id] for sample_id in ids]
-    check_scores(a, confidence)
-    check_scores(b, confidence)
+    check_scores(a)
+    check_scores(b)
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(x < y for x, y in zip(a, b, strict=True))
     documents = [clusters[sample_id] for sample_id in ids] if clusters is not None else ids
     shared = len(set(documents)) if len(set(documents)) < len(ids) else None
     if shared is not None:
         sums, counts = by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
-        low, high = bootstrapped(sums, (-1.0, 1.0), confidence, seed, resamples, counts)
-        p_value, test = sign_flip_p_value(sums, seed=seed, resamples=resamples), Test.BY_DOCUMENT
+        low, high = bootstrapped(sums, (-1.0, 1.0), resamples, counts)
+        p_value, test = sign_flip_p_value(sums, resamples), Test.BY_DOCUMENT
     elif set(a) | set(b) <= {0.0, 1.0}:
         both = round(math.fsum(a)) - only_first
-        low, high = newcombe(both, only_first, only_second, len(ids) - both - only_first - only_second, confidence)
+        low, high = newcombe(both, only_first, only_second, len(ids) - both - only_first - only_second)
         p_value, test = mcnemar(only_first, only_second), Test.MCNEMAR
     else:
         differences = [x - y for x, y in zip(a, b, strict=True)]
-        low, high = bootstrapped(differences, (-1.0, 1.0), confidence, seed, resamples)
-        p_value, test = sign_flip_p_value(differences, seed=seed, resamples=resamples), Test.SIGN_FLIP
+        low, high = bootstrapped(differences, (-1.0, 1.0), resamples)
+        p_value, test = sign_flip_p_value(differences, resamples), Test.SIGN_FLIP
     means = math.fsum(a) / len(ids), math.fsum(b) / len(ids)
-    return Comparison(
-        *names, len(ids), *means, low, high, p_value, test, only_first, only_second, confidence, documents=shared
-    )
+    return Comparison(*names, len(ids), *means, low, high, p_value, test, only_first, only_second, documents=shared)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -179,17 +150,15 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(scipy_stats().binomtest(only_first, differing, 0.5).pvalue) if differing else 1.0
 
 
-def newcombe(
-    both: int, only_first: int, only_second: int, neither: int, confidence: float = 0.95
-) -> tuple[float, float]:
+def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
     """Return the interval of a difference of paired shares: square and add Wilson's, with their correlation.
 
     Newcombe 1998, Statistics in Medicine 17, method 10: it keeps its confidence where few questions differ, and at
     shares of 0 and 1.
     """
     n = both + only_first + only_second + neither
-    first = wilson(both + only_first, n, confidence=confidence)
-    second = wilson(both + only_second, n, confidence=confidence)
+    first = wilson(both + only_first, n)
+    second = wilson(both + only_second, n)
     margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
     product = both * neither - only_first * only_second
     phi = (max(product - n / 2, 0.0) if product > 0 else product) / math.sqrt(margins) if margins else 0.0

@@ -27,7 +27,7 @@ from memagent_evaluation.result_journal import (
 )
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
 from memagent_evaluation.samples import Sample, Task
-from memagent_evaluation.systems import ReaderSystem, load_system
+from memagent_evaluation.systems import load_system
 from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import EvaluationError
@@ -90,10 +90,6 @@ class EvaluationRequest:
             return self.out / OPEN_DOCUMENTS
         return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
 
-    def system(self, name: str, reader: MemAgent) -> ReaderSystem:
-        """Return the system of that name, with a reader; errors like `load_system`."""
-        return load_system(name, reader)
-
 
 async def carry_out(request: EvaluationRequest) -> EvaluationEnd:
     """Check everything, then run to the end, or to a limit.
@@ -135,7 +131,7 @@ async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
         raise EvaluationError(
             "at temperature 0 all samples of an answer are alike", hint="Give a --temperature, or leave out --repeats."
         )
-    identities = [(name, await request.system(name, reader).identity()) for name in request.systems]
+    identities = [(name, await load_system(name, reader).identity()) for name in request.systems]
     task_settings = TaskSettings(
         context.tokenizer,
         request.seed,
@@ -176,7 +172,7 @@ async def _measure(
         evaluation = Evaluation(
             plan=plan,
             tasks=tasks,
-            systems={name: request.system(name, reader) for name in plan.systems},
+            systems={name: load_system(name, reader) for name in plan.systems},
             store=context.store,
             seed=request.seed,
             answer_format=context.prompts.answer_format,

@@ -22,12 +22,12 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
 from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_value
+from memagent_graph.storage.parquet_rows import open_parquet, row_parts
 from memagent_graph.storage.whole_files import whole_file
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"
 _METADATA: Final = "memagent."
-_ROWS_AT_ONCE: Final = 256
 _MOST_BYTES: Final = 4 << 30
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -310,12 +310,13 @@ def read_table(path: Path) -> Results:
     """
     pa = _pyarrow()
     try:
-        table = pa.parquet.ParquetFile(path)
+        table = open_parquet(path, "eval", "a table of results")
         metadata = {name.decode(): value.decode() for name, value in (table.schema_arrow.metadata or {}).items()}
         if metadata.get(_METADATA + "format") != FORMAT:
             raise ValueError("it has other columns")
         rows, size = list[ResultRow](), 0
-        for batch in table.iter_batches(_ROWS_AT_ONCE):
+        for part in row_parts(table, list(_types(pa))):
+            batch = part.select(list(_types(pa))).cast(pa.schema(_types(pa)))
             size += batch.nbytes
             if size > _MOST_BYTES:
                 raise ValueError(f"its rows have more than {_MOST_BYTES:,} bytes")

@@ -4,8 +4,8 @@ Scores are between 0 and 1. Scores that are only 0 or 1 are counted (Wilson's in
 intervals). If several questions share a document, their scores may be correlated: then documents are resampled, not
 questions.
 
-Counted intervals need only Python; resampling needs the extra "eval" (SciPy). Equal seeds give equal
-results.
+All intervals are 95 % intervals. Counted ones need only Python; resampling needs the extra "eval" (SciPy). Its draws
+are seeded, so equal scores give equal intervals.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ RESAMPLES: Final = 9_999
 _BATCH_NUMBERS: Final = 2_000_000
 """How many numbers are in a batch of resamples."""
 _NEEDED_FOR: Final = "the statistics of an evaluation"
+_CONFIDENCE: Final = 0.95
+_QUANTILE: Final = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
+"""How many standard deviations on each side contain that share of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,6 @@ class Estimate:
     high: float
     n: int
     """How many questions it is based on."""
-    confidence: float = 0.95
     documents: int | None = None
     """On how many documents the questions are, if some share one."""
 
@@ -45,33 +47,29 @@ class Estimate:
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
-def estimate(
-    values: Sequence[float], *, clusters: Sequence[str] | None = None, confidence: float = 0.95, seed: int = 0
-) -> Estimate:
+def estimate(values: Sequence[float], *, clusters: Sequence[str] | None = None) -> Estimate:
     """Return the mean of 0..1 scores with its interval: Wilson's if all are 0 or 1, otherwise `mean_interval`'s.
 
     Args:
         values: the scores.
         clusters: the document of each. If some share one, documents are resampled: a bootstrap interval; with fewer
             than 10 documents Wilson's, as if there were only as many questions as documents.
-        confidence: of the interval.
-        seed: of the resampling.
 
     Raises:
         EvaluationError: no values, or some that are not 0 to 1.
     """
-    check_scores(values, confidence)
+    check_scores(values)
     if clusters is not None and len(set(clusters)) < len(values):
         sums, counts = by_cluster(values, clusters)
         mean = math.fsum(values) / len(values)
-        low, high = bootstrapped(sums, (0.0, 1.0), confidence, seed, RESAMPLES, counts)
-        return Estimate(mean, low, high, len(values), confidence, len(sums))
+        low, high = bootstrapped(sums, (0.0, 1.0), RESAMPLES, counts)
+        return Estimate(mean, low, high, len(values), len(sums))
     if set(values) <= {0.0, 1.0}:
-        return wilson(round(sum(values)), len(values), confidence=confidence)
-    return mean_interval(values, confidence=confidence, seed=seed)
+        return wilson(round(sum(values)), len(values))
+    return mean_interval(values)
 
 
-def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
+def wilson(successes: float, n: int) -> Estimate:
     """Return a share with Wilson's score interval, without continuity correction.
 
     `successes` may be a sum of fractional scores: these vary at most as much as 0 and 1 with the same mean, so the
@@ -82,31 +80,29 @@ def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
     """
     if n < 1 or not 0 <= successes <= n:
         raise EvaluationError(f"there is no share of {successes} successes in {n}", hint="Give 0 to n of at least 1.")
-    z, share = two_sided_quantile(confidence), successes / n
+    z, share = _QUANTILE, successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     # Rounding must not move a bound past the share, or past 0 and 1, where they are at 0 and n successes.
     low = 0.0 if successes == 0 else min(max(centre - half, 0.0), share)
     high = 1.0 if successes == n else max(min(centre + half, 1.0), share)
-    return Estimate(share, low, high, n, confidence)
+    return Estimate(share, low, high, n)
 
 
-def mean_interval(
-    values: Sequence[float], *, confidence: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
-) -> Estimate:
+def mean_interval(values: Sequence[float], *, resamples: int = RESAMPLES) -> Estimate:
     """Return the mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
 
     Fewer than 10 values say too little about their variance: they get `wilson`'s interval, which is safe. If all values
-    are equal, the share of other values is bounded. Equal seeds give equal intervals.
+    are equal, the share of other values is bounded.
 
     Raises:
         EvaluationError: no values, or some that are not 0 to 1.
         MissingExtraError: SciPy is not installed.
     """
-    check_scores(values, confidence)
+    check_scores(values)
     mean = math.fsum(values) / len(values)
-    low, high = bootstrapped(values, (0.0, 1.0), confidence, seed, resamples)
-    return Estimate(mean, low, high, len(values), confidence)
+    low, high = bootstrapped(values, (0.0, 1.0), resamples)
+    return Estimate(mean, low, high, len(values))
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
@@ -133,8 +129,6 @@ def by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[f
 def bootstrapped(
     sums: Sequence[float],
     bounds: tuple[float, float],
-    confidence: float,
-    seed: int,
     resamples: int,
     counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
@@ -145,33 +139,25 @@ def bootstrapped(
     mean = math.fsum(sums) / (sum(counts) if counts is not None else number)
     if number >= _FEWEST_TO_RESAMPLE and len(set(means)) == 1:
         # If all are equal, other values have at most the share of Wilson's bound for 0 successes.
-        others = wilson(0, number, confidence=confidence).high
+        others = wilson(0, number).high
         return mean - others * (mean - lower), mean + others * (upper - mean)
     if number < _FEWEST_TO_RESAMPLE:
-        safe = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number, confidence=confidence)
+        safe = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
         return lower + span * safe.low, lower + span * safe.high
-    return bootstrapped_mean(sums, bounds, confidence=confidence, seed=seed, resamples=resamples, counts=counts)
+    return _bootstrapped_mean(sums, bounds, resamples, counts)
 
 
-def check_scores(values: Sequence[float], confidence: float, name: str = "the evaluation") -> None:
-    """Raise `EvaluationError` for no scores, for some that are not 0 to 1, and for a confidence that is not a share."""
+def check_scores(values: Sequence[float]) -> None:
+    """Raise `EvaluationError` for no scores, and for some that are not 0 to 1."""
     if not values:
-        raise EvaluationError(f"{name} has no scores", hint="Measure at least one question.")
+        raise EvaluationError("the evaluation has no scores", hint="Measure at least one question.")
     for value in values:
         if not 0 <= value <= 1:
-            raise EvaluationError(f"{name} has the score {value}", hint="Scores lie between 0 and 1.")
-    if not 0 < confidence < 1:
-        raise EvaluationError(f"the confidence is {confidence}", hint="Give a share such as 0.95.")
+            raise EvaluationError(f"the evaluation has the score {value}", hint="Scores lie between 0 and 1.")
 
 
-def bootstrapped_mean(
-    values: Sequence[float],
-    bounds: tuple[float, float],
-    *,
-    confidence: float,
-    seed: int,
-    resamples: int = RESAMPLES,
-    counts: Sequence[int] | None = None,
+def _bootstrapped_mean(
+    values: Sequence[float], bounds: tuple[float, float], resamples: int, counts: Sequence[int] | None
 ) -> tuple[float, float]:
     """Return the bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
 
@@ -180,10 +166,8 @@ def bootstrapped_mean(
     Args:
         values: the values to draw from: single values, or the sums of clusters that are drawn as a whole.
         bounds: the range of the mean.
-        confidence: of the interval.
-        seed: of the draws.
         resamples: how many.
-        counts: how many values are in each sum; 1 if left out.
+        counts: how many values are in each sum; None if 1.
 
     Raises:
         MissingExtraError: SciPy is not installed.
@@ -205,27 +189,27 @@ def bootstrapped_mean(
                 vectorized=True,
                 n_resamples=resamples,
                 batch=max(1, _BATCH_NUMBERS // len(values)),
-                confidence_level=_expanded(confidence, len(values)),
+                confidence_level=_expanded_confidence(len(values)),
                 method=method,
-                rng=numpy.random.default_rng(seed),
+                rng=numpy.random.default_rng(0),
             ).confidence_interval
         if math.isfinite(interval.low) and math.isfinite(interval.high):
             break
     return max(lower, min(float(interval.low), mean)), min(upper, max(float(interval.high), mean))
 
 
-def _expanded(confidence: float, number: int) -> float:
-    """Return the nominal confidence for resampling this many values, to get that confidence: Hesterberg's expanded
+def _expanded_confidence(number: int) -> float:
+    """Return the nominal confidence for resampling this many values, to get the real one: Hesterberg's expanded
     percentiles.
 
     The American Statistician 69 (2015), arXiv 1411.5279.
     """
     distribution = scipy_stats()
-    reach = math.sqrt(number / (number - 1)) * distribution.t.ppf((1 + confidence) / 2, number - 1)
+    reach = math.sqrt(number / (number - 1)) * distribution.t.ppf((1 + _CONFIDENCE) / 2, number - 1)
     return float(1 - 2 * distribution.norm.cdf(-reach))
 
 
-def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int = RESAMPLES) -> float:
+def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) -> float:
     """Return the probability of such a large mean difference if every difference could have either sign.
 
     Raises:
@@ -241,7 +225,7 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int
         permutation_type="samples",
         n_resamples=resamples,
         batch=max(1, _BATCH_NUMBERS // len(nonzero)),
-        rng=numpy.random.default_rng(seed),
+        rng=numpy.random.default_rng(0),
     )
     return float(result.pvalue)
 
@@ -253,10 +237,3 @@ def scipy_stats() -> Any:
         MissingExtraError: it is not installed.
     """
     return extra_module("scipy.stats", "eval", _NEEDED_FOR)
-
-
-def two_sided_quantile(confidence: float) -> float:
-    """Return how many standard deviations on each side contain that share of a normal distribution."""
-    if not 0 < confidence < 1:
-        raise EvaluationError(f"the confidence is {confidence}", hint="Give a share such as 0.95.")
-    return NormalDist().inv_cdf((1 + confidence) / 2)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_graph.calls import Span
@@ -59,42 +59,6 @@ class Attempt:
     """The graph of policy calls; empty if unknown."""
     detail: str = ""
     """A note for readers of the results, such as "4,096 of 131,072 tokens shown"."""
-
-
-class System(Protocol):
-    """Anything that answers questions on stored documents. Several attempts may run at once, in one event loop."""
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line and in results."""
-        ...
-
-    async def attempt(
-        self,
-        document: DocumentRef,
-        question: str,
-        *,
-        answer_tokens: int,
-        run_id: str,
-        least_answer_tokens: int = 0,
-        repeat: int = 0,
-    ) -> Attempt:
-        """Answer one question.
-
-        Args:
-            document: a document in the reader's store.
-            question: the question.
-            answer_tokens: how many tokens a completion with an answer may have; the same for every system.
-            least_answer_tokens: the task's number: a system that shows the whole document may limit its answer to the
-                rest of the window, down to this. 0 leaves `answer_tokens` as it is.
-            repeat: which of several samples of the same question this is, from 0; each has its own seed.
-            run_id: the attempt's id, unique to sample and system. A system that saves its progress continues from there
-                when it is called with the same id again.
-
-        Raises:
-            MemAgentError: the attempt failed: the policy, the document, or a budget that leaves no room.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +104,16 @@ class ReaderSystem:
         least_answer_tokens: int = 0,
         repeat: int = 0,
     ) -> Attempt:
-        """Read the document, or continue at the checkpoints of an earlier attempt with this id.
+        """Read the document, or continue at the checkpoints of an earlier attempt with this id; several at once.
+
+        Args:
+            document: a document in the reader's store.
+            question: the question.
+            answer_tokens: how many tokens a completion with an answer may have; the same for every system.
+            run_id: the attempt's id, unique to sample and system.
+            least_answer_tokens: the task's number: a system that shows the whole document may limit its answer to the
+                rest of the window, down to this. 0 leaves `answer_tokens` as it is.
+            repeat: which of several samples of the same question this is, from 0; each has its own seed.
 
         Raises:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or

@@ -31,6 +31,7 @@ from memagent_graph.run_log.columns import LARGEST_RUN, Column, bounded, columns
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
+from memagent_graph.storage.parquet_rows import open_parquet, row_parts
 
 _OF_CONVERSATION: Final = {
     "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
@@ -69,8 +70,6 @@ _LARGEST_COLUMN: Final = 1 << 23
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
-_ROWS_AT_ONCE: Final = 16
-"""Rows that are unpacked at a time when a file is read."""
 _LARGEST_RUN_BYTES: Final = 4 * LARGEST_RUN
 _OBJECT_BYTES: Final = 256
 """About what an item of a list takes that is not a number."""
@@ -185,12 +184,12 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunLogError(
-            f"{source} cannot be imported: {error}", hint="It is not a Parquet file, or it is damaged; export it again."
+            f"{source} cannot be imported: {error}", hint="Name a log, or a file that `memagent export` wrote."
         ) from error
 
 
 def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
-    parquet = pa.parquet.ParquetFile(file)
+    parquet = open_parquet(file, "export", "Parquet import")
     metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
     version = metadata.get(_METADATA + "format", b"").decode()
     if not version.startswith(_FORMAT):
@@ -202,19 +201,17 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
     groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
-    paths = [parquet.metadata.schema.column(number).path for number in range(parquet.metadata.num_columns)]
     if any(
         group.total_byte_size > _LARGEST_ROW_GROUP_BYTES
-        or any(group.column(number).num_values > _LARGEST_COLUMN for number in range(len(paths)))
+        or any(group.column(number).num_values > _LARGEST_COLUMN for number in range(group.num_columns))
         for group in groups
     ):
         raise RunLogError(f"{source} has a row group that is too large to read", hint="Export it again.")
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
     size = 0
-    # As dictionaries, texts that repeat take no space until they are unpacked, which `_parts` does.
-    parquet = pa.parquet.ParquetFile(file, metadata=parquet.metadata, read_dictionary=paths)
-    for part in _parts(pa, parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(COLUMNS))):
+    for packed in row_parts(parquet, list(COLUMNS)):
+        part = packed.select(list(COLUMNS)).cast(_schema(pa))
         size += part.nbytes + _OBJECT_BYTES * sum(len(part[name].flatten()) for name in _LISTS)
         if size > _LARGEST_RUN_BYTES:
             raise RunLogError(
@@ -231,14 +228,6 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
             rows.append(row)
     if rows:
         yield _run(rows, templates, source)
-
-
-def _parts(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield rows of a file with their texts unpacked: one by one if all of a batch could be large."""
-    for batch in batches:
-        rows = 1 if batch.nbytes * len(batch) > _LARGEST_RUN_BYTES else len(batch)
-        for first in range(0, len(batch), rows):
-            yield batch.slice(first, rows).select(list(COLUMNS)).cast(_schema(pa))
 
 
 def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path) -> LoggedRun:

@@ -241,21 +241,19 @@ def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(bo
     options = ["-q", QUESTION, "-q", "Which harbor has a key?", "-q", "What is the key of tower?", "--run-id", "r"]
     with FakeServer() as server:
         invoke("read", book, *options, "--base-url", server.base_url, *SMALL, "--max-chunks", 2)
-        whole, followed = Console.follow, []
+        one = invoke("resume", "r-1")
 
-        async def follow(console, parts):
-            followed.append(parts)
-            if len(followed) == 2:
-                raise asyncio.CancelledError
-            return await whole(console, parts)
+        async def follow(console, read):
+            raise asyncio.CancelledError
 
         with monkeypatch.context() as patch:
-            patch.setattr(Console, "follow", follow)
+            patch.setattr(Console, "follow_questions", follow)
             interrupted = invoke("resume", "latest")
         resumed = invoke("resume", "r")
         again = invoke("resume", "r")
+    assert "2 more questions of the same read without an answer; for all: memagent resume r" in one.stderr
     assert interrupted.exit_code == 130
-    assert interrupted.stderr.strip().endswith("continue with: memagent resume r-1; memagent resume r-2")
+    assert interrupted.stderr.strip().endswith("continue with: memagent resume r")
     assert answers(resumed.stdout) == ["4711", "yet"], "of those that are left, in the order of the questions"
     assert (again.exit_code, "several runs" in again.stderr) == (6, True)
 
@@ -318,7 +316,7 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
     [
         (["--question", " "], 2, "question is empty"),
         (["--question", "why " * 100], 7, "question has"),
-        (["--context-window", "300"], 7, "chunk_tokens"),
+        (["--context-window", "300"], 7, "--chunk-tokens"),
         (["--tokenizer", "no_such_encoding"], 7, "no_such_encoding"),
         (["--layout", "upside_down"], 2, "upside_down"),
         (["--boundary", "page"], 2, "page"),
@@ -329,6 +327,7 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
         (["--profile", "nowhere"], 7, "memagent.json"),
         (["--temperature", "-1"], 2, "temperature"),
         (["--top-p", "0"], 7, "top_p"),
+        (["--header", "X-Key secret"], 2, "begins with 'X-Key' has no colon"),
     ],
 )
 def test_bad_settings_are_refused_with_a_remedy(book, options, code, words) -> None:
@@ -425,7 +424,7 @@ def test_a_document_given_again_is_read_in_its_charset(tmp_path) -> None:
     with FakeServer() as server:
         invoke(*read, "--base-url", server.base_url, "--run-id", "r", "--max-chunks", 1)
         again = ("resume", "r", "--document", tmp_path / "old.txt")
-        assert "Pass the encoding utf-16-le" in invoke(*again).stderr
+        assert "Pass --encoding utf-16-le" in invoke(*again).stderr
         assert invoke(*again, "--encoding", "utf-16-le").exit_code == 0
 
 

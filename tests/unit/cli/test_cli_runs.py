@@ -289,8 +289,8 @@ def test_rewards_are_given_to_runs_and_conversations(log) -> None:
     ("arguments", "code", "words"),
     [
         (["nope", "1"], 6, "no run 'nope'"),
-        (["a", "nan"], 6, "finite"),
-        (["a", "-inf"], 6, "finite"),
+        (["a", "nan"], 2, "finite"),
+        (["a", "-inf"], 2, "finite"),
         (["a", "good"], 2, "Invalid value"),
         (["a", "1", "--conversation", "999"], 6, "no conversation 999"),
         (["a", "1", "--nmae", "x"], 2, "--nmae"),

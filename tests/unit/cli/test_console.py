@@ -13,7 +13,7 @@ def test_answers_and_questions_cannot_steer_the_terminal(capsys, tmp_path) -> No
     policy = ScriptedPolicy(lambda prompt: f"\\boxed{{blue{STEERING}[red]}}")
     with MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False) as reader:
         results = reader.read("The sea.", questions=[f"What?{STEERING}", "Where?"])
-    Console().results(results, lambda run_id: f"memagent resume {run_id}")
+    Console().results(results)
     out, err = capsys.readouterr()
     assert "blue" in out
     assert "[red]" in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -262,6 +263,19 @@ def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refus
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DocumentError, match="cannot be read as a table"):
         list(open_inputs(str(tmp_path / "t.parquet")).documents())
+
+
+def test_a_text_that_many_rows_share_is_not_in_memory_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memagent_graph.storage.parquet_rows._SMALL_BYTES", 2**20)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array(["a" * 2**20]))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet")
+    pool, before, peak = pa.default_memory_pool(), pa.total_allocated_bytes(), 0
+    tracemalloc.start()
+    for document in open_inputs(str(tmp_path / "t.parquet")).documents():
+        peak = max(peak, pool.bytes_allocated() - before)
+        assert document.size == 2**20
+    assert peak < 2**23 and tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
 
 
 def test_columns_come_from_all_rows_of_json_lines(files: Path, tmp_path: Path) -> None:

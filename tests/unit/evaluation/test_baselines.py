@@ -571,14 +571,3 @@ async def test_an_answer_has_its_whole_bound_where_the_window_has_room(make_read
         document, QUESTION, answer_tokens=60, least_answer_tokens=30, run_id="r"
     )
     assert policy.bounds == [60]
-
-
-@pytest.mark.parametrize("name", ["refine", "map_reduce"])
-async def test_what_is_handed_on_is_all_that_was_written_not_only_what_stands_in_the_box(ask, name) -> None:
-    """Once the box's content alone was, and the reasons for it were lost."""
-    policy = Reader(lambda prompt: "The key was told on the second page. \\boxed{4711}")
-    attempt = await ask(name, SHORT, policy)
-    assert attempt.answer == "4711"
-    handed = [prompt for prompt in policy.prompts if "told on the second page" in prompt]
-    assert handed
-    assert "second page" in policy.prompts[-1]

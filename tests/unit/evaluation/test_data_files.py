@@ -653,9 +653,3 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(importlib, "import_module", without_pyarrow)
     with pytest.raises(MissingExtraError, match=r"reading a\.parquet needs the extra \"eval\""):
         load_data_task("mrcr", path, SETTINGS)
-
-
-def test_settings_without_a_tokenizer_are_refused(tmp_path) -> None:
-    path = write_lines(tmp_path / "l.jsonl", [longbench_row()])
-    with pytest.raises(EvaluationError, match="longbench needs the policy's tokenizer"):
-        load_data_task("longbench", path, object())

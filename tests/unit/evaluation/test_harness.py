@@ -13,7 +13,6 @@ import pytest
 import rich.console
 from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
-from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_evaluation.attempt_rows import run_id_of
 from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationLimits, evaluate
@@ -151,11 +150,6 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
     assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
     assert most < 25, "no more documents lie there than are read, and about as many that are ready"
     assert list((store.root / "texts").iterdir()) == []
-
-
-async def test_documents_are_kept_where_that_was_asked_for(tmp_path, store) -> None:
-    await run(tmp_path, store, Oracle(store), keep_documents=True)
-    assert len(list((store.root / "texts").iterdir())) == 16
 
 
 async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path, store) -> None:
@@ -415,28 +409,6 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     assert [each async for each in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
     await saver.conn.close()
     log.close()
-
-
-async def test_every_system_s_runs_are_in_the_log(tmp_path, store, make_reader) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    reader = make_reader(ScriptedPolicy(reads_perfectly), run_log=log, store=store)
-    systems = [load_system(name, reader) for name in (EXAMPLE, "map_reduce", "retrieval")]
-    _, rows = await run(tmp_path, store, *systems, plan=EvaluationPlan.grid((), ("keys",), (400,), 2), run_log=log)
-    assert Counter(row.outcome for row in rows) == {"answered": 6}
-    strategies = {system.name: system.strategy.name for system in systems}
-    for each in rows:
-        assert "/" not in each.run_id
-        assert log.get(each.run_id).strategy == strategies[each.system]
-    log.close()
-
-
-def test_a_plan_with_another_strategy_under_a_system_s_name_is_refused(tmp_path) -> None:
-    plan = EvaluationPlan.grid(("retrieval",), ("keys",), (100,), 2)
-    with open_results(tmp_path / "out", {}) as journal:
-        journal.plan(replace(plan, data=(("retrieval", "retrieval 1"),)))
-        journal.plan(replace(plan, systems=("refine",), data=(("refine", "refine 1"),)))
-        with pytest.raises(EvaluationError, match="retrieval"):
-            journal.plan(replace(plan, data=(("retrieval", "retrieval 2"),)))
 
 
 async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:

@@ -14,7 +14,6 @@ from memagent_evaluation.planning import (
     DEFAULT_LENGTHS,
     check_plan,
     completion_tokens,
-    decisive_settings,
     parse_lengths,
     plan_of,
 )
@@ -132,9 +131,3 @@ async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
             check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
     tasks = {"qa_1": passages_from(records(50), "qa_1", settings)}
     check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
-
-
-async def test_how_long_answers_may_be_decides_on_rows(make_reader) -> None:
-    context = await make_reader().aprepare()
-    settings = decisive_settings(context, TaskSettings(context.tokenizer))
-    assert settings["reader"]["answer_tokens"] == context.budget.answer_tokens

@@ -125,23 +125,11 @@ def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_
     assert told["memagent"].get_marker() != told["refine"].get_marker()
 
 
-def test_where_questions_share_documents_the_band_is_that_of_the_documents() -> None:
-    rows = [row(index=index, document=f"{index % 3}") for index in range(12)]
-    _, axes = drawn(draw_accuracy, rows)
-    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert corners.min() == pytest.approx(100 * wilson(3, 3).low)
-
-
 def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
     lengths = (150, 200, 300, 9_600, 24_000, 150_000)
     _, axes = drawn(draw_accuracy, [row("memagent", length, 0) for length in lengths])
     assert list(axes.get_xticks()) == list(lengths)
     assert [each.get_text() for each in axes.get_xticklabels()] == ["150", "", "300", "9,600", "24,000", "150,000"]
-
-
-def test_failures_pull_the_line_down() -> None:
-    _, axes = drawn(draw_accuracy, [row(), failed(index=1)])
-    assert list(lines(axes)["memagent"].get_ydata()) == [50.0]
 
 
 def test_a_length_that_fits_no_call_has_no_point() -> None:

@@ -147,16 +147,6 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
     assert lines[-1].against_first_strict.corrected_for == 3
 
 
-def test_questions_that_did_not_fit_a_call_are_no_part_of_a_difference_between_evaluations() -> None:
-    long = [failed(length=4096, index=index, outcome="does_not_fit") for index in range(5)]
-    first = results(*(row(index=index) for index in range(9)), *long)
-    second = results(*(row(index=index) for index in range(8)), *(row(length=4096, index=index) for index in range(5)))
-    lines = {(each.length, each.system): each for each in evaluations_compared(first, second, ("a", "b"))["memagent"]}
-    assert lines["all", "b"].against_first.n == 8
-    assert lines["4K tokens", "b"].against_first is None
-    assert lines["4K tokens", "a"].accuracy is None
-
-
 def test_evaluations_that_asked_something_else_are_not_compared() -> None:
     with pytest.raises(EvaluationError, match="no question of the same system in common"):
         render_comparison(results(row()), results(row("refine")), ("a", "b"))

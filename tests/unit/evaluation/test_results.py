@@ -119,13 +119,6 @@ def test_a_question_that_was_asked_again_has_its_newest_row(tmp_path) -> None:
     assert load_results(tmp_path).rows == (row(),)
 
 
-def test_the_longest_documents_are_asked_first_and_those_of_one_document_together() -> None:
-    keys = list(EvaluationPlan.grid(("a", "b"), ("t",), (10, 30, 20), 2).keys())
-    assert [key[2] for key in keys] == [30] * 4 + [20] * 4 + [10] * 4
-    assert [key[0] for key in keys] == ["a", "b"] * 6
-    assert len(set(keys)) == len(keys)
-
-
 def test_other_settings_are_refused_and_every_difference_is_named(tmp_path) -> None:
     begun(tmp_path).close()
     other = {"policy": {"model": "m", "temperature": 0.7}, "tasks": {"seed": 2, "haystack": "essays"}}
@@ -145,12 +138,6 @@ def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
     given_as = {"a": {"lengths": (1, 2), "none": None}}
     require_same(given_as, json.loads(json.dumps(given_as)), tmp_path)
     assert fingerprint(given_as) == fingerprint(json.loads(json.dumps(given_as)))
-
-
-def test_results_are_never_begun_over(tmp_path) -> None:
-    begun(tmp_path, row()).close()
-    with pytest.raises(EvaluationError, match="resume"):
-        open_results(tmp_path, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -212,17 +199,6 @@ def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_pat
     assert table.schema.field("gold").type == pyarrow.list_(pyarrow.string())
     assert json.loads(table.schema.metadata[b"memagent.settings"]) == SETTINGS
     assert table.schema.metadata[b"memagent.fingerprint"].decode() == fingerprint(SETTINGS)
-
-
-def test_a_full_disk_is_told_with_the_remedy(tmp_path) -> None:
-    journal = begun(tmp_path)
-    with Path("/dev/full").open("r+b", buffering=0) as full:
-        journal._journal._file, unfilled = full, journal._journal._file
-        with pytest.raises(EvaluationError, match="resume"):
-            journal.add(row())
-        journal._journal._file = unfilled
-    assert journal.rows == {}
-    journal.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")

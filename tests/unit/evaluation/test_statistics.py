@@ -36,14 +36,14 @@ paired = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=
 # Intervals
 
 
-@given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
-def test_wilsons_interval_equals_scipys_and_holds_the_share(n, share, confidence) -> None:
+@given(st.integers(1, 500), st.floats(0, 1))
+def test_wilsons_interval_equals_scipys_and_holds_the_share(n, share) -> None:
     right = round(share * n)
-    found = wilson(right, n, confidence=confidence)
-    theirs = stats.binomtest(right, n).proportion_ci(confidence, method="wilson")
+    found = wilson(right, n)
+    theirs = stats.binomtest(right, n).proportion_ci(method="wilson")
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
     assert 0 <= found.low <= found.mean <= found.high <= 1
-    mirrored = wilson(n - right, n, confidence=confidence)
+    mirrored = wilson(n - right, n)
     assert mirrored.low == pytest.approx(1 - found.high, abs=1e-12)
 
 
@@ -104,7 +104,6 @@ def test_questions_of_a_document_are_swapped_together() -> None:
     found = compare(first, second, clusters={each: str(int(each) // 10) for each in first})
     assert found.test is Test.BY_DOCUMENT
     assert found.p_value == pytest.approx(2 / 2**4), "four documents have 16 ways of swapping, and two are as far apart"
-    assert not found.is_significant
 
 
 def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> None:
@@ -135,8 +134,6 @@ def test_values_that_are_no_scores_are_refused(values) -> None:
 def test_shares_that_cannot_be_are_refused(arguments) -> None:
     with pytest.raises(EvaluationError):
         wilson(*arguments)
-    with pytest.raises(EvaluationError, match="confidence"):
-        wilson(1, 2, confidence=95)
 
 
 # Paired comparison
@@ -159,16 +156,6 @@ def test_comparing_the_other_way_round_turns_every_sign_and_nothing_else(pairs) 
     assert -1 <= there.low <= there.difference + 1e-12
     assert there.difference - 1e-12 <= there.high <= 1
     assert there.test is Test.MCNEMAR
-
-
-@settings(max_examples=15)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=30))
-def test_comparing_fractional_scores_is_symmetric_too(pairs) -> None:
-    a, b = by_id(x for x, _ in pairs), by_id(y for _, y in pairs)
-    there, back = compare(a, b, resamples=FEW), compare(b, a, resamples=FEW)
-    assert there.p_value == back.p_value
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=1e-6)
-    assert there.low - 1e-12 <= there.difference <= there.high + 1e-12
 
 
 def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
@@ -194,13 +181,11 @@ def test_equal_scores_differ_by_nothing() -> None:
         same = compare(by_id(values), by_id(values))
         assert (same.difference, same.p_value) == (0, 1)
         assert same.low < 0 < same.high
-        assert "The difference is not significant." in same.sentence
 
 
 def test_a_constant_difference_at_few_questions_proves_nothing() -> None:
     few = compare(by_id([0.75] * 4), by_id([0.5] * 4))
     assert few.p_value == pytest.approx(2 / 2**4)
-    assert not few.is_significant
     assert few.low < 0
 
 
@@ -220,23 +205,6 @@ def test_the_interval_of_a_paired_difference_covers_the_truth(shares) -> None:
     intervals = [newcombe(*map(int, table)) for table in tables]
     covered = sum(low <= truth <= high for low, high in intervals) / len(intervals)
     assert 0.935 <= covered <= 0.99
-
-
-def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart() -> None:
-    far = compare(binary(128, 100), binary(128, 70), names=("reader", "truncation"))
-    assert far.is_significant
-    assert far.sentence.endswith("reader is better than truncation.")
-    assert "78.1 % and truncation 54.7 % on the same 128 questions: +23.4 points" in far.sentence
-    turned = compare(binary(128, 70), binary(128, 100), names=("truncation", "reader"))
-    assert turned.sentence.endswith("reader is better than truncation.")
-
-    first = by_id([1] * 60 + [1] * 14 + [0] * 10 + [0] * 44)
-    second = by_id([1] * 60 + [0] * 14 + [1] * 10 + [0] * 44)
-    near = compare(first, second)
-    assert not near.is_significant
-    assert near.sentence.endswith("The difference is not significant.")
-    assert "exact McNemar p < 0.001)" in far.sentence
-    assert "exact McNemar p = 0.541)" in near.sentence
 
 
 def test_systems_that_had_different_questions_are_not_compared() -> None:
@@ -266,7 +234,7 @@ def test_a_corrected_comparison_says_for_how_many() -> None:
     pairs = [compare(binary(128, 100), binary(128, 70)), compare(binary(128, 9), binary(128, 9))]
     first, second = corrected(pairs)
     assert first.p_value == pytest.approx(2 * pairs[0].p_value)
-    assert "corrected for 2 comparisons" in first.sentence
+    assert (first.corrected_for, first.p) == (2, "< 0.001")
     assert second.p_value == 1
 
 

@@ -214,22 +214,3 @@ def test_questions_come_from_a_named_file_or_a_folder_of_files(tmp_path):
         }
         assert len(texts) == 1
         assert len(passages(texts.pop())) >= 10
-
-
-def test_data_files_are_looked_for_in_the_data_folder(own_home):
-    with pytest.raises(EvaluationError) as caught:
-        load_task("qa_1", SETTINGS)
-    folder = own_home / "evaluation"
-    assert caught.value.message == "qa_1 needs a data file"
-    assert "dev-v2.0.json" in caught.value.hint
-    assert f"put it into {folder}" in caught.value.hint
-    folder.mkdir(parents=True)
-    with pytest.raises(EvaluationError, match=r"dev-v2"):
-        load_task("qa_1", SETTINGS)
-    squad_file(folder)
-    assert load_task("qa_1", SETTINGS).sample(3000, 0).needles
-
-
-def test_another_data_sets_file_is_refused(tmp_path):
-    with pytest.raises(EvaluationError, match=r"squad.*not of hotpotqa"):
-        load_task("qa_2", TaskSettings(TOKENIZER, data=squad_file(tmp_path)))

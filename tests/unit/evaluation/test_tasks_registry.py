@@ -48,15 +48,14 @@ def test_a_task_describes_itself(name):
     assert (sample.length, sample.index) == (3000, 5)
 
 
-def test_an_unknown_name_says_which_are_near_and_which_there_are():
+def test_an_unknown_name_says_which_are_near_or_which_there_are():
     with pytest.raises(EvaluationError) as caught:
         load_task("naih_single_2", SETTINGS)
     assert "'naih_single_2'" in caught.value.message
     assert caught.value.hint.startswith("Did you mean niah_single_2")
-    assert all(name in caught.value.hint for name in task_names())
     with pytest.raises(EvaluationError) as caught:
         load_task("xyz", SETTINGS)
-    assert caught.value.hint.startswith("Tasks are:")
+    assert caught.value.hint.startswith("Tasks are:") and all(name in caught.value.hint for name in task_names())
 
 
 @pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])

@@ -44,13 +44,6 @@ def test_samples_in_a_row_ask_different_things_about_the_same_bytes(name, small)
         assert abs(tokens - sample.reached) <= 2
 
 
-@pytest.mark.parametrize("name", [*SHAPES, *OWN])
-def test_asked_alone_a_document_has_one_question(name):
-    alone = asking(name, 1)
-    samples = [alone.sample(3000, index) for index in range(3)]
-    assert len({text_of(each) for each in samples}) == 3
-
-
 def test_more_questions_than_ruler_has_places_for_needles_share_a_document():
     task = asking("niah_multikey_1", 25)
     samples = [task.sample(20_000, index) for index in (0, 24)]

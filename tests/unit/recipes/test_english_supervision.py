@@ -28,7 +28,7 @@ def train(tmp_path, monkeypatch):
 
     def run(out: str, until: int, *more: str):
         words = ["--base", str(EMBEDDED_FOLDER), "--out", str(tmp_path / out), "--until-step", str(until), *more]
-        supervision.train(supervision.arguments_of([*words, "--tokens", "300"]))
+        supervision.train(supervision.arguments_of([*words, "--tokens", "100"]))
         return torch.load(tmp_path / out / "last.pt", weights_only=True)
 
     return run

@@ -206,13 +206,6 @@ def test_what_a_server_sends_that_is_no_text_stops_no_report(tmp_path: Path) -> 
     assert found.to_html().encode()
 
 
-def test_extractive_can_be_asked_for(tmp_path: Path) -> None:
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
-        asked = ["What is the key of harbor?"]
-        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=asked, extractive=True)
-    assert (found.mode, found.events) == (ReportMode.EXTRACTIVE, ())
-
-
 def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(tmp_path: Path) -> None:
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith(("Questions:", "Headings:", "Sentences:")):

@@ -89,15 +89,6 @@ def test_samples_depend_on_seed_length_and_index_alone(settings) -> None:
     assert text_of(AmongForeign(settings).sample(900, 8)) != text_of(first)
 
 
-def test_without_a_haystack_the_prose_is_not_the_one_that_is_measured_on() -> None:
-    from pydoc_data.topics import topics
-
-    measured = " ".join(" ".join(topics.values()).split())
-    paragraphs = text_of(Alone(TaskSettings(TOKENIZER, small=True)).sample(1500, 0)).split("\n\n")
-    assert len(paragraphs) > 3
-    assert not any(" ".join(each.split()) in measured for each in paragraphs if len(each) > 60)
-
-
 def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Path) -> None:
     """What is measured on has headings, tables and indented code; single spaces would be another kind of text."""
     haystack = tmp_path / "reference.txt"

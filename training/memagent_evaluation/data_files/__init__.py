@@ -75,7 +75,5 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
         EvaluationError: there is no such name or file, or a row is damaged; the message names the file and line.
         MissingExtraError: the file needs pyarrow (the extra "eval").
     """
-    if not isinstance(settings, TaskSettings):
-        raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
     paths = data_paths(name, path, name)
     return (load_rows if name in ROW_FORMATS else load_records)(name, paths, settings)

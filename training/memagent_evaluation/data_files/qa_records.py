@@ -30,6 +30,8 @@ _HINTS: Final = {
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
 _ANSWER_TOKENS: Final = 128
+_MOST_CHARACTERS: Final = 1 << 30
+"""Of the rows of a data set, which are in memory together; HotpotQA has half of it."""
 _T = TypeVar("_T")
 RECORD_NAMES: Final = tuple(_HINTS)
 _EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
@@ -118,11 +120,16 @@ def _each(rows: TableRows, name: str, made: Callable[[TableRow], Iterable[_T]]) 
     """Yield the result for each row.
 
     Raises:
-        EvaluationError: a row is damaged; the file and line are named.
+        EvaluationError: a row is damaged, or those before it are too large; the file and line are named.
     """
+    room = _MOST_CHARACTERS
     for index in range(len(rows)):
+        row = rows[index]
+        room -= _characters(row)
         try:
-            yield from made(rows[index])
+            if room < 0:
+                raise DamagedRowError(f"the rows up to here have more than {_MOST_CHARACTERS:,} characters")
+            yield from made(row)
         except DamagedRowError as error:
             raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
 
@@ -214,6 +221,11 @@ def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
     for entry in _each(rows, "squad", lambda row: [paragraph(row)]):
         articles.setdefault(entry.title, {})[entry] = None
     yield from _each(rows, "squad", asked)
+
+
+def _characters(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return len(value) if isinstance(value, str) else sum(map(_characters, parts))
 
 
 def _objects(row: TableRow, name: str) -> list[TableRow]:

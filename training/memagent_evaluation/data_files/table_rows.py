@@ -12,8 +12,10 @@ import json
 import mmap
 import re
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -21,6 +23,7 @@ from memagent_graph.documents.allowed_paths import file_below
 from memagent_graph.errors import DocumentError, EvaluationError
 from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_file, json_value, open_regular
+from memagent_graph.storage.parquet_rows import open_parquet
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -35,6 +38,9 @@ _PARQUET: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL: Final = 2**31 - 1
 _FORMS: Final = "Give JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
+_LARGEST_GROUP_BYTES: Final = 4 << 30
+_LARGEST_GROUP_VALUES: Final = 1 << 26
+"""Of all columns of a row group: an empty one takes no space in the file, and about 8 bytes in memory."""
 
 
 class RowSource(Protocol):
@@ -59,19 +65,20 @@ class TableRows:
     """The rows of several files, one after another, with one numbering."""
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
-        self._places = [(source, place) for source in sources for place in range(len(source))]
+        self._sources = sources
+        self._ends = list(accumulate(map(len, sources)))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._ends[-1]
 
     def __getitem__(self, index: int, /) -> TableRow:
-        source, place = self._places[index]
-        return source[place]
+        source, place = _located(self._ends, index)
+        return self._sources[source][place]
 
     def place(self, index: int) -> str:
         """Return where a row is, for messages."""
-        source, place = self._places[index]
-        return source.place(place)
+        source, place = _located(self._ends, index)
+        return self._sources[source].place(place)
 
 
 def open_rows(paths: Sequence[Path]) -> TableRows:
@@ -176,22 +183,24 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._opened() as file:
-            groups = file.metadata
-        sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
-        self._places = [(number, place) for number, size in enumerate(sizes) for place in range(size)]
+            groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
+            for group in groups:
+                values = sum(group.column(number).num_values for number in range(group.num_columns))
+                if group.total_byte_size > _LARGEST_GROUP_BYTES or values > _LARGEST_GROUP_VALUES:
+                    raise ValueError("it has a row group that is too large to read")
+        self._ends = list(accumulate(group.num_rows for group in groups))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
         if not len(self):
             raise EvaluationError(f"{path} has no rows", hint=_FORMS)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._ends[-1] if self._ends else 0
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         """Yield the file, opened each time, because an open one is not for several threads."""
-        parquet = extra_module("pyarrow.parquet", "eval", f"reading {self.path.name}")
         try:
-            with parquet.ParquetFile(self.path) as file:
+            with open_parquet(self.path, "eval", f"reading {self.path.name}") as file:
                 yield file
         except (OSError, ValueError) as error:
             raise _unreadable(self.path, error) from error
@@ -201,7 +210,7 @@ class ParquetRows:
             return file.read_row_group(number)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        group, place = self._places[index]
+        group, place = _located(self._ends, index)
         return _first(self._group(group), place)
 
     def place(self, index: int) -> str:
@@ -305,6 +314,12 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 def _end_of_space(content: mmap.mmap, start: int) -> int:
     match = _SPACE.match(content, start)
     return match.end() if match else start
+
+
+def _located(ends: Sequence[int], index: int) -> tuple[int, int]:
+    """Return the number of the part that an index is in, and its place there; `ends` are those of the parts."""
+    part = bisect_right(ends, index)
+    return part, index - (ends[part - 1] if part else 0)
 
 
 def _first(table: Any, index: int) -> TableRow:

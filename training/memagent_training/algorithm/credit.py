@@ -183,7 +183,7 @@ def _term(entry: Any) -> CreditTerm:
     known = [each.name for each in dataclasses.fields(CreditTerm)]
     for name, value in entry.items():
         if name not in known:
-            hint = did_you_mean(str(name), known) or f"There are {', '.join(known)}."
+            hint = did_you_mean(str(name), known, f"There are {', '.join(known)}.")
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
         is_right = isinstance(value, _KINDS[name]) and (name != "weight" or not isinstance(value, bool))
         if name == "roles" and is_right and not isinstance(value, str):

@@ -172,13 +172,13 @@ def term_rewards(
 
 def _nearest(name: str) -> str:
     known = [*OUTCOME_REWARDS, *STEP_REWARDS, *FORMAT_REWARDS]
-    return did_you_mean(name, known) or f"Choose one of {', '.join(known)}."
+    return did_you_mean(name, known, f"Choose one of {', '.join(known)}.")
 
 
 def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
     if name in OUTCOME_REWARDS:
         return OUTCOME_REWARDS[name]
-    hint = did_you_mean(name, OUTCOME_REWARDS) or f"Choose one that does: {', '.join(OUTCOME_REWARDS)}."
+    hint = did_you_mean(name, OUTCOME_REWARDS, f"Choose one that does: {', '.join(OUTCOME_REWARDS)}.")
     raise RewardError(f"no reward {name!r} compares with gold answers", hint=hint)
 
 
