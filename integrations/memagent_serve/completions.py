@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -122,6 +123,8 @@ class ChatCompletions:
         self._settings = settings
         self._metrics = metrics
         self._server = reader.policy if isinstance(reader.policy, OpenAICompatiblePolicy) else None
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By key, whose large requests are parsed one after another: those of others wait for few of them."""
         self._parsing = asyncio.Semaphore(2)
         self._memory = memory
 
@@ -167,8 +170,9 @@ class ChatCompletions:
             receive = bounded(request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve)
             body = await whole_body(request, receive, largest, reserve)
             is_large = len(body) > LARGE_BYTES
+            places = (self._turns[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
             try:
-                async with self._parsing if is_large else nullcontext():
+                async with places[0], places[1]:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
                     plan = await self._plan_of(body, fields, context)
                 if isinstance(plan, bytes):

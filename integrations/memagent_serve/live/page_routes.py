@@ -24,6 +24,7 @@ from memagent_serve.api_errors import bad_request, not_found, too_busy
 from memagent_serve.app import ServerResources, owner_of, uploaded
 from memagent_serve.bodies import bounded, require_plain
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
+from memagent_serve.completions import unless_gone
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
@@ -149,14 +150,15 @@ class LivePage:
 
     async def _add_file(self, request: Request) -> Response:
         file = await uploaded(self._serving, request)
-        document = await self._live.take(owner_of(request), file)
+        document = await unless_gone(request, self._live.take(owner_of(request), file))
         return _json({"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]})
 
     async def _begin(self, request: Request) -> Response:
         body = await _body(self._serving, request, NewReads)
         if len(body.questions) > _MOST_QUESTIONS or len(body.files) > _MOST_FILES:
             raise bad_request(f"at most {_MOST_QUESTIONS} questions and {_MOST_FILES} files at once", "questions")
-        reads = await self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
+        asked = self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
+        reads = await unless_gone(request, asked)
         return _json({"reads": [read.run_id for read in reads]})
 
     async def _listed(self, request: Request) -> Response:

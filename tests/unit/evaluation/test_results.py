@@ -145,6 +145,7 @@ def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
     [
         (lambda text: text.replace("memagent-evaluation", "something"), "not the journal"),
         (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
+        (lambda text: text.replace('"count": ', '"count": 9999999999', 1), "line 2"),
         (lambda text: text.replace('"reached_length": null', f'"reached_length": {10**30}', 1), "line 3"),
         (lambda text: text.replace('"calls": ', '"calls": "\\ud800", "x": ', 1), "line 3"),
         (

@@ -14,8 +14,9 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import quote
 
@@ -30,7 +31,7 @@ from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, Served, ServingProc
 
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
-from memagent_serve import short_requests
+from memagent_serve import completions, short_requests
 from memagent_serve.api_errors import ApiError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
@@ -525,20 +526,48 @@ def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with
 
     monkeypatch.setattr(DocumentStore, "add_async", last)
     part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
-    content = json.dumps(chat([part], padding="x" * MEGABYTE)).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALICE}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
     with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
-        with ExitStack() as stack:
-            for _ in range(2):
-                connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-                connection.sendall(head.encode() + content)
+        with large_requests(server, 2, [part]):
             until(lambda: conversions == ["begun"] * 2)
             large = chat("hello", padding="x" * MEGABYTE)
             assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
         until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
+
+
+def test_many_large_requests_of_one_key_are_parsed_one_after_another(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    ended = Event()
+
+    def parsed(body: bytes) -> Any:
+        if b"of alice" in body:
+            begun.append(len(body))
+            assert ended.wait(30)
+        return parse_fields(body)
+
+    monkeypatch.setattr(completions, "parse_fields", parsed)
+    with large_requests(server, 4, "of alice"):
+        until(lambda: begun)
+        large = chat("hello", padding="x" * MEGABYTE)
+        assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
+        assert len(begun) == 1
+        ended.set()
+
+
+@contextmanager
+def large_requests(server: Served, number: int, content: Any) -> Iterator[None]:
+    """Alice sends some requests, whose replies she does not read."""
+    body = json.dumps(chat(content, padding="x" * MEGABYTE)).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALICE}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(number):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(head.encode() + body)
+        yield
 
 
 def until(condition: Callable[[], bool]) -> None:

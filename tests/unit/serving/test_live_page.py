@@ -19,6 +19,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 
+from memagent_graph.documents import DocumentStore
 from memagent_graph.run_log.records import edited_by
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.reads import Bounds
@@ -595,3 +596,30 @@ async def test_streams_that_are_opened_all_at_once_are_as_many_as_may_be(browser
         everyone_came = asyncio.Barrier(60)
         await asyncio.gather(*(opened(everyone_came) for _ in range(60)))
     assert (counted.count(200), counted.count(429)) == (32, 28)
+
+
+@pytest.mark.parametrize("path", ["files", "reads"])
+def test_a_conversion_ends_with_its_client(
+    server: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    states: list[str] = []
+
+    async def last(store: DocumentStore, document: Any) -> None:
+        states.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            states.append("ended")
+
+    monkeypatch.setattr(DocumentStore, "add_async", last)
+    content = {"file": ("a.txt", b"A text.")}
+    file = httpx2.post(f"{server.api}/files", files=content, data={"purpose": "user_data"}).json()["id"]
+    body: dict[str, Any] = {"files": content}
+    if path == "reads":
+        body = {"json": {"files": [file], "questions": ["Who?"]}}
+    request = browser.client.build_request("POST", f"/page/{path}", **body)
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"POST /page/{path} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+        until(lambda: states == ["begun"])
+    until(lambda: states == ["begun", "ended"])
