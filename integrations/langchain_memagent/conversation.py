@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph import END
 from langgraph.store.base import BaseStore
 
-from langchain_memagent.detached_reads import detached, reported
+from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
@@ -300,10 +300,10 @@ async def read_on(
         return state
 
     inputs = {"question": purpose, "document": "conversation"}
-    async with reported(config, agent.policy.name, inputs, report) as spent:
-        state = await detached(new_state(spent.add))
+    async with report_read(config, agent.policy.name, inputs, report) as cost:
+        state = await detach(new_state(cost.add))
         usage = state["usage"]
-        spent.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
+        cost.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])
 
 

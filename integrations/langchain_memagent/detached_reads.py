@@ -30,13 +30,13 @@ from memagent_graph.trace import MemoryUpdate
 T = TypeVar("T")
 
 
-async def detached(coroutine: Coroutine[Any, Any, T]) -> T:
+async def detach(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine that sees nothing of the surrounding graph, but everything else in the context."""
-    return await asyncio.get_running_loop().create_task(_untraced(coroutine), context=_outside())
+    return await asyncio.get_running_loop().create_task(_untraced(coroutine), context=_context_without_callbacks())
 
 
 @dataclass
-class Spent:
+class ReadCost:
     """The cost of a read so far, and the output of its run."""
 
     model: str
@@ -77,9 +77,9 @@ class Spent:
 
 
 @asynccontextmanager
-async def reported(
+async def report_read(
     config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: Report
-) -> AsyncIterator[Spent]:
+) -> AsyncIterator[ReadCost]:
     """Report a detached read as a run below the one that `config` belongs to; handlers see no text of the document.
 
     Args:
@@ -98,15 +98,15 @@ async def reported(
     (calls,) = await below.on_chat_model_start(
         {}, [[shown]], name="MemAgent policy", invocation_params={"model": model}
     )
-    spent = Spent(model, report)
+    cost = ReadCost(model, report)
     try:
-        yield spent
+        yield cost
     except BaseException as error:
-        await calls.on_llm_end(spent.as_result())
+        await calls.on_llm_end(cost.as_result())
         await run.on_chain_error(error)
         raise
-    await calls.on_llm_end(spent.as_result())
-    await run.on_chain_end(spent.outputs)
+    await calls.on_llm_end(cost.as_result())
+    await run.on_chain_end(cost.outputs)
 
 
 async def _untraced(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -116,7 +116,7 @@ async def _untraced(coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
 
-def _outside() -> Context:
+def _context_without_callbacks() -> Context:
     context = copy_context()
     context.run(var_child_runnable_config.set, None)
     for variable, value in context.items():

@@ -15,7 +15,7 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from langchain_memagent.detached_reads import detached, reported
+from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from langchain_memagent.long_results import (
     failure_text,
@@ -221,14 +221,14 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     ) -> list[ReadResult | Exception]:
         """Read for each question, as one run for the agent's handlers. Raises the first error if all fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
-        async with reported(around.config, self._agent.policy.name, inputs, around.report) as spent:
-            outcomes = await detached(self._reads.read_each(document, run_ids, spent.add, limits=self._limits))
+        async with report_read(around.config, self._agent.policy.name, inputs, around.report) as cost:
+            outcomes = await detach(self._reads.read_each(document, run_ids, cost.add, limits=self._limits))
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
                 raise_first(outcomes)
             if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
-                spent.settle([result.usage for result in results], answers=[result.answer for result in results])
-                spent.model = results[0].model
+                cost.settle([result.usage for result in results], answers=[result.answer for result in results])
+                cost.model = results[0].model
         return outcomes
 
     # Further questions

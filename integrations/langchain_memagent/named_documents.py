@@ -28,7 +28,7 @@ _KINDS = ("path", "text", "state_key", "url")
 
 
 class FileBackend(Protocol):
-    """The used part of a deepagents backend: a folder's list, and a file's bytes."""
+    """The methods of a deepagents backend that are used here: list a folder, and return files' bytes."""
 
     async def als(self, path: str) -> Any:
         """Return the folder's entries, with their sizes if the backend knows them."""

@@ -77,7 +77,7 @@ async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """
     try:
         # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
-        return await asyncio.to_thread(_made_once)
+        return await asyncio.to_thread(_build_once)
     except MemAgentError as error:
         error.hint = error.remedy_with(_variable)
         if isinstance(error, NoPolicyError):
@@ -98,13 +98,13 @@ def _without_policy(error: NoPolicyError) -> CompiledStateGraph[Any, Any, Any, A
     return graph.add_node("refuse", refuse).set_entry_point("refuse").compile()
 
 
-def _made_once() -> ReaderGraph:
+def _build_once() -> ReaderGraph:
     with _making:
-        return _made()
+        return _build()
 
 
 @cache
-def _made() -> ReaderGraph:
+def _build() -> ReaderGraph:
     graph = MemAgent(settings=ReadSettings.from_environment(os.environ)).graph()
     # The context holds clients and stores: nothing that a caller could send, or that has a JSON schema.
     return ServedGraph(**{**vars(graph), "context_schema": None})

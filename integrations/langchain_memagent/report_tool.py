@@ -40,7 +40,7 @@ class _ReportArguments(BaseModel):
 
 
 class WriteReport(BaseTool):
-    """Writes a report over documents with a `MemAgent`; see `memagent_graph.report`.
+    """Writes a report over documents with a `MemAgent`; see `memagent_report`.
 
     Errors come back as tool messages with status "error", never as exceptions.
 
@@ -71,7 +71,7 @@ class WriteReport(BaseTool):
     _allowed: AllowedRoots = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Settle what can be read."""
+        """Set the description and the allowed roots."""
         super().model_post_init(context)
         self.description = self.description or _DESCRIPTION.format(shows=self.agent.strategy.shows)
         self._allowed = AllowedRoots(self.roots, max_bytes=self.max_bytes)

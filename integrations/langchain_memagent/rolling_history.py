@@ -22,9 +22,9 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.fitting import shortened
 
-_REMEMBERED = 1024
+_MAX_MEMORIES = 1024
 """How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""
-_AROUND = 64
+_FRAME_TOKENS = 64
 """Tokens reserved for the text around the memory."""
 
 
@@ -57,7 +57,7 @@ class RollingHistory:
         self._memories: OrderedDict[str, str] = OrderedDict()
 
     def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
+        """Return whether the messages may exceed the limit, by their bytes: a token has at least one."""
         return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
     async def within(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
@@ -81,9 +81,9 @@ class RollingHistory:
         if sum(sizes) <= self._tokens:
             return messages
         request = latest_request(messages)
-        wish = _within_a_quarter(messages, request, self._tokens, context.tokenizer)
-        wish_size = context.tokenizer.count(transcript([wish])) if wish else 0
-        room = self._tokens - context.budget.memory_tokens - _AROUND - wish_size
+        short_request = _within_a_quarter(messages, request, self._tokens, context.tokenizer)
+        request_size = context.tokenizer.count(transcript([short_request])) if short_request else 0
+        room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
         cuts = self._cuts(messages, thread)
         begin, memory = self._newest(cuts)
         chosen = self._chosen(cuts, sizes, room)
@@ -96,11 +96,11 @@ class RollingHistory:
             position = chosen.position
         recent = messages[position:]
         shown: list[AnyMessage] = [memory_message(memory, position)] if position else []
-        if request and wish:
+        if request and short_request:
             if request[0] < position:
-                shown.append(wish)
+                shown.append(short_request)
             else:
-                recent[request[0] - position] = wish
+                recent[request[0] - position] = short_request
         return shown + recent
 
     def _newest(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
@@ -121,7 +121,7 @@ class RollingHistory:
     def _remember(self, key: str, memory: str) -> None:
         self._memories[key] = memory
         self._memories.move_to_end(key)
-        while len(self._memories) > _REMEMBERED:
+        while len(self._memories) > _MAX_MEMORIES:
             self._memories.popitem(last=False)
 
     def _cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
@@ -133,7 +133,7 @@ class RollingHistory:
     def require_room(self, budget: Budget) -> None:
         """Raise `BudgetError` if the bound leaves too little room next to a memory of that budget."""
         memory_tokens = budget.memory_tokens
-        needed = 2 * (memory_tokens + _AROUND)
+        needed = 2 * (memory_tokens + _FRAME_TOKENS)
         if self._tokens < needed:
             raise BudgetError(
                 f"history_tokens is {self._tokens}, and a memory alone may have {memory_tokens} tokens",

@@ -22,12 +22,12 @@ Formula = tuple[str, str, list[Any]]
 like, with the value as text."""
 
 
-def scripted(mark: str, text: str) -> str:
+def format_script(mark: str, text: str) -> str:
     """Return a script: `^6`, `_i`, and in parentheses if it is more than a number or a word."""
     return f"{mark}{text}" if _SIMPLE.fullmatch(text) else f"{mark}({text})"
 
 
-def linear(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for each construction
+def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for each construction
     """Return a formula as a line of text."""
     name, text, children = formula
     if name in _UNREAD:
@@ -36,18 +36,18 @@ def linear(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for eac
         children = children[:1]
     properties = next((child for child in children if child[0].endswith(_PROPERTIES)), None)
     values = {child[0]: child[1] for child in properties[2]} if properties else {}
-    parts = [linear(child) for child in children if not child[0].endswith(_PROPERTIES)]
+    parts = [linearize(child) for child in children if not child[0].endswith(_PROPERTIES)]
     match name, parts:
         case _, [one, two] if name in _FRACTIONS:
             return f"{_grouped(one)}/{_grouped(two)}"
         case _, [base, script] if name in _SUPERSCRIPTS:
-            return _grouped(base) + scripted("^", script)
+            return _grouped(base) + format_script("^", script)
         case _, [base, script] if name in _SUBSCRIPTS:
-            return _grouped(base) + scripted("_", script)
+            return _grouped(base) + format_script("_", script)
         case _, [base, low, high] if name in _BOTH:
-            return _grouped(base) + scripted("_", low) + scripted("^", high)
+            return _grouped(base) + format_script("_", low) + format_script("^", high)
         case "sPre", [low, high, base]:
-            return scripted("_", low) + scripted("^", high) + base
+            return format_script("_", low) + format_script("^", high) + base
         case "rad", [degree, base]:
             return f"root({base}, {degree})" if degree else f"√({base})"
         case "mroot", [base, degree]:
@@ -55,7 +55,7 @@ def linear(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for eac
         case "msqrt", _:
             return f"√({''.join(parts)})"
         case "nary", [low, high, base]:
-            limits = (scripted("_", low) if low else "") + (scripted("^", high) if high else "")
+            limits = (format_script("_", low) if low else "") + (format_script("^", high) if high else "")
             return f"{values.get('chr') or '∫'}{limits} {base}"
         case "d", _:
             between = values.get("sepChr") or "|"

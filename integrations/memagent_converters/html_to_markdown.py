@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
-from memagent_converters.equations import linear, scripted
+from memagent_converters.equations import format_script, linearize
 from memagent_graph.converters import Block, Omission, Parts, SourceFile, processor_seconds
 
 _UNREAD: Final = frozenset(
@@ -25,8 +25,8 @@ _LOST: Final = {
     "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
 }  # fmt: skip
 """What is reported for elements that show something other than text."""
-_UNSEEN: Final = frozenset(("0", "1", "0px", "1px"))
-"""Widths of pictures and frames that only count readers."""
+_TRACKING_WIDTHS: Final = frozenset(("0", "1", "0px", "1px"))
+"""The widths of tracking pixels, which show nothing."""
 _PARAGRAPHS: Final = frozenset(
     ("p", "div", "section", "article", "aside", "main", "nav", "header", "footer", "address", "figure", "figcaption",
      "form", "fieldset", "legend", "dl", "dt", "title", "body", "details", "summary", "center", "hgroup", "search")
@@ -41,16 +41,16 @@ _FRAMED: Final = frozenset(
      "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
 """Elements whose text is changed; of all others it goes to the one around them."""
-_TYPED: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
+_INPUTS_WITHOUT_TEXT: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
-_MOST_COLUMNS: Final = 1000
-_OF_TABLES: Final = frozenset(("table", "tr"))
+_MAX_COLUMNS: Final = 1000
+_TABLE_PARTS: Final = frozenset(("table", "tr"))
 """Elements that have cells, and no text of their own."""
-_DEEPEST: Final = 200
-"""Elements within each other; what is deeper is text, because each level would change, and indent, all below it."""
-_PARSED_A_SECOND: Final = 1_000_000
-"""Characters. Usual pages take a fiftieth of that time, but it grows with the square of depth and of attributes."""
+_MAX_DEPTH: Final = 200
+"""Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
+_CHARACTERS_PER_SECOND: Final = 1_000_000
+"""Sets the parser's time limit. Usual pages need a fiftieth; the time grows with the square of depth and attributes."""
 LONGEST_REPEATED: Final = 200
 """Characters of a cell that is repeated in each row and column that it spans."""
 _BEGIN: Final = "\x02"
@@ -139,7 +139,7 @@ def markdown(html: str) -> str:
 
 def _marked(html: str, lost: Counter[str]) -> str:
     """Return HTML as Markdown, with a mark before each heading; what is not in it is counted."""
-    tree = _parsed(html)
+    tree = _parse(html)
     if "<math" in html:  # what some pages show of a formula beside it
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
@@ -153,7 +153,7 @@ def _marked(html: str, lost: Counter[str]) -> str:
             tag = _script(node.attributes, raised)
         if tag == "-text":
             _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
-        elif tag in _FRAMED and (deeper or (len(frames) > _DEEPEST and not is_end and frame.tag not in _OF_TABLES)):
+        elif tag in _FRAMED and (deeper or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)):
             deeper += -1 if is_end else 1
             frame.tokens.append(2)
         elif tag in _FRAMED:
@@ -170,21 +170,21 @@ def _marked(html: str, lost: Counter[str]) -> str:
     return _text(frames[0].tokens)
 
 
-def _parsed(html: str) -> Any:
+def _parse(html: str) -> Any:
     """Parse a page, in a time that depends on its size alone."""
     from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
 
-    # Lone surrogates are no text of the parser's.
+    # The parser does not accept lone surrogates.
     text = html.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     try:
-        with processor_seconds(0.5 + len(text) / _PARSED_A_SECOND):
+        with processor_seconds(0.5 + len(text) / _CHARACTERS_PER_SECOND):
             return LexborHTMLParser(text)
     except SelectolaxError as error:
-        raise MemoryError from error  # any text is HTML; only memory can be missing
+        raise MemoryError from error  # any text is valid HTML, so only memory can run out
 
 
 def _raised_classes(tree: Any) -> dict[str, str]:
-    """Return the classes that a page's own style sheets write as powers or indices, with the element that means it."""
+    """Return the classes that the page's style sheets raise or lower, each with its tag: sup or sub."""
     rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
     return {
         name: match[1][:3]
@@ -225,7 +225,7 @@ def _add_text(frame: _Frame, text: str, *, in_pre: bool) -> None:
 
 
 def _add_element(frame: _Frame, tag: str, node: Any) -> None:
-    """Add what an element without a frame of its own is in the text."""
+    """Add the text of an element that has no frame of its own."""
     tokens = frame.tokens
     match tag:
         case "br":
@@ -240,25 +240,25 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
         case "option":
             tokens.append(1)
         case "math":
-            tokens.append(linear(_math(node)))
+            tokens.append(linearize(_math(node)))
         case _ if tag in _PARAGRAPHS:
             tokens.append(2)
 
 
 def _is_lost(attributes: Mapping[str, str | None]) -> bool:
-    """Whether an element shows something that no text of it describes; an empty description says that it does not."""
-    return "alt" not in attributes and attributes.get("width") not in _UNSEEN
+    """Whether an element shows something that no text describes. An empty `alt` marks it as decoration."""
+    return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 
 
 def _input(attributes: Mapping[str, str | None]) -> str:
     kind = (attributes.get("type") or "text").lower()
     if kind in {"checkbox", "radio"}:
         return "☒ " if "checked" in attributes else "☐ "
-    return "" if kind in _TYPED else f" {attributes.get('value') or ''} "
+    return "" if kind in _INPUTS_WITHOUT_TEXT else f" {attributes.get('value') or ''} "
 
 
 def _math(node: Any) -> tuple[str, str, list[Any]]:
-    """Return a formula in the form that `linear` takes: tag, text, children."""
+    """Return a formula in the form that `linearize` takes: tag, text, children."""
     children, child = [], node.child
     while child is not None:
         if child.tag[0] not in "-_!":
@@ -291,7 +291,7 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
             spans = [max(1, _number(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if frame.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
-            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MOST_COLUMNS), spans[1]))
+            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MAX_COLUMNS), spans[1]))
         case "table":
             before = [2, frame.tokens[0], 2] if frame.tokens else []
             tokens += [*before, 2, _Verbatim(table_text(frame.rows)), 2]
@@ -334,9 +334,9 @@ def _close_inline(frame: _Frame, around: _Frame) -> None:
     match tag:
         case "sup" if inner and not _ORDINAL.fullmatch(inner):
             mark = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", inner)
-            text = f"[^{mark[1]}]" if mark else inner if inner.startswith("[^") else scripted("^", inner)
+            text = f"[^{mark[1]}]" if mark else inner if inner.startswith("[^") else format_script("^", inner)
         case "sub" if inner:
-            text = scripted("_", inner)
+            text = format_script("_", inner)
         case "a" if inner and _NOTE & {frame.attributes.get("epub:type"), frame.attributes.get("role")}:
             text = f"[^{inner.strip('[]^')}]"
         case "a" if inner and (target := (frame.attributes.get("href") or "").strip()):
@@ -422,7 +422,7 @@ def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
     for row in rows:
         line: list[str] = []
         cells = iter(row)
-        while len(line) < _MOST_COLUMNS:
+        while len(line) < _MAX_COLUMNS:
             left, text = spanning.get(len(line), (0, ""))
             if left:
                 spanning[len(line)] = left - 1, text

@@ -1,7 +1,7 @@
 """E-mail: one message (.eml, also .mhtml), or a box of them (.mbox), with the standard library.
 
-Of a message's alternatives plain text is read, or HTML if that says far more. What is attached is converted as a file
-of its own.
+Of alternative bodies, the plain text is read, unless the HTML says far more. Attachments are converted as separate
+files.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
 
 
 def _text(part: Message[Any, Any]) -> str:
-    """Return a part's text. A charset that is not known or not true is replaced by what a browser would read."""
+    """Return a part's text. If its charset is unknown or wrong, it is decoded as a browser would."""
     data = part.get_payload(decode=True)
     return web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
 

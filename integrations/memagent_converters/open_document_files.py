@@ -109,7 +109,7 @@ class _OpenDocument:
         return "".join(map(self.block, element))
 
     def _list(self, element: Element, style: str, level: int) -> str:
-        """Return a list; a number counts on where the list says so, or where its style was used last at this level."""
+        """Return a list. Numbering continues if the list says so, or from the last list of this style at this level."""
         form = self._lists.get(style, {}).get(level)
         counts = self._counts.setdefault(style, {})
         if attribute(element, "continue-numbering") != "true" and level == 1:

@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from memagent_converters.equations import scripted
+from memagent_converters.equations import format_script
 from memagent_converters.pdf_columns import FEWEST_ROWS, columns_apart
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
 _OCR: Final = "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
 _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
 _NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
-_SMALLER: Final = 0.85
-_SHIFTED: Final = 0.1
-"""Of the height of the character before it."""
+_MAX_SCRIPT_SIZE: Final = 0.85
+_MIN_SHIFT: Final = 0.1
+"""The smallest vertical shift of a script, as a share of the height of the character before it."""
 _UNMAPPED: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
-_MOST_UNMAPPED: Final = 0.15
+_MAX_UNMAPPED: Final = 0.15
 """The share of a page's characters; a font's own bullets are fewer."""
 _FEW_CHARACTERS: Final = 100
-"""What a scan may have beside its image, such as a stamp or a page number."""
-_REOPENED: Final = 100
+"""A scan may have so many beside its image, in a stamp or a page number."""
+_PAGES_OPEN: Final = 100
 """A document is reopened after this many pages, as pdfium keeps the fonts of all pages."""
-_MOST_VALUES: Final = 100_000
+_MAX_VALUES: Final = 100_000
 
 
 def convert(source: SourceFile) -> Parts:
@@ -42,7 +42,7 @@ def convert(source: SourceFile) -> Parts:
     document = _opened(pypdfium2, source)
     chosen = _chosen(source, len(document))
     for index, number in enumerate(chosen, 1):
-        if index % _REOPENED == 0:  # it keeps the fonts of all pages
+        if index % _PAGES_OPEN == 0:  # it keeps the fonts of all pages
             document.close()
             document = _opened(pypdfium2, source)
         label = f"page {number + 1}"
@@ -94,14 +94,14 @@ def _chosen(source: SourceFile, count: int) -> list[int]:
 
 
 def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
-    """Return a page's text with the values of its fields and its notes, and what it has beside them."""
+    """Return a page's text with its form values and notes, and its omissions."""
     textpage = page.get_textpage()
     text = _joined_words(_in_order(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
     textpage.close()
     omissions = []
     characters = len("".join(text.split()))
     unmapped = len(_UNMAPPED.findall(text))
-    if unmapped > _MOST_UNMAPPED * characters:
+    if unmapped > _MAX_UNMAPPED * characters:
         omissions.append(Omission("pages whose glyphs have no characters", label, _OCR))
         text = _UNMAPPED.sub("", text)
     elif unmapped:
@@ -113,8 +113,8 @@ def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[
 
 
 def _in_order(raw: Any, textpage: Any, text: str) -> str:
-    """Return a page's text, column by column, its powers and indices marked."""
-    if max(text, default="") > "\uffff":  # pdfium counts otherwise
+    """Return a page's text, column by column, with superscripts and subscripts marked."""
+    if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
         return text
     place = raw.FS_RECTF()
 
@@ -146,11 +146,11 @@ def _with_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
         line, height = place(match.start() - 1)
         for at in range(begin, end):
             own_line, own_height = place(at)
-            if own_height < _SMALLER * height and abs(own_line - line) > _SHIFTED * height:
+            if own_height < _MAX_SCRIPT_SIZE * height and abs(own_line - line) > _MIN_SHIFT * height:
                 before = text[match.start() : at] if at > begin else ""  # without the space of another line
-                goes_on = match["end"] and abs(place(match.end())[0] - line) < _SHIFTED * height
+                goes_on = match["end"] and abs(place(match.end())[0] - line) < _MIN_SHIFT * height
                 mark = "^" if own_line > line else "_"
-                return before + scripted(mark, text[at:end]) + ("" if goes_on else match["end"])
+                return before + format_script(mark, text[at:end]) + ("" if goes_on else match["end"])
             line, height = own_line, own_height
         return match[0]
 
@@ -186,7 +186,7 @@ def _shown(raw: Any, page: Any, *, has_text: bool) -> str | None:
 def _annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
     """Yield what is laid over a page: values of form fields, notes, texts."""
     form = document.formenv
-    for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MOST_VALUES)):
+    for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MAX_VALUES)):
         annotation = raw.FPDFPage_GetAnnot(page, index)
         if not annotation:
             continue
@@ -218,7 +218,7 @@ def _field(raw: Any, form: Any, annotation: Any) -> str:
     if kind in {raw.FPDF_FORMFIELD_LISTBOX, raw.FPDF_FORMFIELD_COMBOBOX}:
         options = [
             _string(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
-            for index in range(min(raw.FPDFAnnot_GetOptionCount(form, annotation), _MOST_VALUES))
+            for index in range(min(raw.FPDFAnnot_GetOptionCount(form, annotation), _MAX_VALUES))
             if raw.FPDFAnnot_IsOptionSelected(form, annotation, index)
         ]
         value = ", ".join(options) or value

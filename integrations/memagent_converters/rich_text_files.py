@@ -1,4 +1,4 @@
-"""Rich text (.rtf), with striprtf; what it drops (powers and indices, notes, headers) is marked before."""
+"""Rich text (.rtf), by striprtf. Superscripts, subscripts, notes and headers, which it drops, are marked first."""
 
 from __future__ import annotations
 

@@ -14,15 +14,15 @@ from memagent_converters.xml_archives import XmlArchive, attribute, descendants
 from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
 
 _BOOK: Final = "xl/workbook.xml"
-_MOST_EMPTY: Final = 2_000_000
-"""Empty rows in a row, after which a sheet counts as ended."""
+_MAX_EMPTY_ROWS: Final = 2_000_000
+"""Consecutive empty rows after which a sheet is considered finished."""
 _MERGED: Final = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*ref="([A-Z]+\d+:[A-Z]+\d+)"')
 _LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
 _DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
 
 def convert(source: SourceFile) -> Parts:
-    """Convert a workbook. A formula is its value as it was saved, or itself if none was."""
+    """Convert a workbook. A formula becomes its saved value, or stays as it is if no value was saved."""
     import openpyxl  # noqa: PLC0415  the extra `files`
 
     archive = XmlArchive(source.name, source.file)
@@ -51,11 +51,11 @@ def convert(source: SourceFile) -> Parts:
         yield Block(f"## {name}\n\n" + rows_text(texts) + GAP, f"sheet {name}", (name,))
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
-    yield from _beside(source, archive)
+    yield from _drawings_and_comments(source, archive)
 
 
-def _beside(source: SourceFile, archive: XmlArchive) -> Parts:
-    """Yield what lies on the sheets: comments, text boxes, pictures, files."""
+def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
+    """Yield the comments, text boxes, pictures and embedded files of the sheets."""
     lost: Counter[str] = Counter()
     for member in sorted(archive.names):
         if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.xml(member)) is not None:
@@ -79,13 +79,13 @@ def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
         cells = [cell for cell in row if cell.value is not None]
         if cells:
             empty = 0
-            yield cells[0].row, {cell.column: _shown(cell.value, cell.number_format) for cell in cells}
-        elif (empty := empty + 1) > _MOST_EMPTY:
+            yield cells[0].row, {cell.column: _cell_text(cell.value, cell.number_format) for cell in cells}
+        elif (empty := empty + 1) > _MAX_EMPTY_ROWS:
             return
 
 
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:
-    """Repeat what merged cells show in each of them that lies in a row with a value."""
+    """Copy the text of merged cells into each of them, in rows that have a value."""
     text = rows.get(numbers.start, {}).get(columns.start, "")
     if 0 < len(text) <= LONGEST_REPEATED:
         for number in rows if len(rows) < len(numbers) else numbers:
@@ -93,8 +93,8 @@ def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> No
                 rows[number].update(dict.fromkeys(columns, text))
 
 
-def _shown(value: Any, form: str) -> str:
-    """Return a value as text, with the unit that its number format has."""
+def _cell_text(value: Any, form: str) -> str:
+    """Return a value as text, with the unit in its number format."""
     if isinstance(value, datetime.datetime):
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(" ")
     if isinstance(value, bool) or not isinstance(value, int | float):

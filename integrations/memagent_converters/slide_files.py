@@ -22,13 +22,13 @@ from memagent_graph.converters import GAP, Parts, SourceFile
 
 _MAIN: Final = "ppt/presentation.xml"
 _TITLES: Final = frozenset(("title", "ctrTitle"))
-_BESIDE: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
-"""By its relation, what else belongs to a slide."""
+_RELATED_PARTS: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
+"""The heading of each other part of a slide, by relation type."""
 _STYLES: Final = {
     "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"
 }  # fmt: skip
 _UNREAD: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
-"""Placeholders that hold no text of the slide's own."""
+"""Placeholders without text of the slide's own."""
 
 
 def convert(source: SourceFile) -> Parts:
@@ -45,10 +45,10 @@ def convert(source: SourceFile) -> Parts:
         lost: Counter[str] = Counter()
         html = "".join(shapes(slide, lost))
         for kind, target in archive.relations(member).values():
-            root = archive.xml(target) if kind in _BESIDE else None
+            root = archive.xml(target) if kind in _RELATED_PARTS else None
             if root is not None:
                 texts = shapes(root, lost) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
-                html += f"<p>{_BESIDE[kind]}</p>{''.join(texts)}"
+                html += f"<p>{_RELATED_PARTS[kind]}</p>{''.join(texts)}"
             elif kind == "chart":
                 lost["charts"] += 1
             elif kind in {"package", "oleObject"}:

@@ -1,7 +1,7 @@
-"""Word files (.docx), as WordprocessingML says: numbers of headings and lists, notes, forms, formulas, tracked changes.
+"""Word files (.docx): numbered headings and lists, notes, forms, formulas, tracked changes.
 
-Insertions are text, deletions are not. Headers and footers come once. Notes and comments stand at the end, with a mark
-like [^1] where they belong.
+Insertions are kept, deletions are dropped. Each header and footer appears once. Notes and comments are at the end, with
+a mark like [^1] at their place in the text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SYMBOLS: Final = dict(
         strict=True,
     )
 )
-"""What letters are in the font Symbol."""
+"""The characters that the font Symbol shows for letters."""
 _OF_SYMBOLS: Final = re.compile("[\uf020-\uf0ff]")
 _LEVEL: Final = re.compile(r"%([1-9])")
 
@@ -268,7 +268,7 @@ class _WordDocument:
 
 
 def _drawn(parent: Element) -> Iterator[Element]:
-    """Yield what is in a drawing, but not what is in its text boxes, nor what stands there for older programs."""
+    """Yield the elements of a drawing, except the contents of text boxes and the fallbacks for older programs."""
     for element in parent:
         if local(element) != "Fallback":
             yield element

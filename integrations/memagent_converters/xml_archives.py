@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from memagent_converters.equations import Formula, linear
+from memagent_converters.equations import Formula, linearize
 from memagent_graph.converters import ConversionError
 
 _LARGEST_MEMBER: Final = 1 << 30
@@ -113,7 +113,7 @@ def descendants(element: Element, *names: str) -> Iterator[Element]:
 
 def formula(element: Element) -> str:
     """Return a formula as a line of HTML."""
-    return quoted(linear(_parts_of(element)))
+    return quoted(linearize(_parts_of(element)))
 
 
 def _parts_of(element: Element) -> Formula:

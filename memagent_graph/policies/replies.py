@@ -137,7 +137,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
 
 
 def _decoded(content: bytes) -> tuple[_Reply, bool]:
-    """Return the reply, and whether it has token ids or log-probs that cannot be used.
+    """Return the reply, and whether its token ids or log-probs are invalid.
 
     Raises:
         MalformedReplyError: the body is not a reply in any dialect.
@@ -155,7 +155,7 @@ def _decoded(content: bytes) -> tuple[_Reply, bool]:
 
 
 def _usual_form(content: bytes) -> tuple[_Reply, bool]:
-    """Return a reply in another dialect as if it were in the usual one, and whether it has numbers that are none."""
+    """Return a reply in another dialect in the usual form, and whether its token ids or log-probs are invalid."""
     reply = _json(content.decode("utf-8-sig"))
     choices, is_damaged = [], False
     for choice in filter(None, reply.get("choices") or ()):

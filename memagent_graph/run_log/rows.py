@@ -53,7 +53,7 @@ def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
 
 
 def withdrawn(reward: Reward, time: float) -> LoggedEvent:
-    """Return the event that takes the place of a run's reward when another attempt begins that it is not about."""
+    """Return the event that replaces a run's reward when a new attempt begins."""
     detail = f"{reward.name} = {reward.value:g} by {reward.source} was of an earlier attempt"
     return LoggedEvent(time, "reward_withdrawn", detail)
 

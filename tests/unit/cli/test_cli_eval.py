@@ -105,13 +105,13 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
         memagent("eval", task, "--base-url", server.base_url, *options, "--out", tmp_path / "whole")
         undisturbed = Counter(map(section, server.requests))
     journal = tmp_path / "killed" / JOURNAL
-    with FakeServer(respond, delay=0.05) as server:
+    with FakeServer(respond, delay=0.1) as server:
         command = [sys.executable, "-m", "memagent_graph", "eval", task, "--base-url", server.base_url, *options,
                    "--out", str(tmp_path / "killed"), "--resume"]  # fmt: skip
         for round_ in range(kills):
             asked = len(server.requests)
             with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-                enough = asked + moments.randrange(25, 55)
+                enough = asked + moments.randrange(15, 35)
                 while len(server.requests) < enough:
                     assert process.poll() is None, process.stderr and process.stderr.read()
                     time.sleep(0.005)

@@ -127,8 +127,19 @@ async def test_every_system_answers_every_question_of_every_length(tmp_path, sto
 
 
 async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(tmp_path, store) -> None:
-    oracle = Oracle(store, pause=0.1)
-    await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 60), concurrency=7)
+    class Together(Oracle):
+        """Answers nothing until seven are asked."""
+
+        async def attempt(self, document: Any, question: str, **asking: Any) -> Attempt:
+            waiting.append(question)
+            if len(waiting) == 7:
+                seven.set()
+            await asyncio.wait_for(seven.wait(), 60)
+            return await super().attempt(document, question, **asking)
+
+    seven, waiting = asyncio.Event(), list[str]()
+    oracle = Together(store)
+    await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 30), concurrency=7)
     assert oracle.most_at_once == 7
 
 
@@ -291,11 +302,13 @@ async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
     [
         (EvaluationLimits(max_questions=5), EvaluationEnd.MAX_QUESTIONS),
         (EvaluationLimits(max_tokens=500), EvaluationEnd.MAX_TOKENS),
-        (EvaluationLimits(max_seconds=0.3), EvaluationEnd.MAX_SECONDS),
+        (EvaluationLimits(max_seconds=1.5), EvaluationEnd.MAX_SECONDS),
     ],
 )
 async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limits, ended) -> None:
-    slow = Oracle(store, pause=0.1 if limits.max_seconds else 0.0)
+    slow = Oracle(store, pause=0.0)
+    if limits.max_seconds:  # the fifth question takes too long
+        slow.fail = lambda number, run_id: setattr(slow, "pause", 3600.0 if number >= 3 else 0.0)
     reason, rows = await run(tmp_path, store, slow, limits=limits, concurrency=2)
     assert reason is ended
     assert 0 < len(rows) <= 8

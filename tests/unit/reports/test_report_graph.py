@@ -456,7 +456,6 @@ agent = MemAgent(
     run_log=folder / "runs.sqlite",
 )
 with agent:
-    print("writing", flush=True)
     found = report(agent, "What are the keys?", sorted(folder.glob("*.txt")),
                    questions=["What is the key of harbor?", "What is the key of castle?"])
     print(found.report_id, *(cell.answer for cell in found.matrix.cells), flush=True)
@@ -479,24 +478,21 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
 
     with FakeServer(respond, delay=0.03) as server:
         command = [sys.executable, str(tmp_path / "write.py"), server.base_url, str(tmp_path)]
-        killed = 0
         for _ in range(kills):
-            with Program(command, stdout=subprocess.PIPE) as process:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "writing\n"
-                time.sleep(moments.uniform(0.05, 0.5))
-                if process.poll() is None:
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed += 1
+            enough = len(server.requests) + moments.randrange(2, 30)
+            with Program(command, stdout=subprocess.DEVNULL) as process:
+                while len(server.requests) < enough:
+                    assert process.poll() is None
+                    time.sleep(0.005)
+                os.kill(process.pid, signal.SIGKILL)
         done = run_program(command, stdout=subprocess.PIPE, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
-    answers = done.stdout.split()[2:]
+    answers = done.stdout.split()[1:]
     assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]
     asked = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
     again = sum(asked.values()) - len(asked)
     # Each kill may lose the chunk that each of the two questions on each of the eight documents in flight was at.
-    assert again <= killed * 2 * 8
-    assert killed > 0
+    assert again <= kills * 2 * 8
     finished = Counter(prompt for prompt in prompts if "<section>" not in prompt and "<memory>" in prompt)
-    assert max(finished.values()) <= 1 + killed
-    record_property("sections asked again per kill", round(again / max(1, killed), 2))
+    assert max(finished.values()) <= 1 + kills
+    record_property("sections asked again per kill", round(again / kills, 2))

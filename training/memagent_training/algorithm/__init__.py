@@ -1,3 +1,1 @@
-"""Multi-Conv DAPO: from rewards to advantages, loss and optimizer steps. Nothing here depends on a model or a
-trainer.
-"""
+"""Multi-Conv DAPO: from rewards to advantages, loss and optimizer steps, without a model or a trainer."""

@@ -47,7 +47,7 @@ class TokenLoss:
         return loss_BT if reference_BT is None else loss_BT + self.kl_coef * self.kl(logprobs_BT, reference_BT)
 
     def ratio(self, logprobs_BT: Tensor, old_BT: Tensor, learned_BT: Tensor) -> Tensor:
-        """R."""
+        """Return p / p_old of each token, (B, T), or its geometric mean over a conversation (GSPO)."""
         log_r_BT = torch.where(learned_BT, logprobs_BT - old_BT, 0.0).clamp(-LOG_BOUND, LOG_BOUND)
         if self.per_conversation:
             log_r_BT = (log_r_BT.sum(1, keepdim=True) / learned_BT.sum(1, keepdim=True).clamp(min=1)) * learned_BT

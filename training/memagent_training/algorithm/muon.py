@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Move every matrix that has a gradient. A closure is not called: gradients are there."""
+        """Move every matrix that has a gradient. `closure` is ignored: the gradients are already computed."""
         del closure
         for group in self.param_groups:
             alike: dict[tuple[torch.Size, torch.device], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
@@ -61,7 +61,7 @@ class Muon(torch.optim.Optimizer):
             matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(move.to(matrix.dtype), alpha=rate)
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor, momentum: float) -> Tensor:
-        """Nesterov's, after the gradient was added to the momentum."""
+        """Add the gradient to the momentum and return Nesterov's direction."""
         state = self.state[matrix]
         if "momentum_buffer" not in state:  # as in torch's own checkpoints
             state["momentum_buffer"] = torch.zeros_like(matrix)
@@ -104,7 +104,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        matrices, tables, vectors = _sorted(model)
+        matrices, tables, vectors = _split_parameters(model)
         decayed, plain = {"params": tables, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}
         rest = [group for group in (decayed, plain) if group["params"]]
         self._parts: list[torch.optim.Optimizer] = []
@@ -116,13 +116,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Step with both. A closure is not called: gradients are there."""
+        """Step with both. `closure` is ignored: the gradients are already computed."""
         del closure
         for part in self._parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Both states."""
+        """Return the states of both."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -136,8 +136,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.param_groups = [group for part in self._parts for group in part.param_groups]
 
 
-def _sorted(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices inside the layers; embedding and head; vectors."""
+def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """Return the matrices inside the layers, those of embedding and head, and the vectors."""
     of_tables = {
         id(parameter)
         for each in (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]

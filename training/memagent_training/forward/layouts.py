@@ -4,8 +4,8 @@
 - `packed`: rows one after the other in one sequence, positions starting again at each.
 - `prefix_tree`: common prefixes of rows are forwarded once (`prefix_tree.py`), also in one sequence.
 
-Its nodes say which tokens of such a sequence see each other; `tree_attention.py` computes only those pairs.
-`scoring.py` is the way back from the model's output to log-probs per row.
+The nodes of a `MicroBatch` say which tokens of a sequence see each other; `tree_attention.py` computes only those
+pairs. `scoring.py` is the way back from the model's output to log-probs per row.
 
 Letters: B rows, P and T their longest prompt and completion, S sequences of N tokens that are forwarded, C completion
 tokens that are scored (a token that rows share, with all that comes before it, is scored once for all of them).
