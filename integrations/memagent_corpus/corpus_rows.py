@@ -15,10 +15,10 @@ import msgspec
 from memagent_corpus.typed_columns import TypedColumn, typed_values
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.extra_modules import extra_module
 from memagent_graph.plain_text import without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
+from memagent_graph.storage.parquet_rows import pyarrow
 
 _ID_CHARACTERS: Final = 32
 INVALID_ANSWER: Final = "InvalidAnswer"
@@ -248,7 +248,7 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
 
 def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
-    arrow = arrow_module()
+    arrow = pyarrow("corpus", "reading and writing tables")
     text, number, real = arrow.string(), arrow.int64(), arrow.float64()
     kinds: dict[str, Any] = {"str": text, "str | None": text, "int": number, "int | None": number, "float": real}
 
@@ -265,12 +265,3 @@ def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | Non
     columns = [(name, special.get(name) or kinds[str(kind)]) for name, kind in CorpusRow.__annotations__.items()]
     columns += [(column.name, column.arrow_type(arrow)) for column in typed]
     return arrow.schema(columns, metadata=metadata)
-
-
-def arrow_module(name: str = "pyarrow") -> Any:
-    """Import a module of pyarrow.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    return extra_module(name, "corpus", "reading and writing tables")

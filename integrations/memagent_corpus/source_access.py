@@ -43,6 +43,10 @@ PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _ZIP_ERRORS: Final = (zipfile.BadZipFile, RuntimeError, EOFError, KeyError, ValueError, struct.error)
+_MOST_MEMBERS: Final = 100_000
+_MOST_UNPACKED_BYTES: Final = 100 * 2**30
+_LARGEST_RATIO: Final = 200.0
+"""Of unpacked to packed bytes, for an archive and for each file in it; a packed size below 1 MiB counts as 1 MiB."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -82,22 +86,6 @@ class CorpusSize(NamedTuple):
     """Bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveLimits:
-    """Limits of a zip archive. The archive's directory is checked before anything is unpacked.
-
-    Attributes:
-        members: maximum number of files.
-        total_bytes: maximum unpacked size of all files.
-        ratio: maximum ratio of unpacked to packed bytes, for the archive and for each file. A packed size below 1 MiB
-            counts as 1 MiB.
-    """
-
-    members: int = 100_000
-    total_bytes: int = 100 * 2**30
-    ratio: float = 200.0
-
-
 @dataclass(frozen=True)
 class SourceAccess:
     """Opens documents below one root. It can be pickled, without the files that it has open.
@@ -108,7 +96,6 @@ class SourceAccess:
         allow_chained: allow chains of URLs.
         max_bytes: maximum size of a document.
         encoding: the charset of text files; detected if it is None.
-        archive_limits: limits of archives.
     """
 
     root: str = ""
@@ -116,7 +103,6 @@ class SourceAccess:
     allow_chained: bool = False
     max_bytes: int = 2**30
     encoding: str | None = None
-    archive_limits: ArchiveLimits = field(default_factory=ArchiveLimits)
 
     @property
     def absolute(self) -> SourceAccess:
@@ -371,23 +357,23 @@ def _archive(access: SourceAccess, location: str) -> zipfile.ZipFile:
         raise DocumentError(
             f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
         ) from error
-    _check_limits(archive, access.archive_limits, shown(location))
+    _check_limits(archive, shown(location))
     return archive
 
 
-def _check_limits(archive: zipfile.ZipFile, limits: ArchiveLimits, name: str) -> None:
-    """Raise `RefusedSourceError` if an archive exceeds the limits."""
+def _check_limits(archive: zipfile.ZipFile, name: str) -> None:
+    """Raise `RefusedSourceError` if an archive's directory exceeds the limits, before anything is unpacked."""
     members = archive.infolist()
     unpacked, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     problem = None
-    if len(members) > limits.members:
-        problem = f"has {len(members):,} files; the limit is {limits.members:,}"
-    elif unpacked > limits.total_bytes:
-        problem = f"has {unpacked:,} bytes unpacked; the limit is {limits.total_bytes:,}"
-    elif unpacked > limits.ratio * max(packed, 2**20):
-        problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {limits.ratio:g} times"
-    elif any(member.file_size > limits.ratio * max(member.compress_size, 2**20) for member in members):
-        problem = f"has a file that unpacks to more than {limits.ratio:g} times its size"
+    if len(members) > _MOST_MEMBERS:
+        problem = f"has {len(members):,} files; the limit is {_MOST_MEMBERS:,}"
+    elif unpacked > _MOST_UNPACKED_BYTES:
+        problem = f"has {unpacked:,} bytes unpacked; the limit is {_MOST_UNPACKED_BYTES:,}"
+    elif unpacked > _LARGEST_RATIO * max(packed, 2**20):
+        problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {_LARGEST_RATIO:g} times"
+    elif any(member.file_size > _LARGEST_RATIO * max(member.compress_size, 2**20) for member in members):
+        problem = f"has a file that unpacks to more than {_LARGEST_RATIO:g} times its size"
     if problem:
         raise RefusedSourceError(
             f"the archive {name} {problem}", hint="If you trust it, unpack it yourself and read the folder."

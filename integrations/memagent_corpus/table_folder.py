@@ -30,12 +30,12 @@ from typing import IO, Any, Final, cast
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, arrow_module, arrow_schema
+from memagent_corpus.corpus_rows import CorpusRow, arrow_schema
 from memagent_corpus.source_access import SourceAccess, scheme_of, shown, store_errors
 from memagent_corpus.typed_columns import TypedColumn, columns_of
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.storage.parquet_rows import open_parquet, row_parts
+from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
 from memagent_graph.storage.paths import data_folder
 from memagent_graph.storage.private_files import private_folder
 from memagent_graph.storage.whole_files import whole_file
@@ -130,10 +130,14 @@ class TableFolder:
         """The work folder on this machine, with the files that resuming needs.
 
         Raises:
-            CorpusError: it is a link: who made the folder could have files written anywhere.
+            CorpusError: the table is a file, or the folder is a link: who made it could have files written anywhere.
         """
         if self._folder is not None:
             work = Path(self.location) / WORK
+            if self._folder.is_file():
+                raise CorpusError(
+                    f"{self.location} is a file, and a table is a folder", hint="Name a folder with --out."
+                )
             if work.is_symlink():
                 raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
             return work
@@ -185,7 +189,7 @@ class TableFolder:
                 f"the part {part.name} of {self.shown} {'is missing' if content is None else 'is damaged'}",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
-        arrow = arrow_module()
+        arrow = pyarrow("corpus", "reading and writing tables")
         try:
             file = open_parquet(io.BytesIO(content), "corpus", "reading tables")
             if missing := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
@@ -231,7 +235,7 @@ class TableFolder:
             CorpusError: the table has other settings (the message lists them), the folder has other files, or the
                 folder cannot be written.
         """
-        arrow_module()
+        pyarrow("corpus", "reading and writing tables")
         manifest = self.manifest()
         if manifest is None:
             if others := [name for name in self._sizes() if name != WORK and not name.startswith(_UNFINISHED)]:
@@ -269,14 +273,14 @@ class TableFolder:
             CorpusError: the part cannot be written, or another run has taken over.
         """
         self._require_writer()
-        arrow, parquet = arrow_module(), arrow_module("pyarrow.parquet")
+        arrow = pyarrow("corpus", "reading and writing tables")
         schema = arrow_schema(self.typed_columns, {"memagent.format": f"{_FORMAT} {_VERSION}"})
         source, count, failed = iter(rows), 0, 0
         batch = list(itertools.islice(source, _BATCH_ROWS))
         if not batch:
             return None
         with self._as_corpus_error(), self._new_file(TablePart.numbered(number, 0, 0, 0, "").name) as file:
-            with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+            with arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
                 while batch:
                     writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
                     count += len(batch)

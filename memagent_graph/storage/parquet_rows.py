@@ -11,25 +11,47 @@ from typing import Any, Final
 
 from memagent_graph.extra_modules import extra_module
 
-_ROWS_AT_ONCE: Final = 16
+_ROWS_AT_ONCE: Final = 64
 _SMALL_BYTES: Final = 64 << 20
+_LARGEST_GROUP_BYTES: Final = 4 << 30
+_LARGEST_GROUP_VALUES: Final = 1 << 26
+"""Of all columns of a row group: an empty one takes no space in the file, and about 8 bytes in memory."""
+
+
+def pyarrow(extra: str, needed_for: str) -> Any:
+    """Return the package with its part for Parquet.
+
+    Raises:
+        MissingExtraError: it is not installed; `extra` installs it.
+    """
+    extra_module("pyarrow.parquet", extra, needed_for)
+    return extra_module("pyarrow", extra, needed_for)
 
 
 def open_parquet(file: Any, extra: str, needed_for: str) -> Any:
     """Return a `pyarrow.parquet.ParquetFile` whose texts are dictionaries; `file` is a path or an open file.
 
-    Raises:
-        MissingExtraError: pyarrow is not installed; `extra` installs it.
+    Errors are those of `pyarrow`, and Arrow's own.
     """
-    parquet = extra_module("pyarrow.parquet", extra, needed_for)
+    parquet = pyarrow(extra, needed_for).parquet
     metadata = parquet.read_metadata(file)
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     return parquet.ParquetFile(file, metadata=metadata, read_dictionary=paths)
 
 
+def small_groups(file: Any) -> list[Any]:
+    """Return the descriptions of a file's row groups. Raises `ValueError` if one is too large to be read."""
+    groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
+    for group in groups:
+        values = sum(group.column(number).num_values for number in range(group.num_columns))
+        if group.total_byte_size > _LARGEST_GROUP_BYTES or values > _LARGEST_GROUP_VALUES:
+            raise ValueError("it has a row group that is too large to read")
+    return groups
+
+
 def row_parts(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield a file's rows as small batches: one row, if all of its neighbours' texts could be large when unpacked."""
+    """Yield a file's rows as batches that stay small when they are unpacked, or have one row."""
     for group in range(file.num_row_groups):  # one by one, because Arrow does not join dictionaries in lists
         for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
-            rows = len(batch) if batch.nbytes * len(batch) <= _SMALL_BYTES else 1
+            rows = max(1, _SMALL_BYTES // max(1, batch.nbytes))
             yield from (batch.slice(first, rows) for first in range(0, len(batch), rows))

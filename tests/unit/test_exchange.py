@@ -32,6 +32,7 @@ from memagent_graph.run_log import (
     RunRecord,
 )
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
+from memagent_graph.storage import parquet_rows
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
@@ -462,7 +463,7 @@ def test_an_export_whose_texts_are_too_large_is_refused(tmp_path, log, other, mo
     monkeypatch.setattr(parquet, "LARGEST_TEXT_BYTES", 7)
     with pytest.raises(RunLogError, match="a text has more than 7 bytes"):
         import_runs(other, tmp_path / "runs.parquet")
-    monkeypatch.setattr(parquet, "_LARGEST_ROW_GROUP_BYTES", 100)
+    monkeypatch.setattr(parquet_rows, "_LARGEST_GROUP_BYTES", 100)
     with pytest.raises(RunLogError, match="a row group that is too large"):
         import_runs(other, tmp_path / "runs.parquet")
 

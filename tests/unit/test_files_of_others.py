@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -34,7 +35,7 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
 from memagent_corpus.corpus_run import exclusive
 from memagent_evaluation import result_table
-from memagent_evaluation.data_files import qa_records, table_rows
+from memagent_evaluation.data_files import qa_records
 from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
@@ -48,7 +49,8 @@ from memagent_graph.run_log import RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
 from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.state_serializer import CompressedSerializer
+from memagent_graph.storage import parquet_rows
+from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -210,7 +212,7 @@ def many_ids() -> bytes:
     return b"\1" + count.to_bytes(4, "little") + bytes(count) + high.compress(bytes(3 * count)) + high.flush()
 
 
-def export_with(column: str, values: pa.Array, **bounds: int) -> Callable[[Path], str]:
+def export_with(column: str, values: pa.Array, *bound: Any) -> Callable[[Path], str]:
     """An export is imported in which a column has these values, one a row."""
 
     def imported(folder: Path) -> str:
@@ -220,8 +222,7 @@ def export_with(column: str, values: pa.Array, **bounds: int) -> Callable[[Path]
         changed = table.set_column(place, table.schema.field(column), values)
         pq.write_table(changed.replace_schema_metadata(pq.read_metadata(path).metadata), path)
         with pytest.MonkeyPatch.context() as patch:
-            for name, bound in bounds.items():
-                patch.setattr(parquet, name, bound)
+            patch.setattr(*bound)
             import_them(folder)
         return ""
 
@@ -484,15 +485,14 @@ def dataset_elsewhere(folder: Path) -> str:
     return str(DatasetRows(folder / "data")[0])
 
 
-def rows_with(bound: str, most: int, **columns: Any) -> Callable[[Path], str]:
+def rows_with(*bound: Any, **columns: Any) -> Callable[[Path], str]:
     """The questions of a Parquet file with 200 equal rows are read, with a small bound."""
 
     def read(folder: Path) -> str:
         table = pa.table({name: pa.array([value] * 200, pa.string()) for name, value in columns.items()})
         pq.write_table(table, folder / "rows.parquet")
-        module = table_rows if hasattr(table_rows, bound) else qa_records
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, bound, most)
+            patch.setattr(*bound)
             return str(qa_records.read_records(folder / "rows.parquet"))
 
     return read
@@ -539,6 +539,7 @@ def template_elsewhere(folder: Path) -> str:
 
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
+MANY_VALUES = (parquet_rows, "_LARGEST_GROUP_VALUES", 800)
 CHECKPOINT = r"checkpoints.*read"
 PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 
@@ -551,9 +552,9 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), r"run r in .*runs\.sqlite has more",
                      id="log: sum of texts"),
         pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
-        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), _LARGEST_RUN_BYTES=2**20),
+        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), parquet, "_LARGEST_RUN_BYTES", 2**20),
                      "a run .* has more than", id="export: sum of texts"),
-        pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), _LARGEST_COLUMN=800),
+        pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), *MANY_VALUES),
                      "row group", id="export: size of a list"),
         *(
             pytest.param(logged_value(table, column, value), "runs.sqlite cannot be used as a run log",
@@ -639,10 +640,10 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
-        pytest.param(rows_with("_LARGEST_GROUP_VALUES", 100, question=None), r"rows\.parquet .* row group that is too",
-                     id="rows: nulls"),
-        pytest.param(rows_with("_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q", answers="a"),
-                     r"rows\.parquet, row 100: .* more than 100,000 characters", id="rows: texts that repeat"),
+        pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
+                     r"rows\.parquet .* row group that is too", id="rows: nulls"),
+        pytest.param(rows_with(qa_records, "_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
+                               answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: equal texts"),
         pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
         pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),
@@ -659,3 +660,11 @@ def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path]
         assert SECRET not in str(caught.value)
     assert not (folder.parent / "ran").exists()
     assert "evil" not in sys.modules
+
+
+def test_a_compressed_state_is_not_decompressed_beyond_its_bound() -> None:
+    tracemalloc.start()
+    with pytest.raises(UndecodableStateError, match="more than 12,582,912 bytes"):
+        decompress(BOMB)
+    assert tracemalloc.get_traced_memory()[1] < len(BOMB) + (32 << 20)
+    tracemalloc.stop()

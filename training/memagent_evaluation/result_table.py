@@ -20,9 +20,8 @@ import msgspec
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
-from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_value
-from memagent_graph.storage.parquet_rows import open_parquet, row_parts
+from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
 from memagent_graph.storage.whole_files import whole_file
 
 TABLE: Final = "results.parquet"
@@ -246,7 +245,7 @@ def write_table(results: Results, path: Path) -> None:
         EvaluationError: it cannot be written.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = _pyarrow()
+    pa = pyarrow("eval", "a table of results")
     columns = {
         column.name: [_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
     }
@@ -308,7 +307,7 @@ def read_table(path: Path) -> Results:
         EvaluationError: it cannot be parsed.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = _pyarrow()
+    pa = pyarrow("eval", "a table of results")
     try:
         table = open_parquet(path, "eval", "a table of results")
         metadata = {name.decode(): value.decode() for name, value in (table.schema_arrow.metadata or {}).items()}
@@ -386,8 +385,3 @@ def _types(pa: Any) -> dict[str, Any]:
         return next((plain[kind] for kind in (hint, *get_args(hint)) if kind in plain), pa.string())
 
     return {name: stored(hint) for name, hint in get_type_hints(ResultRow).items()}
-
-
-def _pyarrow() -> Any:
-    extra_module("pyarrow.parquet", "eval", "a table of results")
-    return extra_module("pyarrow", "eval", "a table of results")

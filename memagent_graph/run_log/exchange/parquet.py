@@ -26,12 +26,11 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.extra_modules import extra_module
 from memagent_graph.run_log.columns import LARGEST_RUN, Column, bounded, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.storage.parquet_rows import open_parquet, row_parts
+from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts, small_groups
 
 _OF_CONVERSATION: Final = {
     "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
@@ -63,10 +62,6 @@ _ROW_GROUP_NUMBERS: Final = 1 << 21
 """About how many ids and log-probs are in a row group: 8 MB before compression."""
 _ROW_GROUP_CHARACTERS: Final = 1 << 26
 """About how many characters of texts are in a row group."""
-_LARGEST_ROW_GROUP_BYTES: Final = 1 << 30
-"""Before compression; a file with a larger one was not written here."""
-_LARGEST_COLUMN: Final = 1 << 23
-"""Values of one column of a row group; a file with more was not written here, where one list has at most half of it."""
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
@@ -83,7 +78,7 @@ class ParquetWriter:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._pa = pyarrow("Parquet export")
+        self._pa = pyarrow("export", "Parquet export")
         self._schema = _schema(self._pa)
         self._writer = self._pa.parquet.ParquetWriter(
             file,
@@ -179,7 +174,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         RunLogError: it is not a Parquet file or not an export, is of another version, or is damaged.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = pyarrow("Parquet import")
+    pa = pyarrow("export", "Parquet import")
     try:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -200,13 +195,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         )
     if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
-    groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
-    if any(
-        group.total_byte_size > _LARGEST_ROW_GROUP_BYTES
-        or any(group.column(number).num_values > _LARGEST_COLUMN for number in range(group.num_columns))
-        for group in groups
-    ):
-        raise RunLogError(f"{source} has a row group that is too large to read", hint="Export it again.")
+    small_groups(parquet)
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
     size = 0
@@ -306,13 +295,3 @@ def _schema(pa: Any) -> Any:
     return pa.schema(
         [(name, lists.get(column.arrow) or pa.type_for_alias(column.arrow)) for name, column in COLUMNS.items()]
     )
-
-
-def pyarrow(needed_for: str) -> Any:
-    """Return the package with its part for Parquet.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    extra_module("pyarrow.parquet", "export", needed_for)
-    return extra_module("pyarrow", "export", needed_for)

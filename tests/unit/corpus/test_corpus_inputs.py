@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memagent_corpus import CorpusDocument, CorpusInputs, open_inputs
+from memagent_corpus import CorpusDocument, CorpusInputs, open_inputs, source_access
 from memagent_corpus.corpus_inputs import InputOptions, require_unique_ids
-from memagent_corpus.source_access import ArchiveLimits, SourceAccess, require_public_address
+from memagent_corpus.source_access import SourceAccess, require_public_address
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import DocumentStore
 from memagent_graph.errors import DocumentError, RefusedSourceError
@@ -177,17 +177,18 @@ def test_a_name_that_leads_out_of_an_archive_is_a_document_with_an_error(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"),
+    ("limit", "value", "words"),
     [
-        (ArchiveLimits(members=1), "has 2 files; the limit is 1"),
-        (ArchiveLimits(total_bytes=1000), "bytes unpacked; the limit is 1,000"),
-        (ArchiveLimits(ratio=2), "times its size; the limit is 2 times"),
+        ("_MOST_MEMBERS", 1, "has 2 files; the limit is 1"),
+        ("_MOST_UNPACKED_BYTES", 1000, "bytes unpacked; the limit is 1,000"),
+        ("_LARGEST_RATIO", 2, "times its size; the limit is 2 times"),
     ],
 )
-def test_an_archive_is_limited(tmp_path: Path, limits: ArchiveLimits, words: str) -> None:
+def test_an_archive_is_limited(tmp_path: Path, monkeypatch: Any, limit: str, value: int, words: str) -> None:
+    monkeypatch.setattr(source_access, limit, value)
     path = zipped(tmp_path / "bomb.zip", **{"a.txt": "0" * 5_000_000, "b.txt": "b"})
     with pytest.raises(RefusedSourceError, match=words):
-        list(open_inputs(str(path), InputOptions(access=SourceAccess(archive_limits=limits))).documents())
+        list(open_inputs(str(path)).documents())
 
 
 def test_a_damaged_archive_and_a_damaged_member_say_so(tmp_path: Path) -> None:
@@ -267,8 +268,9 @@ def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refus
 
 def test_a_text_that_many_rows_share_is_not_in_memory_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_graph.storage.parquet_rows._SMALL_BYTES", 2**20)
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array(["a" * 2**20]))
-    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet")
+    table = pa.table({"text": ["a" * 2**20] * 64})
+    pq.write_table(table, tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
+    del table
     pool, before, peak = pa.default_memory_pool(), pa.total_allocated_bytes(), 0
     tracemalloc.start()
     for document in open_inputs(str(tmp_path / "t.parquet")).documents():
@@ -407,7 +409,7 @@ def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(tmp_
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1%eth0", "fd00::1",
      "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "::127.0.0.1", "::ffff:0:127.0.0.1", "fec0::1", "5f00::1",
-     "3fff::1", "224.0.0.1", "100.64.0.1"],
+     "3fff::1", "224.0.0.1", "100.64.0.1", "2002:7f00:1::1"],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str) -> None:
     with pytest.raises(RefusedSourceError, match="is not a public address"):
@@ -415,7 +417,7 @@ def test_addresses_that_are_not_public(address: str) -> None:
 
 
 def test_public_addresses_are_not_refused() -> None:
-    for address in ("93.184.216.34", "2606:2800:220:1::1"):
+    for address in ("93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::5db8:d822"):
         require_public_address(address)
 
 

@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from memagent_graph.documents.allowed_paths import file_below
 from memagent_graph.errors import DocumentError, EvaluationError
-from memagent_graph.extra_modules import extra_module
 from memagent_graph.storage.bounded_files import json_file, json_value, open_regular
-from memagent_graph.storage.parquet_rows import open_parquet
+from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, small_groups
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -36,27 +35,6 @@ _SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL: Final = 2**31 - 1
-_LARGEST_GROUP_BYTES: Final = 4 << 30
-_LARGEST_GROUP_VALUES: Final = 1 << 26
-"""Of all columns of a row group: an empty one takes no space in the file, and about 8 bytes in memory."""
-
-
-class RowSource(Protocol):
-    """The rows of one file, in a fixed order; each is read on request."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> TableRow:
-        """Return the row.
-
-        Raises:
-            EvaluationError: it is damaged; the file and line are named.
-        """
-        ...
-
-    def place(self, index: int) -> str:
-        """Its place, for messages."""
-        ...
 
 
 class TableRows:
@@ -177,12 +155,7 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._opened() as file:
-            groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
-            for group in groups:
-                values = sum(group.column(number).num_values for number in range(group.num_columns))
-                if group.total_byte_size > _LARGEST_GROUP_BYTES or values > _LARGEST_GROUP_VALUES:
-                    raise ValueError("it has a row group that is too large to read")
-        self._ends = list(accumulate(group.num_rows for group in groups))
+            self._ends = list(accumulate(group.num_rows for group in small_groups(file)))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
         if not len(self):
             raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
@@ -217,7 +190,7 @@ class DatasetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pa = extra_module("pyarrow", "eval", f"reading the dataset folder {path.name}")
+        pa = pyarrow("eval", f"reading the dataset folder {path.name}")
         try:
             names = [part["filename"] for part in json_file(path / "state.json")["_data_files"]]
             files = [file_below(path, name, hint="Name another dataset folder.") for name in names]
@@ -265,6 +238,10 @@ class CsvRows:
     def place(self, index: int) -> str:
         """Return the file and the row's last line."""
         return f"{self.path}, line {self._rows[index][0]}"
+
+
+RowSource: TypeAlias = JsonRows | ParquetRows | DatasetRows | CsvRows
+"""The rows of one file, in a fixed order; each is read on request."""
 
 
 def _cell(text: str | None) -> Any:
