@@ -130,10 +130,14 @@ class TableFolder:
         """The work folder on this machine, with the files that resuming needs.
 
         Raises:
-            CorpusError: it is a link: who made the folder could have files written anywhere.
+            CorpusError: the table is a file, or the folder is a link: who made it could have files written anywhere.
         """
         if self._folder is not None:
             work = Path(self.location) / WORK
+            if self._folder.is_file():
+                raise CorpusError(
+                    f"{self.location} is a file, and a table is a folder", hint="Name a folder with --out."
+                )
             if work.is_symlink():
                 raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
             return work

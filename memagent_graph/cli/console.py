@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,7 +22,6 @@ from memagent_graph.cli.output import print_json
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import counted, in_one_line, plain
-from memagent_graph.reading.outcome import result_of
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -56,10 +55,6 @@ class Console:
     def working(self, words: str) -> AbstractContextManager[object]:
         """Show on a terminal what is happening while it takes time."""
         return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
-
-    async def follow(self, parts: AsyncGenerator[MemoryUpdate | ReadResult, None]) -> ReadResult:
-        """Show a read's progress until its result comes."""
-        return await self.follow_questions(lambda show: result_of(parts, partial(show, "")))
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -66,6 +67,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents import Document, open_store
+            from memagent_graph.reading.outcome import result_of
             from memagent_graph.reading.state import new_run_id
             from memagent_graph.response_format import ResponseFormat
 
@@ -97,7 +99,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
                         )
                     )  # fmt: skip
                 stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
-                return [await console.follow(stream)]
+                return [await console.follow_questions(lambda show: result_of(stream, partial(show, questions[0])))]
 
         unkept = self.no_log and self.store is None
         with tempfile.TemporaryDirectory() if unkept else nullcontext(self.store) as place:

@@ -214,7 +214,7 @@ def _kind_by_content(document: Document, sample: bytes) -> str | None:
     if kind is None or document.media_type == UNKNOWN:
         return kind
     log.warning(
-        "%s begins like a file of the kind %s and is read as text; its bytes, named .%s, would be converted",
+        "%s begins like a file of the kind %s and is read as text; as a file named .%s it would be converted",
         document.name,
         kind,
         kind,

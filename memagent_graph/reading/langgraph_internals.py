@@ -43,10 +43,7 @@ def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]
 def state_keys(config: RunnableConfig | None, node: Runnable[Any, Any], otherwise: Collection[str]) -> Collection[str]:
     """Return the keys of the state that `node` writes into; LangGraph drops what it returns under others, silently.
 
-    Args:
-        config: that of the node's run.
-        node: the node. Called within another one, it returns its result to that.
-        otherwise: returned then, outside of a graph, and if the state is one value without keys.
+    `otherwise` outside of a graph, within another node, and for a state that is one value without keys.
     """
     if (call := inherited(config, CALL)) is None:
         return otherwise

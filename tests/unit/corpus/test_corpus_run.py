@@ -238,8 +238,12 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
     assert world.calls == calls and not list(world.out.glob("_work/checkpoints*"))
 
 
-def test_a_folder_with_other_files_is_refused(world: World) -> None:
+def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
     world.write("a.txt", 1)
+    world.out.touch()
+    with pytest.raises(CorpusError, match="is a file"), exclusive(TableFolder(str(world.out))):
+        pass
+    world.out.unlink()
     world.out.mkdir()
     (world.out / "thesis.docx").write_bytes(b"x")
     with pytest.raises(CorpusError, match=r"is not empty.*thesis\.docx"):
