@@ -138,7 +138,7 @@ def test_the_terminal_shows_answer_changes_sources_and_losses_and_folds_what_is_
     assert "chunks 2-3: unchanged" in text
     assert "truncated, accept: cut at 60 tokens" in text
     assert "“Ilse Thornbury built the lighthouse”  chunk 4, characters 101-136, page 2" in text
-    assert "Marta Okonjo sold the granary in 1716.  chunks 1 to 4" in text
+    assert "“Marta Okonjo sold the granary in 1716.”  chunks 1 to 4" in text
     assert "550 tokens in, 105 out" in text
     assert "exact 1 (judge)" in text
 
@@ -302,7 +302,7 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
     assert "chunk 2, branch 0: unchanged" in text
     assert "merge of branches 0, 1, 2  +0 -3 words" in text
     assert "“Ilse Thornbury built the lighthouse”  chunk 5, branch 2, characters" in text
-    assert "Nor the year.  chunk 3, branch 1 to merge of branches 0, 1, 2" in text
+    assert "“Nor the year.”  chunk 3, branch 1 to merge of branches 0, 1, 2" in text
     assert re.search(r"^trunk +█?", text, re.MULTILINE)
     assert re.search(r"^2 +█·", text, re.MULTILINE)
 

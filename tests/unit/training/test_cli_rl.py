@@ -349,7 +349,11 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
         (["--reward", "fluent"], ExitCode.USAGE, "Choose one that does: exact_match"),
         (["--temperature", "0"], ExitCode.USAGE, "a temperature above 0"),
-        (["--base-url", "http://server/v1", "--server-option", "--seed 1"], ExitCode.USAGE, "leave --base-url out"),
+        (
+            ["--base-url", "http://server/v1", "--server-option", "--seed 1"],
+            ExitCode.USAGE,
+            "Leave out --server-option, or",
+        ),
     ],
 )
 def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monkeypatch, more, code, words) -> None:

@@ -13,13 +13,13 @@ pytest.importorskip("trl")
 
 from support.rl_loops import SETTINGS, Recorder, small_job
 
-from memagent_graph import LocalPolicy, MemAgentError, RunLog, SamplingParams
+from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy import Message
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.rl_job import Engine, MeasureSettings, prepare
+from memagent_training.rl.rl_job import Engine, MeasureSettings
 
 _NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
 IN_TABLE = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _NAMES))
@@ -84,11 +84,6 @@ async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution
         for after in (False, True)
     ]
     assert one.logprobs == same.logprobs
-
-
-def test_a_server_and_this_process_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MemAgentError, match=r"to read in this process.*base_url"):
-        prepare(small_job(tmp_path, engine=Engine.LOCAL, base_url="http://x/v1"))
 
 
 def test_the_page_of_tables_of_training_is_what_the_code_says() -> None:

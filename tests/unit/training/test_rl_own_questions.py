@@ -100,6 +100,17 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
     assert Counter(sample.length for sample in of.questions(1, 1, after)) == {short: 6, long: 6}
 
 
+def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_as_a_collection_wants(
+    tmp_path: Path,
+) -> None:
+    of = prepared(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
+    alone, others = of.lengths
+    assert [len(of.held_out(length, 100)) for length in (alone, others)] == [0, 1]
+    assert of.wanted > 1
+    assert of.stage([]) == 1
+    assert Counter(sample.length for sample in of.questions(0, 1)) == {alone: 1, others: 7}
+
+
 def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_path: Path) -> None:
     of = [
         {
@@ -135,13 +146,16 @@ def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
         ([{"question": "Who?", "document": "Ada."}], {}, r"line 1.*\"answers\" is missing"),
         ([*rows(4), rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
         (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*with how many.*\(10\)"),
-        (rows(1), {}, r"1 questions.*share of 0.1.*none is left.*held_out"),
+        (rows(1), {}, r"no question of length \d+ is held out.*Add questions"),
+        ([{**rows(1)[0], "document": __file__}], {}, r"line 1: \"document\" is the path of a file.*test_rl_own"),
         (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*held_out 0.1.*measure_every 0"),
         (rows(10), {"held_out": 1.0}, r"share of 1 is held out"),
+        (rows(10), {"held_out": 0.97}, r"10 questions.*share of 0.97.*none is left.*held_out"),
+        (rows(10), {"tasks": ("niah_single_1",), "lengths": (500,)}, r"makes its own questions, and takes none from"),
         (rows(10), {"tasks": ("qa_files", "niah_single_1"), "lengths": (500,)}, r"makes new ones without end"),
         (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*Give lengths"),
     ],
-    ids=["no answers", "repeats", "too short", "one question", "nothing held out", "all held out", "mixed", "lengths"],
+    ids=str,
 )
 def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
     of: list[Any], changes: dict[str, Any], message: str, tmp_path: Path
@@ -193,8 +207,3 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
     trained, held_out = loop.curriculum.questions(0, 0), loop.curriculum.held_out(loop.job.lengths[0], 100)
     assert {sample.question for sample in (*trained, *held_out)} == {row["question"] for row in rows(6)}
     assert loop.record["loop"]["questions"] != prepared(tmp_path, of).record["loop"]["questions"]
-
-
-def test_a_file_of_results_without_a_data_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MemAgentError, match=r"left out of a data file, and none is named.*data"):
-        prepare(small_job(tmp_path / "rl", drop_answered_without=tmp_path))

@@ -59,6 +59,21 @@ async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) 
     assert context.rules.invented is UpdateRule.ACCEPT
 
 
+async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_profiles_sampling(tmp_path: Path) -> None:
+    model = tmp_path / "narrow"
+    shutil.copytree(EMBEDDED_FOLDER, model)
+    values = json.loads((model / "memagent.json").read_text())
+    (model / "memagent.json").write_text(json.dumps({**values, "temperature": 0.7, "top_p": 0.95}))
+    reading = WordingSettings(chunk_tokens=200)
+    prepared = prepare(small_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
+    serving = ServerServing(prepared)
+    contexts = [await serving.reader(1.0, as_used=as_used).aprepare() for as_used in (False, True)]
+    assert [each.sampling.top_p for each in contexts] == [1.0, 0.95]
+    assert serving.rollouts.settings.top_p == 1.0
+    assert prepared.profile is not None
+    assert (prepared.profile.temperature, prepared.profile.top_p) == (0.7, 0.95)
+
+
 def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
     own = load_profile("embedded")
     assert own is not None

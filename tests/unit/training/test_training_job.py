@@ -362,7 +362,10 @@ def test_unknown_presets_and_settings_are_refused_with_what_is_near(tmp_path) ->
         make_config("dapo", {"lr_scheduler_type": "wavy"}, tmp_path)
     with pytest.raises(TrainingError, match="no use here"):
         make_config("dapo", parse_settings(["use_vllm=true"]), tmp_path)
-    for idle in ("num_generations=8", "top_p=0.9", "vllm_importance_sampling_cap=3", "use_liger_kernel=true"):
+    with pytest.raises(TrainingError, match="hf upload"):
+        make_config("dapo", parse_settings(["push_to_hub=true"]), tmp_path)
+    of_trl = ("num_generations=8", "top_p=0.9", "vllm_importance_sampling_cap=3", "use_liger_kernel=true")
+    for idle in (*of_trl, "torch_empty_cache_steps=5", "data_seed=3", "hub_model_id=me/mine"):
         with pytest.raises(TrainingError, match=rf"{idle.partition('=')[0]} has no effect here"):
             make_config("dapo", parse_settings([idle]), tmp_path)
 

@@ -188,6 +188,8 @@ def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise DamagedRowError(f'"{name}" is {_described(row, name)}, not a list of texts')
+    if isinstance(value, str) and value.startswith("['") and value.endswith("']"):
+        raise DamagedRowError(f'"{name}" is a list as Python writes it: write ["one", "another"]')
     filled = tuple(dict.fromkeys(text for text in texts if text.strip()))
     if not filled:
         raise DamagedRowError(f'"{name}" has no text')
@@ -206,7 +208,11 @@ def _described(row: TableRow, name: str) -> str:
     if name not in row:
         return f"missing (there are: {', '.join(map(str, row)) or 'none'})"
     value: Any = row[name]
-    return f"{str(value)[:40]!r}" if isinstance(value, str | int | float) else type(value).__name__
+    if isinstance(value, list):
+        return f"a list with {', '.join(sorted({type(each).__name__ for each in value} - {'str'}))}"
+    if value is None:
+        return "nothing"
+    return repr(value)[:40] if isinstance(value, str | int | float) else type(value).__name__
 
 
 def _pieces(examples: FileExamples, index: int) -> Iterator[str]:

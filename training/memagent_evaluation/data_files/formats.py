@@ -14,6 +14,7 @@ says otherwise below. Other fields are ignored.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ ANSWER_TOKENS: Final = 128
 _SPARE_TOKENS: Final = 64
 _DOCUMENT_NAMES: Final = ("document", "documents", "context")
 _PARAGRAPH_BREAK: Final = "\n\n"
+_LONGEST_PATH: Final = 1000
 _PASSAGE: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
 _SEARCHED_CHARACTERS: Final = 4000
 _NEEDLE: Final = re.compile(
@@ -133,7 +135,10 @@ def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileT
 def _own_question(row: TableRow) -> FileExample:
     answers = texts_of(row, "answer" if "answer" in row and "answers" not in row else "answers")
     name = next((name for name in _DOCUMENT_NAMES if name in row), _DOCUMENT_NAMES[0])
-    return FileExample(text_of(row, "question").strip(), answers, _PARAGRAPH_BREAK.join(texts_of(row, name)))
+    document = _PARAGRAPH_BREAK.join(texts_of(row, name))
+    if len(document) < _LONGEST_PATH and os.path.isfile(document):  # noqa: PTH113  no error for texts that are no path
+        raise DamagedRowError(f'"{name}" is the path of a file, {document}, not its text')
+    return FileExample(text_of(row, "question").strip(), answers, document)
 
 
 def _released(row: TableRow) -> FileExample:

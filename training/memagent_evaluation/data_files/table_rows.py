@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import mmap
 import re
 from array import array
@@ -35,6 +36,7 @@ _SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL: Final = 2**31 - 1
+_FORMS: Final = "Give JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
 
 
 class TableRows:
@@ -81,12 +83,13 @@ class JsonRows:
             elif content[begin : begin + 1] == b"{":
                 self._index_lines(content, begin)
             else:
-                raise EvaluationError(
-                    f"{path} is neither JSON lines nor a JSON list: it begins with {content[begin : begin + 20]!r}",
-                    hint="Name the data file as it was published, unpacked.",
+                beginning = content[begin : begin + 20]
+                what = (
+                    f"is neither JSON lines nor a JSON list: it begins with {beginning!r}" if beginning else "is empty"
                 )
+                raise EvaluationError(f"{path} {what}", hint=_FORMS)
         if not self._starts:
-            raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published, unpacked.")
+            raise EvaluationError(f"{path} has no rows", hint=_FORMS)
 
     def _index_list(self, content: mmap.mmap, begin: int) -> None:
         depth, start = 1, begin
@@ -126,13 +129,16 @@ class JsonRows:
         try:
             with self.path.open("rb") as file:
                 file.seek(start)
-                row = json_value(file.read(end - start))
+                content = file.read(end - start)
+                row = json_value(content)
+                if b"\\ud" in content.lower():
+                    json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         except OSError as error:
             raise _unreadable(self.path, error) from error
         except ValueError as error:
             raise EvaluationError(
                 f"{self.place(index)} is not valid JSON: {error}",
-                hint="Correct or remove it, or download the file again.",
+                hint="Correct or remove it; the file must be UTF-8.",
             ) from error
         if not isinstance(row, dict):
             raise EvaluationError(
@@ -158,7 +164,7 @@ class ParquetRows:
             self._ends = list(accumulate(group.num_rows for group in small_groups(file)))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
         if not len(self):
-            raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
+            raise EvaluationError(f"{path} has no rows", hint=_FORMS)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -279,7 +285,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
     except OSError as error:
         raise _unreadable(path, error) from error
     except ValueError as error:  # an empty file cannot be mapped
-        raise EvaluationError(f"{path} is empty", hint="Copy or download the file again.") from error
+        raise EvaluationError(f"{path} is empty", hint=_FORMS) from error
 
 
 def _end_of_space(content: mmap.mmap, start: int) -> int:

@@ -44,6 +44,7 @@ _OPTION_NAMES: Final[OptionNames] = (
     (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task, and --lengths that grow"),
     (re.compile(r"\bSyncSettings\.tolerance\b"), "--sync-tolerance"),
     (re.compile(r"\bstartup_timeout\b"), "--server-timeout"),
+    (re.compile(r"--server-options\b"), "--server-option"),
 )
 _CODES: Final = {
     "CollapsedError": ExitCode.COLLAPSED,

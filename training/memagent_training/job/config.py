@@ -56,20 +56,20 @@ FIXED: dict[str, tuple[object, str]] = {
     "scale_rewards": ("group", "divide_by_std says it"),
     "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
+    "push_to_hub": (False, "upload the finished folder, which has profile and templates too: hf upload NAME FOLDER"),
 }
 """TRL's options that must stay unchanged, and what to use instead."""
 _WITH_EFFECT: Final = frozenset(
     {
-        "accelerator_config", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "cast_lm_head_to_fp32", "data_seed",
+        "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "cast_lm_head_to_fp32",
         "ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_timeout", "debug", "deepspeed",
         "disable_tqdm", "epsilon_high", "fp16", "fsdp", "fsdp_config", "full_determinism", "gradient_checkpointing",
-        "gradient_checkpointing_kwargs", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy",
-        "hub_token", "ignore_data_skip", "log_completions", "log_level", "log_level_replica", "log_on_each_node",
+        "gradient_checkpointing_kwargs", "log_completions", "log_level", "log_level_replica", "log_on_each_node",
         "logging_first_step", "logging_nan_inf_filter", "logging_strategy", "lr_scheduler_kwargs", "max_steps",
         "model_init_kwargs", "num_completions_to_print", "num_train_epochs", "optim", "optim_args",
-        "optim_target_modules", "output_dir", "project", "push_to_hub", "report_to", "router_aux_loss_coef",
+        "optim_target_modules", "output_dir", "project", "report_to", "router_aux_loss_coef",
         "run_name", "save_on_each_node", "save_strategy", "seed", "tf32", "torch_compile", "torch_compile_backend",
-        "torch_compile_mode", "torch_empty_cache_steps", "trackio_space_id", "use_cpu",
+        "torch_compile_mode", "trackio_space_id", "use_cpu",
     }
 )  # fmt: skip
 """The settings of TRL and transformers that have an effect here, besides those that this config declares."""

@@ -38,14 +38,21 @@ class Curriculum:
     seed: int = 0
     split: QuestionSplit | None = None
     """If the tasks have a known number of questions: which of them are for training."""
+    wanted: int = 1
+    """The first stage has as many questions for training, if there are."""
 
     def stage(self, records: Sequence[CollectionRecord]) -> int:
         """Return the stage after these collections, counted from 0."""
+        last = len(self.lengths) - 1
         stage = 0
+        while (
+            self.split is not None and stage < last and self.split.epoch_size(self.lengths[: stage + 1]) < self.wanted
+        ):
+            stage += 1
         for record in records:
             longest = record.by_length.get(self.lengths[stage])
             if record.stage == stage and longest is not None and longest.reward >= self.advance_at:
-                stage = min(stage + 1, len(self.lengths) - 1)
+                stage = min(stage + 1, last)
         return stage
 
     def epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:

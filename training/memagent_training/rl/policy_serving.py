@@ -96,8 +96,8 @@ class Serving(ABC):
 
         Args:
             temperature: the sampling temperature.
-            as_used: keep the rule of the policy's profile for invented words, as those who use it do. Otherwise every
-                memory is kept as the policy wrote it, as in training.
+            as_used: keep the `top_p` of the policy's profile and its rule for invented words, as those who use it do.
+                Otherwise every memory is kept as the policy wrote it, as in training.
         """
         return self._reader(temperature, as_used=as_used)
 
@@ -107,7 +107,8 @@ class Serving(ABC):
     def _reader(self, temperature: float, *, as_used: bool = False, **options: Any) -> MemAgent:
         job = self._prepared.job
         if not as_used:
-            options["on_invented"] = UpdateRule.ACCEPT  # rewards are for what the policy wrote itself
+            # Rewards are for what the policy wrote itself, and the loss is about its whole distribution.
+            options |= {"on_invented": UpdateRule.ACCEPT, "top_p": 1.0}
         return MemAgent(
             self._policy,
             profile=self._prepared.profile,

@@ -62,7 +62,7 @@ class QuestionSplit:
             tasks: with a known number of questions each.
             lengths: those to train on.
             measured: those to measure; empty if nothing is measured.
-            share: how much of each length's questions is held out, one question at least; 0 for none.
+            share: how much of each length's questions is held out, one at least of two or more; 0 for none.
             seed: of the split and of every epoch's order.
             dropped: questions that are neither asked nor held out.
 
@@ -81,7 +81,7 @@ class QuestionSplit:
             held: set[bytes] = set()
             for length in lengths:
                 own = sorted(keys[number, length], key=partial(_rank, f"{seed}".encode()))
-                wanted = max(1, round(share * len(own))) if share else 0
+                wanted = max(len(own) > 1, round(share * len(own))) if share else 0
                 new = [key for key in own if key not in seen]
                 left = max(0, wanted - sum(key in held for key in own))
                 held.update(new[:left])
@@ -96,12 +96,12 @@ class QuestionSplit:
             }
             for is_trained in (True, False)
         )
-        for length in measured:
-            if not any(held_out[number, length] for number in range(len(tasks))):
-                raise TrainingError(
-                    f"no question of length {length:,} is held out, and it is to be measured",
-                    hint="Hold a share out (--held-out 0.1), or measure nothing (--measure-every 0).",
-                )
+        empty = [length for length in measured if not any(held_out[number, length] for number in range(len(tasks)))]
+        if empty and (len(empty) == len(measured) or not set(empty).issubset(lengths)):
+            raise TrainingError(
+                f"no question of length {empty[0]:,} is held out, and it is to be measured",
+                hint="Add questions, hold a share out (--held-out 0.1), or measure nothing (--measure-every 0).",
+            )
         digest = hashlib.sha256()
         for (number, _), of in keys.items():
             for key in of:

@@ -42,4 +42,4 @@ def reading_profile(
     chosen = {each.name: value for each in fields(Budget) if (value := getattr(reading, each.name)) is not None}
     budget = replace(began.budget, **({"context_window": window} | chosen))
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
-    return Profile(budget, prompts, reading.boundary or began.boundary, began.on_invented, began.strategy, began.dtype)
+    return replace(began, budget=budget, prompts=prompts, boundary=reading.boundary or began.boundary)

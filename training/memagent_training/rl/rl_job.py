@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
@@ -59,6 +59,15 @@ class Engine(StrEnum):
     """In the process that trains: for small policies, and for a rehearsal without a server."""
 
 
+_OF_LOOP: Final = (
+    "max_steps",
+    "num_train_epochs",
+    "save_strategy",
+    "save_steps",
+    "disable_tqdm",
+    "logging_nan_inf_filter",
+)
+"""Settings of a training that a loop makes itself, for example a checkpoint after each iteration."""
 _PATIENCE: Final = 86_400
 """Seconds that the other processes wait for the one that collects and measures."""
 
@@ -159,6 +168,47 @@ class RLJob:
         return self.lora_rank is None
 
 
+_IDLE: Final[Sequence[tuple[Sequence[str], Callable[[RLJob], bool], str, str]]] = (
+    (
+        ("held_out", "drop_answered_without"),
+        lambda job: job.data is None,
+        "no file of questions is named",
+        "name one with --data",
+    ),
+    (
+        ("haystack",),
+        lambda job: job.data is not None,
+        "the documents are those of the data file",
+        "take generated questions without --data",
+    ),
+    (
+        ("base_url", "served_name", "api_key", "server_options", "server_timeout", "server_gpus", "sync_tolerance"),
+        lambda job: job.engine is Engine.LOCAL,
+        "the policy reads in this process",
+        "leave out --engine local",
+    ),
+    (
+        ("server_options", "server_timeout", "server_gpus"),
+        lambda job: job.base_url is not None,
+        "the loop does not start the server that is named",
+        "leave out --base-url",
+    ),
+    (
+        ("served_name", "api_key"),
+        lambda job: job.base_url is None,
+        "no server that runs already is named",
+        "name it with --base-url",
+    ),
+    (
+        ("serve_merged",),
+        lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
+        "no server gets adapters",
+        "train some on a server with --lora",
+    ),
+)
+"""Settings by name, when they would have no effect, why, and what else can be done."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedLoop:
     """A loop that can begin."""
@@ -252,7 +302,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
     job = _with_own_lengths(job, tasks)
-    curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks))
+    curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks), job.collect.groups)
     names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
     need_evidence = NEED_EVIDENCE.intersection(names)
     for task in tasks:
@@ -293,6 +343,11 @@ def _with_own_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
 def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
     """Return which questions are for training; None if the tasks make new ones without end."""
     finite = [task for task in tasks if isinstance(task, CountedQuestions)]
+    if not finite and job.data is not None:
+        raise TrainingError(
+            f"the task {tasks[0].name} makes its own questions, and takes none from {job.data}",
+            hint="Leave --task out, or --data.",
+        )
     if not finite:
         return None
     if len(finite) < len(tasks):
@@ -330,33 +385,19 @@ def _check(job: RLJob) -> None:
         raise TrainingError(f"{job.server_timeout:g} seconds for a server to start", hint="Give more than 0.")
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
-    if job.serve_merged and job.lora_rank is None:
-        raise TrainingError("there are no adapters to merge", hint="Train adapters (--lora), or leave this out.")
-    if job.drop_answered_without is not None and job.data is None:
-        raise TrainingError(
-            "questions are to be left out of a data file, and none is named",
-            hint="Name the file that was evaluated (--data).",
-        )
-    if job.engine is Engine.LOCAL and (job.base_url is not None or job.server_options):
-        raise TrainingError(
-            "a server is named, and the policy is to read in this process (--engine local)",
-            hint="Leave --engine out, or --base-url and --server-option.",
-        )
+    defaults = {each.name: each.default for each in fields(job)}
+    for names, is_idle, why, otherwise in _IDLE:
+        chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(job, name) != defaults[name]]
+        if chosen and is_idle(job):
+            raise TrainingError(
+                f"settings can have no effect: {why}", hint=f"Leave out {', '.join(chosen)}, or {otherwise}."
+            )
     template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
-        _check_server_gpus(job, job.server_gpus)
-    if job.base_url is not None and job.server_options:
-        raise TrainingError(
-            f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is not started by the loop",
-            hint="Use them when you start it, or leave --base-url out.",
-        )
+        _check_server_gpus(job.server_gpus)
 
 
-def _check_server_gpus(job: RLJob, gpus: str) -> None:
-    if job.base_url is not None or job.engine is Engine.LOCAL:
-        raise TrainingError(
-            f"GPUs for a server ({gpus}), and the loop does not start one", hint="Leave --server-gpus out."
-        )
+def _check_server_gpus(gpus: str) -> None:
     own = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     both = {name.strip() for name in gpus.split(",")} & {name.strip() for name in own.split(",")}
     if both:
@@ -405,10 +446,11 @@ def _holds_loop(out: Path) -> bool:
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:
     decided = {"temperature": job.temperature, "step_reward_share": job.evidence_share, "seed": job.seed}
-    for name in (*decided, "max_steps", "num_train_epochs"):
+    for name in (*decided, *_OF_LOOP):
         if name in job.settings:
             raise TrainingError(
-                f"{name} cannot be set this way", hint="The loop has its own options for it: see memagent rl --help."
+                f"{name} cannot be set this way",
+                hint="The loop decides it, or has its own option for it: see memagent rl --help.",
             )
     machine = {"ddp_timeout": _PATIENCE}
     # Our own server returns them like this. At temperature 1 both are the same, and the weights do not depend on it.
