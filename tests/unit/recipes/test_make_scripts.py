@@ -33,7 +33,7 @@ def asked(tmp_path: Path, recipe: str, *, small: bool) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("recipe", ["embedded", "english"])
+@pytest.mark.parametrize("recipe", ["embedded", "language", "english"])
 def test_every_command_of_a_recipe_and_each_of_its_options_are_there(recipe: str, small: bool, tmp_path: Path) -> None:
     reference = (ROOT / "docs/commands.md").read_text("utf-8")
     commands = asked(tmp_path, recipe, small=small)
@@ -47,8 +47,9 @@ def test_every_command_of_a_recipe_and_each_of_its_options_are_there(recipe: str
         assert {word for word in words if word.startswith("--")} <= known, (module, words)
 
 
-def test_a_rehearsal_takes_the_same_steps_without_a_server(tmp_path: Path) -> None:
-    whole, small = (asked(tmp_path / name, "embedded", small=name == "small") for name in ("whole", "small"))
+@pytest.mark.parametrize("recipe", ["embedded", "language"])
+def test_a_rehearsal_takes_the_same_steps_without_a_server(recipe: str, tmp_path: Path) -> None:
+    whole, small = (asked(tmp_path / name, recipe, small=name == "small") for name in ("whole", "small"))
     assert [command[:2] for command in whole] == [command[:2] for command in small]
     loops = [command for command in small if command[1] == "rl"]
     assert loops and all(command[command.index("--engine") + 1] == "local" for command in loops)

@@ -49,7 +49,7 @@ class EnglishTask(GeneratedTask):
             "hop_3", these two with "_backward" (the last hop stands first), or "absent".
         foreign: tokens of the document per additional foreign fact.
         held_out: whether people, towns and wordings are those that shipped policies were not trained on.
-        facts: path of a file with more relations, in the format of `english_facts.toml`.
+        facts: path of a file with more relations, in the format of `training_facts.toml` of the training package.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -158,7 +158,7 @@ def _more_facts(path: str) -> MoreFacts:
         return MoreFacts.read(Path(path).expanduser())
     except (OSError, ValueError, RecursionError) as error:  # msgspec's and tomllib's errors are ValueErrors
         raise EvaluationError(
-            f"{path} has no facts: {error}", hint="Name a file in the format of english_facts.toml."
+            f"{path} has no facts: {error}", hint="Name a file in the format of training_facts.toml."
         ) from error
 
 

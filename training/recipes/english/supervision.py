@@ -40,7 +40,7 @@ from recipes.english.sections import all_sections
 
 HERE: Final = Path(__file__).parent
 PACKED: Final = HERE / "adapter"
-RELATIONS: Final = HERE / "training_facts.toml"
+RELATIONS: Final = HERE.parent / "language" / "training_facts.toml"
 BASE: Final = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
 TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK: Final = 16
