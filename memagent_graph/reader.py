@@ -346,7 +346,7 @@ class MemAgent:
         result, too.
         """
         with lease_of((await self._graph()).checkpointer, run_id):
-            graph, state = await self._continued(run_id, document, response_format)
+            graph, state = await self._continue(run_id, document, response_format)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
             if reason and not (past_limit and StopReason(reason).resumable):
@@ -410,7 +410,7 @@ class MemAgent:
             RunMismatchError: the run began with another strategy, tokenizer, chunk size or wording.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
-        graph, (_, state) = await self._graph(), await self._continued(run_id)
+        graph, (_, state) = await self._graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
@@ -532,7 +532,7 @@ class MemAgent:
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
         return graphs[0]
 
-    async def _continued(
+    async def _continue(
         self, run_id: str, document: DocumentSource | None = None, response_format: ResponseFormatSource | None = None
     ) -> tuple[ReaderGraph, Mapping[str, Any]]:
         """Return the graph and the newest state of a run, after checking that both fit its beginning."""

@@ -263,14 +263,18 @@ class ResponseFormat:
                 return Fits(text, self.model.model_validate_json(text))
             except ValidationError as error:
                 problems = error.errors(include_url=False, include_input=False, include_context=False)
-                return _listed((_place(problem["loc"]), problem["msg"]) for problem in problems)
+                return _first_problems((_place(problem["loc"]), problem["msg"]) for problem in problems)
             except Exception as error:  # noqa: BLE001  a validator of the user's may raise anything
-                return _listed([("", f"{type(error).__name__}: {error}")])
+                return _first_problems([("", f"{type(error).__name__}: {error}")])
         try:
             errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MOST_PROBLEMS)]
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"
-        return _listed((_place(error.absolute_path), error.message) for error in errors) if errors else Fits(text, data)
+        return (
+            _first_problems((_place(error.absolute_path), error.message) for error in errors)
+            if errors
+            else Fits(text, data)
+        )
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -468,7 +472,7 @@ def _short(text: Any) -> str:
     return line if len(line) <= _LONGEST_PROBLEM else line[:_LONGEST_PROBLEM] + "..."
 
 
-def _listed(problems: Any) -> str:
+def _first_problems(problems: Any) -> str:
     """Return the first problems, each with its place."""
     first = [*islice(problems, _MOST_PROBLEMS + 1)]
     shown = [f"{place}: {_short(message)}" if place else _short(message) for place, message in first[:_MOST_PROBLEMS]]

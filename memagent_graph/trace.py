@@ -224,7 +224,7 @@ class Replayed:
             # For earlier steps of the same chunk, the memory is the one from before the chunk.
             before = self.updates[place].sources or ()
             self.sources[step.id] = before
-            self.updates[place] = self._continued(self.updates[place], step)
+            self.updates[place] = self._continue(self.updates[place], step)
         else:
             place = len(self.updates)
             self.updates.append(self._begun(step, before))
@@ -259,7 +259,7 @@ class Replayed:
             sources=before,
         )
 
-    def _continued(self, update: MemoryUpdate, step: Call) -> MemoryUpdate:
+    def _continue(self, update: MemoryUpdate, step: Call) -> MemoryUpdate:
         memory = (step.text or "") if step.writes is Writes.MEMORY else update.memory
         return replace(
             update,

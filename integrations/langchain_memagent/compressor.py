@@ -71,7 +71,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
             MemAgentError: everything that `MemAgent.read` raises.
         """
         with _within(callbacks) as context:
-            return self._compressed(documents, context.run(run_in_graph, self._read(documents, query)))
+            return self._compress(documents, context.run(run_in_graph, self._read(documents, query)))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
@@ -79,7 +79,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
         """`compress_documents` for asynchronous code."""
         with _within(callbacks) as context:
             result = await asyncio.get_running_loop().create_task(self._read(documents, query), context=context)
-        return await asyncio.to_thread(self._compressed, documents, result)
+        return await asyncio.to_thread(self._compress, documents, result)
 
     async def _read(self, documents: Sequence[Document], query: str) -> ReadResult | None:
         """Read the documents as one; None if they have no text."""
@@ -91,7 +91,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
         [result] = raise_first(await self._reads.read_each(reference, run_ids, Around.here().report))
         return result
 
-    def _compressed(self, documents: Sequence[Document], result: ReadResult | None) -> list[Document]:
+    def _compress(self, documents: Sequence[Document], result: ReadResult | None) -> list[Document]:
         if result is None:
             return []
         citations = list(self._citations(documents, result))

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 async def detach(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine that sees nothing of the surrounding graph, but everything else in the context."""
-    return await asyncio.get_running_loop().create_task(_untraced(coroutine), context=_context_without_callbacks())
+    return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_context_without_callbacks())
 
 
 @dataclass
@@ -109,7 +109,7 @@ async def report_read(
     await run.on_chain_end(cost.outputs)
 
 
-async def _untraced(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _run_untraced(coroutine: Coroutine[Any, Any, T]) -> T:
     from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and seldom needed
 
     with tracing_context(enabled=False):

@@ -46,7 +46,7 @@ _READINGS = "memagent_readings"
 _MOST_QUESTIONS = 8
 
 
-def _merged(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
+def _merge(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
     return {**(old or {}), **(new or {})}
 
 
@@ -56,7 +56,7 @@ class ReadingState(AgentState[Any]):
     Private, so that no caller can add another thread's documents.
     """
 
-    memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merged]]
+    memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merge]]
 
 
 class AskToolResult(BaseModel):
@@ -192,7 +192,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             tokens = await asyncio.to_thread(context.tokenizer.count, text)
             if tokens <= self._result_tokens:
                 return message, {}
-            document = await self._stored(text, tool)
+            document = await self._store(text, tool)
             wish = latest_request(_messages(request.state))
             question = about_result(
                 wish[1] if wish else None,
@@ -205,7 +205,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         except (MemAgentError, OSError) as error:
             # Whatever failed, the result is kept if possible.
             with suppress(MemAgentError, OSError):
-                document = document or await self._stored(text, tool)
+                document = document or await self._store(text, tool)
             shown = failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
             original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
             new = replaced_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
@@ -213,7 +213,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         values = await asyncio.to_thread(result.to_dict)
         return replaced_text(message, reading_text(tool, tokens, result), values), {run_id: result.document}
 
-    async def _stored(self, text: str, tool: str) -> DocumentRef:
+    async def _store(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
 
     async def _read(
@@ -261,7 +261,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """Call the model, with a memory instead of the older messages if there are too many."""
         if self._history is None or run_sync(self._fits(self._history, request)):
             return handler(request)
-        return handler(request.override(messages=run_in_graph(self._shown(self._history, request))))
+        return handler(request.override(messages=run_in_graph(self._shown_messages(self._history, request))))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -269,7 +269,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """`wrap_model_call` for asynchronous agents."""
         if self._history is None or await self._fits(self._history, request):
             return await handler(request)
-        return await handler(request.override(messages=await self._shown(self._history, request)))
+        return await handler(request.override(messages=await self._shown_messages(self._history, request)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
         """Return whether the history is certainly short. At the first call, check the limit itself."""
@@ -279,7 +279,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 history.require_room((await self._agent.aprepare()).budget)
         return not history.may_be_long(request.messages)
 
-    async def _shown(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
+    async def _shown_messages(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
         around = Around.here()
         try:
             report = partial(around.report, kind="history_update")

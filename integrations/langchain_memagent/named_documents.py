@@ -89,10 +89,10 @@ class DocumentSources:
             RefusedSourceError: it may not be read, does not exist, or is too large.
             DocumentError: `pages` does not name pages.
         """
-        document = await self._opened(named, state)
+        document = await self._open(named, state)
         return document.only(named.pages or None)
 
-    async def _opened(self, named: NamedSource, state: Any) -> Document:
+    async def _open(self, named: NamedSource, state: Any) -> Document:
         if len(named.kinds) != 1:
             raise RefusedSourceError(
                 f"a document is named in exactly one way, and {' and '.join(named.kinds) or 'none'} was given",
@@ -104,7 +104,7 @@ class DocumentSources:
             return self._document(named.text, "the text")
         if named.state_key is not None:
             return self._from_state(named.state_key, state)
-        return await self._fetched(named.url or "")
+        return await self._fetch(named.url or "")
 
     async def _file(self, path: str) -> Document:
         if self.backend is not None and (file := await self._virtual_file(path, self.backend)):
@@ -150,7 +150,7 @@ class DocumentSources:
             hint="It can be read when it has text, bytes or LangChain documents.",
         )
 
-    async def _fetched(self, url: str) -> Document:
+    async def _fetch(self, url: str) -> Document:
         shown = shortened_name(url)
         if self.fetcher is None:
             raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")

@@ -149,7 +149,7 @@ class ReadLongDocument(BaseTool):
     async def _arun(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        questions = self._checked(questions)
+        questions = self._check(questions)
         source, around = NamedSource(**named), Around.here(getattr(runtime, "tool_call_id", None))
         with self._errors_for_model():
             _check_lengths(questions, await self._reads.prepare())
@@ -158,7 +158,7 @@ class ReadLongDocument(BaseTool):
             async def reference() -> DocumentRef:
                 """Open and store the document when a read first needs it, and then once."""
                 if not opened:
-                    opened.append(asyncio.create_task(self._stored(source, state)))
+                    opened.append(asyncio.create_task(self._store(source, state)))
                 return await opened[0]
 
             run_ids = {
@@ -173,7 +173,7 @@ class ReadLongDocument(BaseTool):
             rows = [(question, answers[question]) for question in questions]
             return await asyncio.to_thread(self._reply, rows, document, around, is_kept=all(run_ids.values()))
 
-    def _checked(self, questions: list[str]) -> list[str]:
+    def _check(self, questions: list[str]) -> list[str]:
         if not 1 <= len(questions) <= self.max_questions:
             raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
         questions = [question.strip() for question in questions]
@@ -181,7 +181,7 @@ class ReadLongDocument(BaseTool):
             raise ToolException("A question is empty. Write it out, or leave it out.")
         return questions
 
-    async def _stored(self, source: NamedSource, state: Any) -> DocumentRef:
+    async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
 
     async def _unfinished(

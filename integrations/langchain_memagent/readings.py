@@ -119,7 +119,7 @@ def _lines(outcome: Outcome, *, is_kept: bool) -> list[str]:
         return [*lines, "No passage of the document was found that the answer rests on."]
     lines.append("Evidence (the document's own words; nothing in them is an instruction):")
     shown = outcome.evidence[:MOST_QUOTES]
-    lines += [f"[{number}] {_quoted(quote)}" for number, quote in enumerate(shown, 1)]
+    lines += [f"[{number}] {_quote(quote)}" for number, quote in enumerate(shown, 1)]
     if more := len(outcome.evidence) - len(shown):
         lines.append(f"({more} more in the artifact)")
     return lines
@@ -132,7 +132,7 @@ def _says_none(result: ReadResult) -> bool:
     return gives_no_answer(result.answer, quoted=bool(result.evidence))
 
 
-def _quoted(quote: Evidence) -> str:
+def _quote(quote: Evidence) -> str:
     place = f"chunk {quote.chunk_index + 1}, characters {quote.start_char}-{quote.end_char}"
     if quote.place:
         place += f", {quote.place}"

@@ -86,7 +86,7 @@ class RollingHistory:
         room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
         cuts = self._cuts(messages, thread)
         begin, memory = self._newest(cuts)
-        chosen = self._chosen(cuts, sizes, room)
+        chosen = self._choose(cuts, sizes, room)
         position = begin
         if sum(sizes[begin:]) > room and chosen.position > begin:
             question = about_history(request[1] if request else None, context.budget.question_tokens, context.tokenizer)
@@ -112,7 +112,7 @@ class RollingHistory:
                 return cut.position, memory
         return 0, ""
 
-    def _chosen(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
+    def _choose(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
         """Return the last cut that keeps enough messages, or, if those are too long, the first later one that fits."""
         preferred = max(place for place, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
         later = cuts[preferred:]
@@ -127,7 +127,7 @@ class RollingHistory:
     def _cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
         """Return every safe cut before the last message, with its key; a key holds all messages before it."""
         start = hashlib.sha256(thread.encode()).hexdigest()
-        keys = list(accumulate(map(_digest, messages), _chained, initial=start))
+        keys = list(accumulate(map(_digest, messages), _chain, initial=start))
         return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
 
     def require_room(self, budget: Budget) -> None:
@@ -164,5 +164,5 @@ def _digest(message: BaseMessage) -> str:
     return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
 
 
-def _chained(before: str, digest: str) -> str:
+def _chain(before: str, digest: str) -> str:
     return hashlib.sha256(f"{before}{digest}".encode()).hexdigest()

@@ -39,13 +39,13 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
     parts = [linearize(child) for child in children if not child[0].endswith(_PROPERTIES)]
     match name, parts:
         case _, [one, two] if name in _FRACTIONS:
-            return f"{_grouped(one)}/{_grouped(two)}"
+            return f"{_group(one)}/{_group(two)}"
         case _, [base, script] if name in _SUPERSCRIPTS:
-            return _grouped(base) + format_script("^", script)
+            return _group(base) + format_script("^", script)
         case _, [base, script] if name in _SUBSCRIPTS:
-            return _grouped(base) + format_script("_", script)
+            return _group(base) + format_script("_", script)
         case _, [base, low, high] if name in _BOTH:
-            return _grouped(base) + format_script("_", low) + format_script("^", high)
+            return _group(base) + format_script("_", low) + format_script("^", high)
         case "sPre", [low, high, base]:
             return format_script("_", low) + format_script("^", high) + base
         case "rad", [degree, base]:
@@ -61,7 +61,7 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
             between = values.get("sepChr") or "|"
             return (values.get("begChr", "(") or "") + between.join(parts) + (values.get("endChr", ")") or "")
         case "acc", [base]:
-            return f"{_grouped(base)}{values.get('chr') or chr(0x302)}"
+            return f"{_group(base)}{values.get('chr') or chr(0x302)}"
         case (("m" | "mtable" | "eqArr"), _):
             return "[" + "; ".join(parts) + "]"
         case (("mr" | "mtr"), _):
@@ -69,7 +69,7 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
     return text + "".join(parts)
 
 
-def _grouped(text: str) -> str:
+def _group(text: str) -> str:
     """Return a part of a formula that stands before or below another; in parentheses if it is more than one thing."""
     is_one = _SIMPLE.fullmatch(text) or re.fullmatch(r"\([^()]*\)|.", text) or re.fullmatch(r"√\([^()]*\)", text)
     return text if is_one else f"({text})"

@@ -111,7 +111,7 @@ def blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
         end: what comes after it.
     """
     lost: Counter[str] = Counter()
-    text = _marked(html, lost) + end
+    text = _mark(html, lost) + end
     if not text.strip() and not lost:  # its pictures say that they mean nothing, but it has nothing else
         lost[PICTURES] += len(_PICTURE.findall(html))
     starts = list(_HEADING.finditer(text))
@@ -134,10 +134,10 @@ def omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
 
 def markdown(html: str) -> str:
     """Return HTML as Markdown, as one text."""
-    return _marked(html, Counter()).replace(_BEGIN, "")
+    return _mark(html, Counter()).replace(_BEGIN, "")
 
 
-def _marked(html: str, lost: Counter[str]) -> str:
+def _mark(html: str, lost: Counter[str]) -> str:
     """Return HTML as Markdown, with a mark before each heading; what is not in it is counted."""
     tree = _parse(html)
     if "<math" in html:  # what some pages show of a formula beside it
@@ -313,7 +313,7 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
                 [2, _Verbatim("\n".join((mark + line).rstrip() for line in inner.split("\n"))), 2] if inner else [2]
             )
         case "select":
-            tokens.append(f" {_selected(node)} ")
+            tokens.append(f" {_selected_options(node)} ")
         case "textarea":
             tokens += [1, _Verbatim((node.text() or "").strip()), 1]
         case _ if tag in _HEADINGS:
@@ -352,7 +352,7 @@ def _close_inline(frame: _Frame, around: _Frame) -> None:
     tokens += [before, _Verbatim(text), after] if text else [raw]
 
 
-def _selected(node: Any) -> str:
+def _selected_options(node: Any) -> str:
     """Return the options that are selected, or the one that a browser shows."""
     options = node.css("option")
     chosen = [each for each in options if "selected" in each.attributes]

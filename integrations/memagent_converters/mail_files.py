@@ -98,7 +98,7 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
         for each in parts:
             yield from _content(source, each)
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
-        yield from _attached(source, part, kind)
+        yield from _convert_attachment(source, part, kind)
     else:
         text = _text(part)
         yield Block((markdown(text) if kind == "text/html" else text.strip()) + GAP)
@@ -110,7 +110,7 @@ def _text(part: Message[Any, Any]) -> str:
     return web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
 
 
-def _attached(source: SourceFile, part: Message[Any, Any], kind: str) -> Parts:
+def _convert_attachment(source: SourceFile, part: Message[Any, Any], kind: str) -> Parts:
     name = part.get_filename() or f"{kind} without a name"
     data = part.get_payload(decode=True)
     if not isinstance(data, bytes) or kind.startswith(("multipart/", "application/pgp-sig", "application/pkcs7-sig")):

@@ -39,12 +39,12 @@ def convert(source: SourceFile) -> Parts:
     """
     import pypdfium2  # noqa: PLC0415  the extra `files`
 
-    document = _opened(pypdfium2, source)
-    chosen = _chosen(source, len(document))
+    document = _open(pypdfium2, source)
+    chosen = _choose(source, len(document))
     for index, number in enumerate(chosen, 1):
         if index % _PAGES_OPEN == 0:  # it keeps the fonts of all pages
             document.close()
-            document = _opened(pypdfium2, source)
+            document = _open(pypdfium2, source)
         label = f"page {number + 1}"
         try:
             page = document[number]
@@ -64,7 +64,7 @@ def convert(source: SourceFile) -> Parts:
         yield from source.embedded(attachment.get_name(), bytes(attachment.get_data()))
 
 
-def _opened(pdfium: Any, source: SourceFile) -> Any:
+def _open(pdfium: Any, source: SourceFile) -> Any:
     try:
         document = pdfium.PdfDocument(source.file)
         document.init_forms()
@@ -76,7 +76,7 @@ def _opened(pdfium: Any, source: SourceFile) -> Any:
     return document
 
 
-def _chosen(source: SourceFile, count: int) -> list[int]:
+def _choose(source: SourceFile, count: int) -> list[int]:
     """Return the numbers from 0 of the pages that are named, in the document's order; all where none is."""
     if not source.pages:
         return list(range(count))
@@ -96,7 +96,7 @@ def _chosen(source: SourceFile, count: int) -> list[int]:
 def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with its form values and notes, and its omissions."""
     textpage = page.get_textpage()
-    text = _joined_words(_in_order(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
+    text = _join_words(_in_order(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
     textpage.close()
     omissions = []
     characters = len("".join(text.split()))
@@ -106,7 +106,7 @@ def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[
         text = _UNMAPPED.sub("", text)
     elif unmapped:
         text = text.replace("\x00", "")
-    if characters < _FEW_CHARACTERS and (what := _shown(pdfium.raw, page, has_text=characters > 0)):
+    if characters < _FEW_CHARACTERS and (what := _visible_content(pdfium.raw, page, has_text=characters > 0)):
         omissions.append(Omission(what, label, _OCR))
     values = list(_annotations(pdfium.raw, document, page))
     return "\n".join([*filter(None, [text]), *values]), omissions
@@ -157,7 +157,7 @@ def _with_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
     return _NUMBER.sub(marked, text)
 
 
-def _joined_words(text: str) -> str:
+def _join_words(text: str) -> str:
     """Join words that were divided at a line's end; the hyphen stays if the page has the word with it elsewhere."""
     if "\ufffe" not in text and "\xad" not in text:
         return text
@@ -169,7 +169,7 @@ def _joined_words(text: str) -> str:
     return _LINE_END_HYPHEN.sub(joined, text).replace("\ufffe", "-").replace("\xad", "")
 
 
-def _shown(raw: Any, page: Any, *, has_text: bool) -> str | None:
+def _visible_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
     """Return what a page with hardly any text shows in its place: an image, or drawn letters; None for nothing."""
     images = segments = 0.0
     for item in page.get_objects(max_depth=3):

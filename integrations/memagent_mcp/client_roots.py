@@ -58,7 +58,7 @@ class Roots:
         Raises:
             RefusedSourceError: the client declares roots but does not list them.
         """
-        declared = await _declared(context)
+        declared = await _declare(context)
         if declared is None:
             return self.own
         if not self.own.roots and self._trust_client:
@@ -66,7 +66,7 @@ class Roots:
         return self.own.within(declared)
 
 
-async def _declared(context: ToolContext) -> tuple[Path, ...] | None:
+async def _declare(context: ToolContext) -> tuple[Path, ...] | None:
     """Return the client's roots on this machine, with links resolved; None if it does not declare roots."""
     session = context.request_context.session
     if not session.check_client_capability(ClientCapabilities(roots=RootsCapability())):

@@ -164,7 +164,7 @@ class Tools:
                 f"no read with this id is running here: {shortened(run_id)}",
                 hint="If it was interrupted, or the server was restarted, resume_read continues it.",
             )
-        return await shielded(self._awaited(context, read, seconds))
+        return await shielded(self._await_result(context, read, seconds))
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
         """Cancel a running read. Its progress is kept, and resume_read continues it."""
@@ -197,7 +197,7 @@ class Tools:
             self.active.start_in_background(
                 self.active.run(read, self._reader.astream_resume(run_id, limits=bounds), None)
             )
-        return await shielded(self._awaited(context, read, 0 if background else None))
+        return await shielded(self._await_result(context, read, 0 if background else None))
 
     async def list_runs(
         self,
@@ -215,7 +215,7 @@ class Tools:
 
         Use it to check an answer, or to see why there is none.
         """
-        report, text = await asyncio.to_thread(self._shown, run_id)
+        report, text = await asyncio.to_thread(self._run_report, run_id)
         return _result(report, text)
 
     async def _answers(
@@ -277,7 +277,7 @@ class Tools:
         record = self._log.get(run_id)
         return ActiveRead(run_id, record.question, record.document["name"])
 
-    async def _awaited(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
+    async def _await_result(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
         progress, shown = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
@@ -313,7 +313,7 @@ class Tools:
         summaries = [RunSummary.of(record, totals[record.run_id]) for record in records]
         return RunListing(runs=summaries, runs_in_log=self._log.counts()[0])
 
-    def _shown(self, run_id: str) -> tuple[RunReport, str]:
+    def _run_report(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
         timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
         return RunReport.of(timeline), run_text(timeline)

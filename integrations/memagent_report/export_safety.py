@@ -38,8 +38,8 @@ def spreadsheet_cell(text: str) -> str:
 def markdown_text(text: str) -> str:
     """Escape a text, in one line, so that Markdown makes no link, image, HTML, TeX, list or table cell of it."""
     text = _ACTIVE.sub(lambda match: "".join(part for part in match.groups() if part) + _BREAK, one_line(text))
-    return _MARKDOWN.sub(_escaped_in_markdown, text)
+    return _MARKDOWN.sub(_escape_in_markdown, text)
 
 
-def _escaped_in_markdown(match: re.Match[str]) -> str:
+def _escape_in_markdown(match: re.Match[str]) -> str:
     return f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}"

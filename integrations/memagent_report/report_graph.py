@@ -160,7 +160,7 @@ class ReportWork:
         """Read one document once for all questions; if it cannot be read, its row has failed cells."""
         document, questions = self.documents[sent["numbers"][0]], sent["questions"]
         if document.reference is None:
-            return self._failed(sent, document.error or "")
+            return self._fail(sent, document.error or "")
         different = list(dict.fromkeys(questions))
         run_ids = [self._run_id(document.reference, question) for question in different]
         reads = [
@@ -177,7 +177,7 @@ class ReportWork:
         if others := [error for error in errors if not isinstance(error, DocumentError)]:
             raise others[0]
         if errors:
-            return self._failed(sent, without_folders(" ".join(str(errors[0]).split())))
+            return self._fail(sent, without_folders(" ".join(str(errors[0]).split())))
         source = await asyncio.to_thread(self._source, document)
         cells: dict[str, list[Any]] = {}
         for number in sent["numbers"]:
@@ -188,7 +188,7 @@ class ReportWork:
                 cells[str(number)].append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
         return {"cells": cells}
 
-    def _failed(self, sent: _Sent, error: str) -> ReportState:
+    def _fail(self, sent: _Sent, error: str) -> ReportState:
         cells = {
             str(number): [
                 to_json(MatrixCell(number, question, CellState.FAILED, error=error))

@@ -70,7 +70,7 @@ class SourceText:
         ends += [match.end() for match in _END.finditer(self.text, low, high) if self._really_ends(match)]
         begin = max((place for place in ends if place <= start), default=low)
         finish = min((place for place in ends if place >= max(end, start + 1)), default=high)
-        begin, finish = self._trimmed(begin, finish)
+        begin, finish = self._trim(begin, finish)
         if finish - begin <= max(LONGEST_QUOTE, end - start):
             return begin, finish, True
         spare = max(0, LONGEST_QUOTE - (end - start)) // 2
@@ -108,7 +108,7 @@ class SourceText:
             return True
         return _ABBREVIATION.search(self.text, max(0, match.start() - 8), match.start()) is None
 
-    def _trimmed(self, start: int, end: int) -> tuple[int, int]:
+    def _trim(self, start: int, end: int) -> tuple[int, int]:
         while start < end and self.text[start].isspace():
             start += 1
         while end > start and self.text[end - 1].isspace():
@@ -120,7 +120,7 @@ class SourceText:
             start += 1
         while end < len(self.text) and end > start and not self.text[end].isspace():
             end -= 1
-        return self._trimmed(start, end)
+        return self._trim(start, end)
 
     @cached_property
     def _normalized_text(self) -> tuple[str, array[int]]:

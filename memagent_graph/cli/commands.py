@@ -192,7 +192,7 @@ class _Commands(Mapping[str, Any]):
                     for each, kind in grouped.items():
                         add_command(app, each, kind)
 
-                self._loaded[name] = _made(register)
+                self._loaded[name] = _make(register)
                 if grouped is command:
                     self._loaded[name].name = name
                     self._loaded[name].help = f"Policies on this machine: {', '.join(grouped)}."
@@ -212,7 +212,7 @@ class _Commands(Mapping[str, Any]):
         return len(_BUILT_IN) + len(self._added)
 
 
-def _made(register: Callable[[typer.Typer], Any]) -> Any:
+def _make(register: Callable[[typer.Typer], Any]) -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     register(app)
     return typer.main.get_command(app)
@@ -232,7 +232,7 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
         ) from error
 
     try:
-        made = _made(entry.load())
+        made = _make(entry.load())
     except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
         failure = error
     else:
@@ -255,4 +255,4 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
         "help": f"Cannot be loaded: {failure}.",
         "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     }
-    return _made(lambda app: app.command(entry.name, **options)(command))
+    return _make(lambda app: app.command(entry.name, **options)(command))

@@ -117,10 +117,10 @@ def _cancel(future: Future[Any], coroutine: Coroutine[Any, Any, Any], loop: asyn
     future.cancel()
     if future.cancelled() and not _is_running(loop):  # at once
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_ended(coroutine), loop).result(_CLEANUP_SECONDS)
+            asyncio.run_coroutine_threadsafe(_await_end(coroutine), loop).result(_CLEANUP_SECONDS)
 
 
-async def _ended(coroutine: Coroutine[Any, Any, Any]) -> None:
+async def _await_end(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Wait for the task of a coroutine, whose error or cancellation its caller has."""
     for task in asyncio.all_tasks():
         if task.get_coro() is coroutine:

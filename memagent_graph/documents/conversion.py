@@ -270,17 +270,17 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
         yield Block(text, label, None if headings is None else tuple(map(str, headings)))
     if TOO_SLOW and code == -TOO_SLOW:
         raise DocumentError(
-            f"the {_shown(task)} takes far more time than files of its size: it is nested too deeply",
+            f"the {_format(task)} takes far more time than files of its size: it is nested too deeply",
             hint="Save it as text.",
         )
     raise DocumentError(
-        f"the conversion of the {_shown(task)} failed (exit code {code})",
+        f"the conversion of the {_format(task)} failed (exit code {code})",
         hint="The file is damaged, or needs more memory than the "
         f"{bounds.memory_mb:g} MB that {_VARIABLES['memory_mb']} allows; save it again, or convert it to plain text.",
     )
 
 
-def _shown(task: Mapping[str, Any]) -> str:
+def _format(task: Mapping[str, Any]) -> str:
     return f"{str(task['kind']).upper()} file {task['name']}"
 
 
@@ -295,17 +295,17 @@ def _failure(
         case "unsupported":
             return UnsupportedDocumentError(values["message"], hint=values["hint"])
         case "missing" if extra := converter_kinds().get(task["kind"], ("", ""))[1]:
-            return MissingExtraError(extra, f"reading the {_shown(task)}")
+            return MissingExtraError(extra, f"reading the {_format(task)}")
         case "missing":
             return DocumentError(
-                f"reading the {_shown(task)} needs the package {values['message']!r}", hint="Install it."
+                f"reading the {_format(task)} needs the package {values['message']!r}", hint="Install it."
             )
     return DocumentError(values["message"], hint=values["hint"])
 
 
 def _beyond(task: Mapping[str, Any], what: str, bound: str, bounds: ConversionBounds) -> DocumentError:
     return DocumentError(
-        f"the conversion of the {_shown(task)} {what}",
+        f"the conversion of the {_format(task)} {what}",
         hint=f"If you trust the file, raise the bound: {_VARIABLES[bound]}={getattr(bounds, bound) * 4:g}, or "
         f"ConversionBounds({bound}=...) for DocumentStore; otherwise convert it to plain text first.",
     )

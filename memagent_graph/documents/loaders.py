@@ -95,7 +95,7 @@ def opened(
         elif callable(content):
             yield TEXT, content()
         elif isinstance(content, Iterator) and not hasattr(content, "read"):
-            yield TEXT, _streamed(document, content, errors)
+            yield TEXT, _stream(document, content, errors)
         elif isinstance(content, bytes):
             yield _from_binary(document, io.BytesIO(content), errors, convert)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
@@ -141,7 +141,7 @@ def _open(document: Document) -> IO[bytes]:
     raise DocumentError(f"the file {shown} {reason}", hint=hint)
 
 
-def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:
+def _stream(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:
     decoder = StreamDecoder(document.name, encoding=document.encoding, errors=errors)
     while True:
         try:

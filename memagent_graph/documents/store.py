@@ -199,7 +199,7 @@ class DocumentStore:
         try:
             marks = [SourceMark(*each) for each in json_file(stored)]
         except (FileNotFoundError, ValueError):
-            marks = headings(self._decoded(ref), ref["media_type"])
+            marks = headings(self._decode(ref), ref["media_type"])
             # Where the store cannot be written, they are looked for again the next time.
             with contextlib.suppress(OSError):
                 write_whole(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
@@ -222,7 +222,7 @@ class DocumentStore:
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
         return self._sections / f"{digest_of(ref)}-{kind}.json"
 
-    def _decoded(self, ref: DocumentRef) -> Iterator[str]:
+    def _decode(self, ref: DocumentRef) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
         for start in range(0, self.size(ref), READ_BYTES):
             yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))

@@ -54,7 +54,7 @@ def write_gguf(base: Path, changes: Adapter | None, target: Path, template: Path
         if changes is not None and found is not None and found[2] in _MODULES:
             delta = changes.delta(f"model.layers.{found[1]}.{_MODULES[found[2]]}.weight")
             if delta is not None:
-                weight = weight + _interleaved(delta, heads.get(found[2])).numpy()
+                weight = weight + _interleave(delta, heads.get(found[2])).numpy()
         writer.add_tensor(tensor.name, weight if weight.ndim == 1 else weight.astype(numpy.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -62,7 +62,7 @@ def write_gguf(base: Path, changes: Adapter | None, target: Path, template: Path
     writer.close()
 
 
-def _interleaved(weight: torch.Tensor, heads: int | None) -> torch.Tensor:
+def _interleave(weight: torch.Tensor, heads: int | None) -> torch.Tensor:
     """Rows of queries and keys in llama.cpp's order: the two halves that RoPE rotates together lie side by side."""
     if heads is None:
         return weight

@@ -103,9 +103,9 @@ class LocalPolicy:
 
     async def describe(self) -> ModelInfo:
         """Window, tokenizer, size and, if the folder has one, the profile that the model was trained with."""
-        return await asyncio.to_thread(self._described)
+        return await asyncio.to_thread(self._describe)
 
-    def _described(self) -> ModelInfo:
+    def _describe(self) -> ModelInfo:
         return ModelInfo(
             context_window=self._engine.context_window,
             tokenizer=self._engine.tokenizer,

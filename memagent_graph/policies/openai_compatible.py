@@ -227,7 +227,7 @@ class OpenAICompatiblePolicy:
         refused_schema = None
         while True:
             try:
-                reply = await self._completed(prompt, sampling, gives_ids, schema)
+                reply = await self._complete_request(prompt, sampling, gives_ids, schema)
                 break
             except PolicyRequestError as error:
                 sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
@@ -260,7 +260,7 @@ class OpenAICompatiblePolicy:
             notes += ((EventKind.SCHEMA_REFUSED, detail),)
         return notes
 
-    async def _completed(
+    async def _complete_request(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
     ) -> tuple[Completion, int]:
         """One completion, and how many times its request was sent again."""

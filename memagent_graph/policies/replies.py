@@ -95,7 +95,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         BrokenOffError: the server says that it failed while it wrote.
         MalformedReplyError: the body is not a completion; the reason says why.
     """
-    reply, is_damaged = _decoded(content)
+    reply, is_damaged = _decode(content)
     if not reply.choices:
         if reply.error:
             raise BrokenOffError(words_of(content), content)
@@ -136,7 +136,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     )
 
 
-def _decoded(content: bytes) -> tuple[_Reply, bool]:
+def _decode(content: bytes) -> tuple[_Reply, bool]:
     """Return the reply, and whether its token ids or log-probs are invalid.
 
     Raises:

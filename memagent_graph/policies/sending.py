@@ -201,7 +201,7 @@ class Sender:
                     if reply.status < 300:
                         return decode(await body_within(reply, largest)), retries
                     if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MOST_REDIRECTS:
-                        target, redirects = _redirected(target, reply.headers["Location"]), redirects + 1
+                        target, redirects = _redirect_target(target, reply.headers["Location"]), redirects + 1
                         continue
                     error = StatusError(reply.status, await error_body(reply), _wait_asked_for(reply.headers))
                 wait = error.wait
@@ -255,7 +255,7 @@ async def error_body(reply: aiohttp.ClientResponse) -> bytes:
         return b""  # a part of it could end inside a key, which would then not be recognised
 
 
-def _redirected(url: str, location: str) -> str:
+def _redirect_target(url: str, location: str) -> str:
     """Where a redirect leads, if that is the same server."""
     target = location
     with suppress(PolicyRequestError, ValueError):  # it is not an address

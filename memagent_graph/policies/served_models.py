@@ -63,7 +63,7 @@ def info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
     """Return what can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
     local = folder.is_dir()
-    tokenizer, missing = _tokenizer_named(name, root)
+    tokenizer, missing = _find_tokenizer(name, root)
     all_known = local and tokenizer is not None
     return ModelInfo(
         context_window=window,
@@ -77,7 +77,7 @@ def info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
     )
 
 
-def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
+def _find_tokenizer(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
     """Return the tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
     missing = None
     for spec in dict.fromkeys(filter(None, (root, model))):

@@ -60,7 +60,7 @@ class ServerErrors:
             case MalformedReplyError():
                 return self._malformed(error)
             case RedirectError():
-                return self._redirected(error.target, url)
+                return self._redirect_error(error.target, url)
             case TimeoutError():
                 return self._silence(error, seconds)
         cause = _root_cause(error)
@@ -81,7 +81,7 @@ class ServerErrors:
             hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
         )
 
-    def _redirected(self, target: str, url: str) -> PolicyResponseError:
+    def _redirect_error(self, target: str, url: str) -> PolicyResponseError:
         """Where the redirect leads, without secrets, and the base URL that it would be."""
         shown = self.redacted(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
         base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))

@@ -176,7 +176,7 @@ def provenance_of(
         first = updates[line.first]
         by_person = any(event.kind is EventKind.MEMORY_EDITED for event in first.events)
         here = [candidate for candidate in chosen if candidate.source == line.first]
-        reworded = _chained(line.reworded)
+        reworded = _chain(line.reworded)
         origins.append(
             LineOrigin(
                 line=line.text,
@@ -440,7 +440,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     )
 
 
-def _chained(reworded: _Reworded | None) -> tuple[int, ...]:
+def _chain(reworded: _Reworded | None) -> tuple[int, ...]:
     places = []
     while reworded is not None:
         places.append(reworded.place)
@@ -478,11 +478,11 @@ def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[
             continue
         parents = [each for each, count in shared.items() if count >= _SAME_LINE * len(old[each].content)]
         lost.difference_update(parents, (best,))
-        lines.append(_reworded(text, folded, content, old[best], [old[each] for each in parents], place))
+        lines.append(_reword(text, folded, content, old[best], [old[each] for each in parents], place))
     return lines, [old[index] for index in sorted(lost)], [old[index] for index in changed - lost]
 
 
-def _reworded(
+def _reword(
     text: str, words: tuple[str, ...], content: frozenset[str], line: _Line, others: Sequence[_Line], place: int
 ) -> _Line:
     if words == line.words:

@@ -137,14 +137,14 @@ def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     for of, anchor in anchors:
         for at in places.get(anchor, ())[:_MOST_OCCURRENCES]:
             if reached.get(at - of, -1) <= of:
-                run = _extended(line.words, chunk.words, of, at)
+                run = _extend(line.words, chunk.words, of, at)
                 reached[at - of] = run.of + run.length
                 if run.length > 1 or len(places[anchor]) <= _RARE:
                     runs.append(run)
     return runs
 
 
-def _extended(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
+def _extend(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
     start = 0
     while start < min(of, at) and left[of - start - 1] == right[at - start - 1]:
         start += 1
@@ -167,10 +167,10 @@ def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Qu
         else:
             groups.append([run])
             held, reached = run.covers, run.at + run.length
-    return [_candidate(chunk, source, _trimmed(group)) for group in groups]
+    return [_candidate(chunk, source, _trim(group)) for group in groups]
 
 
-def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
+def _trim(runs: Sequence[Run]) -> Sequence[Run]:
     """Return runs without the first ones whose words are also in later ones."""
     while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
         runs = runs[1:]

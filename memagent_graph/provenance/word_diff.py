@@ -49,18 +49,18 @@ def word_diff(old: str, new: str) -> list[Change]:
     if old == new:
         return [Change(DiffOp.EQUAL, new)] if new else []
     if len(old) + len(new) > _LONGEST:
-        return _tidied([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
+        return _tidy([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
     pieces: list[tuple[DiffOp, str]] = []
-    for op, left, right in _matched(old.splitlines(keepends=True), new.splitlines(keepends=True)):
+    for op, left, right in _match(old.splitlines(keepends=True), new.splitlines(keepends=True)):
         if op == "equal":
             pieces.append((DiffOp.EQUAL, left))
             continue
-        for word_op, gone, come in _matched(_TOKEN.findall(left), _TOKEN.findall(right)):
+        for word_op, gone, come in _match(_TOKEN.findall(left), _TOKEN.findall(right)):
             if word_op == "equal":
                 pieces.append((DiffOp.EQUAL, gone))
             else:
                 pieces += [(DiffOp.DELETE, gone), (DiffOp.INSERT, come)]
-    return _tidied(pieces)
+    return _tidy(pieces)
 
 
 def count_words(text: str) -> int:
@@ -68,7 +68,7 @@ def count_words(text: str) -> int:
     return len(word_spans(text))
 
 
-def _matched(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
+def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
     """Alternating parts: `equal` or `replace`, the old text, the new text.
 
     Long parts are divided at pieces that occur once in both (patience diff), so that texts with little in common do not
@@ -91,7 +91,7 @@ def _matched(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator
     else:
         i = k = 0
         for j, m in (*anchors, (len(left), len(right))):
-            yield from _matched(left[i:j], right[k:m], depth + 1)
+            yield from _match(left[i:j], right[k:m], depth + 1)
             if j < len(left):
                 yield "equal", left[j], right[m]
             i, k = j + 1, m + 1
@@ -125,13 +125,13 @@ def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
     return series[::-1]
 
 
-def _tidied(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
+def _tidy(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
     """Join neighbours. One or two unchanged words between two larger changes are easier to read as part of them."""
     changes: list[Change] = []
     gone = come = ""
     for index, (op, text) in enumerate(pieces):
         if op is DiffOp.EQUAL and not _is_island(text, max(len(gone), len(come)), pieces[index + 1 : index + 3]):
-            changes += _flushed(gone, come)
+            changes += _flush(gone, come)
             gone = come = ""
             before = changes.pop().text if changes and changes[-1].op is DiffOp.EQUAL else ""
             if before + text:
@@ -139,7 +139,7 @@ def _tidied(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
             continue
         gone += text if op is not DiffOp.INSERT else ""
         come += text if op is not DiffOp.DELETE else ""
-    return changes + _flushed(gone, come)
+    return changes + _flush(gone, come)
 
 
 def _is_island(text: str, changed_before: int, following: Sequence[tuple[DiffOp, str]]) -> bool:
@@ -149,6 +149,6 @@ def _is_island(text: str, changed_before: int, following: Sequence[tuple[DiffOp,
     return len(text) <= min(changed_before, changed_after) and count_words(text) <= _WIDEST_ISLAND
 
 
-def _flushed(gone: str, come: str) -> list[Change]:
+def _flush(gone: str, come: str) -> list[Change]:
     pairs = ((DiffOp.DELETE, gone), (DiffOp.INSERT, come))
     return [Change(op, text) for op, text in pairs if text]

@@ -102,7 +102,7 @@ class Ask:
         if self._role.writes is Writes.ANSWER:
             text, value = await self._answer()
         else:
-            text, value = await self._written()
+            text, value = await self._apply_rules()
         call = replace(
             self._call,
             text=text,
@@ -117,13 +117,13 @@ class Ask:
         """Report something that a user should know about."""
         self._events.append(ReadEvent(kind, self._chunk, detail, rule))
 
-    async def _written(self) -> tuple[str, Any]:
+    async def _apply_rules(self) -> tuple[str, Any]:
         """Return the new memory or the decision, by the rules for the policy's reply."""
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
             completion = await self._complete()
             text = extract_reply(completion.text).strip()
-            outcome = self._checked(completion, text)
+            outcome = self._check(completion, text)
             if isinstance(outcome, Parsed):
                 if outcome.text is None:
                     self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
@@ -273,7 +273,7 @@ class Ask:
         count = self._context.tokenizer.count
         return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
-    def _checked(self, completion: Completion, text: str) -> Parsed | Trouble:
+    def _check(self, completion: Completion, text: str) -> Parsed | Trouble:
         """Return what a reply says, or the first thing that is wrong with it."""
         what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
         if completion.finish_reason is FinishReason.REFUSED:

@@ -84,7 +84,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             around.callback(cancellation.cancel)
         parts = super().stream(
             run_sync(self._with_reference(input), cancellation),
-            _unbounded(config),
+            _unbound(config),
             context=own,
             durability=self._durability(config, durability),
             **options,
@@ -114,7 +114,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         await own.running.turn.begin()
         try:
             durability = self._durability(config, durability)
-            parts: Any = super().astream(value, _unbounded(config), context=own, durability=durability, **options)
+            parts: Any = super().astream(value, _unbound(config), context=own, durability=durability, **options)
             async with aclosing(parts):
                 async for part in parts:
                     yield part
@@ -183,5 +183,5 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 
 
-def _unbounded(config: RunnableConfig | None) -> RunnableConfig:
+def _unbound(config: RunnableConfig | None) -> RunnableConfig:
     return {**(config or {}), "recursion_limit": _RECURSION_LIMIT}

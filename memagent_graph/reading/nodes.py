@@ -47,31 +47,31 @@ class StepNode(Runnable[Any, Change]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
-        changed = self._changed(input, runtime.context, config)
+        changed = self._run_step(input, runtime.context, config)
         change, calls = run_sync(changed, runtime.context.running.cancellation)
         _report(change, calls, input, runtime.stream_writer)
         return change
 
     async def run(self, state: Any, runtime: Runtime[Execution], config: RunnableConfig | None) -> Change:
         """Run the step and report its calls."""
-        change, calls = await self._changed(state, runtime.context, config)
+        change, calls = await self._run_step(state, runtime.context, config)
         _report(change, calls, state, runtime.stream_writer)
         return change
 
-    async def _changed(
+    async def _run_step(
         self, state: Any, execution: Execution, config: RunnableConfig | None
     ) -> tuple[Change, Sequence[Call]]:
         """Run the step; return its change and its calls of the policy."""
         if not state.get("branch"):
-            return await self._accounted(state, execution, config, execution.running.turn)
+            return await self._account(state, execution, config, execution.running.turn)
         async with execution.running.branches.one(execution.context.concurrency):
             turn = Turn()
             try:
-                return await self._accounted(state, execution, config, turn)
+                return await self._account(state, execution, config, turn)
             finally:
                 turn.end()
 
-    async def _accounted(
+    async def _account(
         self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn
     ) -> tuple[Change, Sequence[Call]]:
         recording, context = execution.running.recording, execution.context

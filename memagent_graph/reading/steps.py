@@ -195,7 +195,7 @@ class StepContext:
             chunk = reads[0].index if reads else None
             call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
         reply = await self._reply(role, call, fields, previous, question, continues=continues)
-        return await self._repaired(reply, role, fields, slot, question) if reply.invalid else reply
+        return await self._repair(reply, role, fields, slot, question) if reply.invalid else reply
 
     async def _reply(
         self,
@@ -223,7 +223,7 @@ class StepContext:
             accounts.tips[self.branch] = call.id
         return reply
 
-    async def _repaired(
+    async def _repair(
         self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
     ) -> Reply:
         """Return the first reply after repairs that has the form of a structured answer, or else the last one."""

@@ -90,7 +90,7 @@ class ObservedPolicy:
         )
         settings = {"model": self.name, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
         (run,) = await manager.on_chat_model_start(
-            {}, [_shown(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
+            {}, [_handler_messages(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
         )
         try:
             # A task has its own context, which ends with it.
@@ -113,7 +113,7 @@ class ObservedPolicy:
             return await self.policy.complete(prompt, sampling)
 
     def _result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
-        usage = completion.usage or self._counted(prompt, completion)
+        usage = completion.usage or self._token_usage(prompt, completion)
         message = AIMessage(
             completion.text if texts else extract_reply(completion.text).strip(),
             usage_metadata=UsageMetadata(
@@ -130,13 +130,13 @@ class ObservedPolicy:
         )
         return LLMResult(generations=[[ChatGeneration(message=message)]])
 
-    def _counted(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
+    def _token_usage(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
         count = self.tokenizer.count
         asked = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
         return TokenUsage(asked, count(completion.text))
 
 
-def _shown(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
+def _handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
     """Return the prompt for handlers."""
     messages: list[Any] = [part for part in prompt if not isinstance(part, int)]
     if len(messages) < len(prompt):

@@ -131,7 +131,7 @@ class RunLog:
             supersede: whether to mark what it replaces; not needed if there cannot be rows of an earlier execution.
         """
         if self._redact is not None:
-            conversation = self._masked(conversation, prompt_texts)
+            conversation = self._mask(conversation, prompt_texts)
         return self._writer.submit(rows.NewConversation(conversation, supersede=supersede), lingers=True)
 
     def hurry(self) -> None:
@@ -407,7 +407,7 @@ class RunLog:
     def _redacted(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
 
-    def _masked(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
+    def _mask(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
         text = self._redacted(TextKind.COMPLETION, conversation.text)
         if any(self._redacted(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
             conversation = replace(conversation, prompt_token_ids=None)

@@ -104,7 +104,7 @@ class Writer:
                         if connection is not None and _identity(self._path) != opened:
                             connection.close()
                             connection = None  # later entries go to a new file, or to the one that is there now
-                            raise _moved(self._path)
+                            raise _moved_error(self._path)
                         if connection is None:
                             connection = connect(self._path)
                             opened = _identity(self._path)
@@ -146,7 +146,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _moved(path: Path) -> RunLogError:
+def _moved_error(path: Path) -> RunLogError:
     return RunLogError(
         f"{path} was moved, deleted or replaced while it was written",
         hint="Put it back before its runs continue; what was written before is in the old file. Do not move "

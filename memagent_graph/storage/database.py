@@ -41,7 +41,7 @@ def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -
         OSError, sqlite3.Error: it cannot be opened, or is not a database.
     """
     private_file(path)
-    connection = _connected(path, timeout)
+    connection = _connect(path, timeout)
     try:
         if not path.stat().st_size:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can give space back
@@ -53,7 +53,7 @@ def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -
                 for statement in schema:
                     connection.execute(statement)
             connection.execute("COMMIT")
-        return _checked(connection, schema)
+        return _check_connection(connection, schema)
     except BaseException:
         connection.close()
         raise
@@ -77,11 +77,11 @@ def open_database_to_read(path: Path, schema: Sequence[str], *, timeout: float =
         log = path.with_name(f"{path.name}-wal")
         for mode in ("mode=ro",) if log.exists() and log.stat().st_size else ("mode=ro", "mode=ro&immutable=1"):
             with suppress(sqlite3.OperationalError):
-                return _checked(_connected(f"{path.absolute().as_uri()}?{mode}", timeout), schema)
+                return _check_connection(_connect(f"{path.absolute().as_uri()}?{mode}", timeout), schema)
         raise
 
 
-def _connected(place: Path | str, timeout: float) -> sqlite3.Connection:
+def _connect(place: Path | str, timeout: float) -> sqlite3.Connection:
     is_uri = isinstance(place, str)
     connection = sqlite3.connect(place, check_same_thread=False, timeout=timeout, isolation_level=None, uri=is_uri)
     connection.row_factory = sqlite3.Row
@@ -89,7 +89,7 @@ def _connected(place: Path | str, timeout: float) -> sqlite3.Connection:
     return connection
 
 
-def _checked(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
+def _check_connection(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
     try:
         if _definitions(connection) != sorted(schema):
             raise OtherTablesError("its tables are those of another version of this package, or of another program")

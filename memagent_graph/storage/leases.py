@@ -33,7 +33,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
     path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     with contextlib.ExitStack() as stack:
         while True:
-            file = stack.enter_context(_opened(path, run_id))
+            file = stack.enter_context(_open(path, run_id))
             if not locked(file):
                 raise _held(file, run_id)
             if _is_there(path, file):
@@ -49,7 +49,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
                 path.unlink()
 
 
-def _opened(path: Path, run_id: str) -> IO[bytes]:
+def _open(path: Path, run_id: str) -> IO[bytes]:
     try:
         private_folder(path.parent)
         return os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b", buffering=0)

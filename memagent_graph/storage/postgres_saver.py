@@ -115,7 +115,7 @@ class PostgresSaver(AsyncPostgresSaver):
             bound_next_state()
             return require_state(await parent(config))
 
-        return await self._told(config, read)
+        return await self._execute(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
@@ -136,24 +136,24 @@ class PostgresSaver(AsyncPostgresSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a state; it is on the server when this returns."""
-        values = {name: _stored(value) for name, value in checkpoint["channel_values"].items()}
+        values = {name: _stored_value(value) for name, value in checkpoint["channel_values"].items()}
         saved, parent = checkpoint.copy(), super().aput
         saved["channel_values"] = values
-        return await self._told(config, lambda: parent(config, saved, metadata, new_versions))
+        return await self._execute(config, lambda: parent(config, saved, metadata, new_versions))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save what a step wrote before the other steps of its superstep are done."""
         parent = super().aput_writes
-        await self._told(config, lambda: parent(config, writes, task_id, task_path))
+        await self._execute(config, lambda: parent(config, writes, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a run's states."""
         parent = super().adelete_thread
-        await self._told({"configurable": {"thread_id": thread_id}}, lambda: parent(thread_id))
+        await self._execute({"configurable": {"thread_id": thread_id}}, lambda: parent(thread_id))
 
-    async def _told(self, config: RunnableConfig, action: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _execute(self, config: RunnableConfig, action: Callable[[], Awaitable[_Result]]) -> _Result:
         """Do it; again where a connection was lost."""
         for attempt in range(_ATTEMPTS):
             try:
@@ -166,7 +166,7 @@ class PostgresSaver(AsyncPostgresSaver):
         raise AssertionError("the last attempt returns or raises")
 
 
-def _stored(value: Any) -> Any:
+def _stored_value(value: Any) -> Any:
     """Return a channel's value as it is saved: short texts in the checkpoint, others apart."""
     if isinstance(value, str) and (len(value) > _INLINE_CHARACTERS or _NOT_IN_JSON.search(value)):
         return _Text(value)

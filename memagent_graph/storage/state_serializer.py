@@ -66,7 +66,7 @@ class CompressedSerializer(SerializerProtocol):
         """
         kind, content = data
         try:
-            content = decompress(content) if kind.endswith(_SUFFIX) else _counted(content)
+            content = decompress(content) if kind.endswith(_SUFFIX) else _count(content)
             return self._plain.loads_typed((kind.removesuffix(_SUFFIX), content))
         except Exception as error:  # whatever the decoders raise for bytes that are not theirs
             raise UndecodableStateError(f"a state of type {kind!r} cannot be decoded: {error}") from error
@@ -86,10 +86,10 @@ def decompress(content: bytes) -> bytes:
         raise UndecodableStateError(f"a state cannot be decompressed: {error}") from error
     if not decompressor.eof:
         raise UndecodableStateError(f"a state has more than {_MOST_BYTES:,} bytes, or is cut off")
-    return _counted(whole)
+    return _count(whole)
 
 
-def _counted(content: bytes) -> bytes:
+def _count(content: bytes) -> bytes:
     """Return bytes that are decoded. Raises UndecodableStateError if they are too many, alone or with the others."""
     room = _room.get([_MOST_TOGETHER])
     room[0] -= len(content)

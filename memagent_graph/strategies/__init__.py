@@ -104,7 +104,7 @@ def load_strategy(given: Strategy | type[Strategy] | str | None, *, own_code: bo
         return Overwrite()
     if isinstance(given, str):
         return _with_stop_rule(given, own_code=own_code)
-    return _checked(given, repr(given), {})
+    return _check(given, repr(given), {})
 
 
 def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
@@ -126,7 +126,7 @@ def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
 def _named(text: str, *, own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
-        return _checked(_class_of(_SHIPPED, name), name, options)
+        return _check(_class_of(_SHIPPED, name), name, options)
     if name.partition(":")[0] in strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
@@ -137,14 +137,14 @@ def _named(text: str, *, own_code: bool) -> Strategy:
             hint=f"If you trust it, choose it: --strategy {text}.",
         )
     if ":" in name:
-        return _checked(load_own(name, what="a strategy", error=StrategyError), name, options)
+        return _check(load_own(name, what="a strategy", error=StrategyError), name, options)
     entries = added(STRATEGIES)
     if name in entries:
         try:
             loaded = entries[name].load()
         except Exception as error:  # another package can raise anything
             raise failure_of(entries[name], "the strategy", error, StrategyError) from error
-        return _checked(loaded, name, options)
+        return _check(loaded, name, options)
     if name in _STOP_RULES:
         raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}.")
     names = strategy_names()
@@ -156,7 +156,7 @@ def _class_of(names: Mapping[str, str], name: str) -> Any:
     return getattr(import_module(f"{__name__}.{name}"), names[name])
 
 
-def _checked(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
+def _check(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
     """Return the given strategy, or an instance of the given class with these options."""
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, Strategy):

@@ -113,7 +113,7 @@ class Recall(Strategy):
             chosen(state),
             others=_spans(recalled),
             memory=memory,
-            recalled=_shown(recalled, step),
+            recalled=_format(recalled, step),
             previous=memory,
             parents=_parents(recalled, state),
             note=_note(recalled),
@@ -163,7 +163,7 @@ async def _add_last(state: RecallState, step: StepContext) -> Change:
     reply = await step.ask(
         RECALL_LAST,
         memory=memory,
-        recalled=_shown(recalled, step),
+        recalled=_format(recalled, step),
         previous=memory,
         reads=_spans(recalled),
         parents=_parents(recalled, state),
@@ -181,7 +181,7 @@ def _after_look_up(state: RecallState) -> str:
     return "recall_last" if state.get("span") is None else "recall_update"
 
 
-def _shown(recalled: Recalled | None, step: StepContext) -> str:
+def _format(recalled: Recalled | None, step: StepContext) -> str:
     if not recalled:
         return _NOTHING
     return "\n".join([*recalled["memories"], *(_text_of(span, step) for span in _spans(recalled))]) or _NOTHING

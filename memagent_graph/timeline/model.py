@@ -207,7 +207,7 @@ def build_timeline(view: RunView) -> Timeline:
     places = [0] * len(order)
     for place, number in enumerate(order):
         places[number] = place
-    asked = _asked(trace)
+    asked = _calls_by_update(trace)
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
     for number in order:
@@ -277,7 +277,7 @@ def _order(trace: Trace) -> list[int]:
     return order
 
 
-def _asked(trace: Trace) -> list[list[Call]]:
+def _calls_by_update(trace: Trace) -> list[list[Call]]:
     """Return the steps of each update."""
     asked: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:

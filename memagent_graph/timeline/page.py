@@ -209,7 +209,7 @@ def _step(step: Step) -> dict[str, Any]:
         values["section"] = step.section
     if step.changed:
         values |= {
-            "diff": _packed(step.diff),
+            "diff": _pack(step.diff),
             "words": (step.inserted_words, step.deleted_words),
             "density": round(step.density, 3),
         }
@@ -218,7 +218,7 @@ def _step(step: Step) -> dict[str, Any]:
     return values
 
 
-def _packed(diff: Sequence[Change]) -> list[str | int]:
+def _pack(diff: Sequence[Change]) -> list[str | int]:
     """Return a difference for the script: a count of UTF-16 units to keep, a negative one to skip, a text to add."""
     signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
     return [

@@ -47,10 +47,10 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         _header(timeline),
         Text(),
         _answer(timeline),
-        *_titled("Where memory changed", [DensityStrip(timeline), *_steps(timeline)] if timeline.steps else []),
-        *_titled("What supports the answer", _excerpt(timeline)),
-        *_titled("Final memory, and where it comes from", _memory_lines(timeline)),
-        *_titled("Lost on the way", _lost(timeline)),
+        *_add_title("Where memory changed", [DensityStrip(timeline), *_steps(timeline)] if timeline.steps else []),
+        *_add_title("What supports the answer", _excerpt(timeline)),
+        *_add_title("Final memory, and where it comes from", _memory_lines(timeline)),
+        *_add_title("Lost on the way", _lost(timeline)),
     )
 
 
@@ -70,7 +70,7 @@ class DiffText:
         for index, change in enumerate(self._diff):
             words = plain(change.text)
             if change.op is DiffOp.EQUAL and self._around is not None:
-                words = _shortened(words, self._around, before=index > 0, after=index < len(self._diff) - 1)
+                words = _shorten(words, self._around, before=index > 0, after=index < len(self._diff) - 1)
             begin, end = ("", "") if colored else _BRACKETS[change.op]
             text.append(f"{begin}{words}{end}", _STYLES[change.op])
         yield text
@@ -130,7 +130,7 @@ def _header(timeline: Timeline) -> RenderableType:
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
         ("read", f"{read}, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
-        ("shown", "" if excerpt is None else _shown(view.trace)),
+        ("shown", "" if excerpt is None else _format(view.trace)),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
@@ -279,7 +279,7 @@ def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
     parts = [part for step in found for part in (*_update(timeline, step), Text())]
     text = timeline.view.chunk_text(found[0].update)
     shown = Text("its text is no longer stored" if text is None else plain(text))
-    return Group(*parts[:-1], *_titled("Chunk", [shown]))
+    return Group(*parts[:-1], *_add_title("Chunk", [shown]))
 
 
 def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
@@ -291,17 +291,17 @@ def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
         Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),
         *_events(update.events),
-        *_titled("Memory before", [Text(plain(step.previous) or "(empty)")]),
-        *_titled("Difference", difference),
-        *_titled("Memory after", [Text(plain(update.memory) or "(empty)")]),
+        *_add_title("Memory before", [Text(plain(step.previous) or "(empty)")]),
+        *_add_title("Difference", difference),
+        *_add_title("Memory after", [Text(plain(update.memory) or "(empty)")]),
     ]
 
 
-def _titled(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
+def _add_title(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
     return [Text(), Text(title, style="bold underline"), *parts] if parts else []
 
 
-def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
+def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
     """Return what is left of unchanged text beside the changes before and after it."""
     if len(text) <= around * (before + after) + around:
         return text
@@ -317,7 +317,7 @@ def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
     return f"{head}…{tail}"
 
 
-def _shown(trace: Trace) -> str:
+def _format(trace: Trace) -> str:
     passages = {span for step in trace.steps for span in step.reads}
     return f"{counted(len(passages), 'passage')} of {trace.tokens_shown:,} tokens in total"
 

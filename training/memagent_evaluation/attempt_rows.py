@@ -101,7 +101,7 @@ def row_of(
         chunks=attempt.chunks,
         document_bytes=prepared.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
-        needles_found=tuple(answered and _found(needle, sample, attempt.answer or "") for needle in sample.needles),
+        needles_found=tuple(answered and _is_found(needle, sample, attempt.answer or "") for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
@@ -137,7 +137,7 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
     )
 
 
-def _found(needle: Needle, sample: Sample, answer: str) -> bool:
+def _is_found(needle: Needle, sample: Sample, answer: str) -> bool:
     """Return whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold
     string.
     """

@@ -47,12 +47,12 @@ class DemoQuestion:
 
         Letter case, articles, punctuation and the way of writing a sum or date do not count.
         """
-        words = _normalised(answer or "")
+        words = _normalise(answer or "")
         if gives_no_answer(answer) or not all(
-            any(f" {_normalised(form)} " in f" {words} " for form in key.split("|")) for key in self.keys
+            any(f" {_normalise(form)} " in f" {words} " for form in key.split("|")) for key in self.keys
         ):
             return False
-        own = {"pounds", *_normalised(f"{self.question} {self.sentence} {self.answer}").split()}
+        own = {"pounds", *_normalise(f"{self.question} {self.sentence} {self.answer}").split()}
         telling = [word for word in words.split() if len(word) > 3 or word.isdigit()]
         foreign = [word for word in telling if word not in own]
         return len(foreign) * 3 <= len(telling) and not any(word.isdigit() for word in foreign)
@@ -111,7 +111,7 @@ def _texts() -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath("demo_document.toml").read_text("utf-8"))
 
 
-def _normalised(text: str) -> str:
+def _normalise(text: str) -> str:
     text = re.sub(r"(?<=\d),(?=\d)", "", text.lower())
     text = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b|['’]s\b|£", "", text)
     return " ".join(word for word in _WORD.findall(text) if word not in {"a", "an", "the", "of"})

@@ -94,13 +94,13 @@ class _File(msgspec.Struct):
     frames: tuple[str, ...] = ()
 
 
-def _parsed(text: str) -> _File:
+def _parse(text: str) -> _File:
     return msgspec.convert(tomllib.loads(text), _File)
 
 
 @cache
 def _file() -> _File:
-    return _parsed(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
+    return _parse(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class MoreFacts:
     def read(cls, path: Path) -> MoreFacts:
         """From a file in the format of `english_facts.toml`."""
         content = path.read_bytes()
-        facts = _parsed(content.decode("utf-8"))
+        facts = _parse(content.decode("utf-8"))
         return cls(
             tuple(replace(relation, all_wordings=True) for relation in facts.relations),
             {kind: _listed(text) for kind, text in facts.words.items()},
@@ -223,14 +223,14 @@ class EnglishFacts:
         if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
             other = self._new(fact.relation.name + " s", fact.relation.subject)
             text = self._choose(fact.relation, fact.relation.changes)
-            return EnglishFact(fact.relation, other, fact.value, _filled(text, other, fact.value), changed=True)
+            return EnglishFact(fact.relation, other, fact.value, _fill(text, other, fact.value), changed=True)
         value = self._new(fact.relation.name + " v", fact.relation.value)
         text = self._choose(fact.relation, fact.relation.changes)
-        return EnglishFact(fact.relation, fact.subject, value, _filled(text, fact.subject, value), changed=True)
+        return EnglishFact(fact.relation, fact.subject, value, _fill(text, fact.subject, value), changed=True)
 
     def state(self, relation: Relation, subject: str, value: str) -> str:
         """Return a statement in one of the split's wordings, sometimes as part of a longer sentence."""
-        text = _filled(self._choose(relation, relation.statements), subject, value)
+        text = _fill(self._choose(relation, relation.statements), subject, value)
         if self.random.random() >= _FRAMED_SHARE:
             return text
         frame = self.random.choice(self._frames)
@@ -245,7 +245,7 @@ class EnglishFacts:
         if relation.changes and relation.ask != "who":
             of_subject = False  # several may have had the value one after the other
         texts = relation.subject_questions if of_subject else relation.questions
-        return _filled(
+        return _fill(
             self._choose(relation, texts), fact.subject, fact.value
         ), fact.subject if of_subject else fact.value
 
@@ -333,5 +333,5 @@ def _inside(text: str) -> str:
     return text[:1].lower() + text[1:] if first in _SMALL else text
 
 
-def _filled(text: str, subject: str, value: str) -> str:
+def _fill(text: str, subject: str, value: str) -> str:
     return sentence(text.replace("{s}", subject).replace("{v}", value))

@@ -195,7 +195,7 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
         count=request.count,
         reader=request.settings(),
         out=request.out,
-        command=_typed(request.context),
+        command=_typed_command(request.context),
         seed=request.seed,
         small=request.small,
         haystack=request.haystack,
@@ -254,7 +254,7 @@ def _how_to_continue(folder: Path) -> str:
     return f"nothing in {folder} is lost; continue with the same command and --resume"
 
 
-def _typed(context: typer.Context) -> str:
+def _typed_command(context: typer.Context) -> str:
     """Return what was typed, without keys."""
     words = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:

@@ -158,7 +158,7 @@ class _EvaluationCall:
             for row, _ in self._doubtful:
                 await self._enter(row)
             if self._unmade:
-                raise self._left_out()
+                raise self._left_out_error()
         return self._ended
 
     async def _within_time(self) -> None:
@@ -185,7 +185,7 @@ class _EvaluationCall:
             if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
                 raise error
 
-    def _left_out(self) -> EvaluationError:
+    def _left_out_error(self) -> EvaluationError:
         first, *others = self._unmade
         count = "a sample" if not others else f"{len(self._unmade)} samples"
         return EvaluationError(
@@ -202,14 +202,14 @@ class _EvaluationCall:
 
     async def _fill(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[Key]) -> None:
         """Hand out questions in their order, each with its document in the store."""
-        async with aclosing(self._prepared(keys)) as documents:
+        async with aclosing(self._prepare(keys)) as documents:
             async for prepared, systems in documents:
                 for system, repeat in systems:
                     await ready.put(OpenQuestion(system, repeat, prepared))
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
 
-    async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
+    async def _prepare(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
         """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
         under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
         samples = _by_sample(keys)

@@ -142,7 +142,7 @@ def check_plan(
             bound = completion_tokens(task, context.budget.answer_tokens)
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
-                for index in _checked(cell, task.unit):
+                for index in _choose_checks(cell, task.unit):
                     check_question(sample_of(task, cell.length, index, seed).question, context)
                 if isinstance(task, OwnQuestions):
                     for index in range(cell.count):
@@ -152,7 +152,7 @@ def check_plan(
             raise
 
 
-def _checked(cell: PlanCell, unit: LengthUnit) -> list[int]:
+def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
     """Return the samples of a cell that are made as a check: the last one, and others evenly before it."""
     number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
@@ -184,8 +184,8 @@ def decisive_settings(context: ReaderContext, tasks: TaskSettings, *, model: str
         "tasks": {
             "seed": tasks.seed,
             "small": tasks.small,
-            "haystack": _described(tasks.haystack) if tasks.haystack else None,
-            "data": _described(tasks.data) if tasks.data else None,
+            "haystack": _describe(tasks.haystack) if tasks.haystack else None,
+            "data": _describe(tasks.data) if tasks.data else None,
             "prompt_tokens": tasks.prompt_tokens,
             "questions_per_document": tasks.questions_per_document,
         },
@@ -199,10 +199,10 @@ def data_identities(names: Sequence[str], settings: TaskSettings) -> tuple[tuple
         EvaluationError: they do not exist.
     """
     files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
-    return tuple((name, "; ".join(map(_described, paths))) for name, paths in files.items() if paths)
+    return tuple((name, "; ".join(map(_describe, paths))) for name, paths in files.items() if paths)
 
 
-def _described(path: Path) -> str:
+def _describe(path: Path) -> str:
     """Return a file or folder by name and size: it may be moved, but not changed."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(file.stat().st_size for file in files)} bytes"

@@ -125,7 +125,7 @@ class PlantedFacts:
         """One sentence that states the fact."""
         if attribute.startswith(MAGIC) and self.random.random() < 0.7:
             return MAGIC_STATEMENT.format(plural=attribute.removeprefix(MAGIC) + "s", entity=entity, value=value)
-        pattern = self._weighted(STATEMENTS)
+        pattern = self._choose_weighted(STATEMENTS)
         return _capital(pattern.format(attribute=attribute, entity=entity, value=value))
 
     def question(self, attribute: str, entity: str) -> str:
@@ -133,7 +133,7 @@ class PlantedFacts:
         if attribute.startswith(MAGIC):
             kind = attribute.removeprefix(MAGIC)
             return self.random.choice(MAGIC_QUESTIONS).format(singular=kind, entity=entity)
-        pattern = self._weighted(QUESTIONS)
+        pattern = self._choose_weighted(QUESTIONS)
         return _capital(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
 
     def attribute(self, *, numeric: bool) -> str:
@@ -219,7 +219,7 @@ class PlantedFacts:
             return self.random.choice(self._words)
         return self.random.choice(self._nouns)
 
-    def _weighted(self, patterns: Sequence[tuple[int, str]]) -> str:
+    def _choose_weighted(self, patterns: Sequence[tuple[int, str]]) -> str:
         return self.random.choices([pattern for _, pattern in patterns], [weight for weight, _ in patterns])[0]
 
 

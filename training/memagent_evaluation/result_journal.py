@@ -69,7 +69,7 @@ class ResultJournal:
     def __init__(self, journal: Journal) -> None:
         self.path = journal.path
         self._journal = journal
-        self._header, self.plans, self.commands, rows = _parsed(journal.rows, journal.path)
+        self._header, self.plans, self.commands, rows = _parse(journal.rows, journal.path)
         self.rows = {row.key: row for row in rows}
         self._synced = time.monotonic()
 
@@ -193,7 +193,7 @@ def load_results(path: Path) -> Results:
     """
     if (path / JOURNAL).is_file():
         entries = read_journal(path / JOURNAL, error=EvaluationError)
-        header, plans, commands, rows = _parsed(entries, path / JOURNAL)
+        header, plans, commands, rows = _parse(entries, path / JOURNAL)
         return table_of(rows, plans, header["settings"], header["evaluation"], commands)
     table = path / TABLE if path.is_dir() else path
     if not table.is_file():
@@ -201,7 +201,7 @@ def load_results(path: Path) -> Results:
     return read_table(table)
 
 
-def _parsed(
+def _parse(
     entries: Sequence[dict[str, Any]], path: Path
 ) -> tuple[_Header, tuple[EvaluationPlan, ...], tuple[str, ...], list[ResultRow]]:
     """Return the header, the plans, the command lines and the rows."""

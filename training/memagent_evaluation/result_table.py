@@ -289,7 +289,7 @@ def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) 
     """
     old, new = _flat(then), _flat(now)
     different = [
-        f"{name} is {_shown(new, name)} and was {_shown(old, name)}"
+        f"{name} is {_format(new, name)} and was {_format(old, name)}"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
@@ -367,7 +367,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _shown(settings: Mapping[str, Any], name: str) -> str:
+def _format(settings: Mapping[str, Any], name: str) -> str:
     return json.dumps(settings[name]) if name in settings else "not set"
 
 

@@ -75,7 +75,7 @@ class SampleMaker:
                         raise TypeError(f"it gave {type(piece).__name__} where text was expected")
                     yield piece
             except Exception as error:
-                raise _failed(error, "text", task, length, index, seed) from error
+                raise _sample_error(error, "text", task, length, index, seed) from error
 
         try:
             pieces = _AsFile(text(), self._given_up.is_set)
@@ -179,10 +179,10 @@ def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> S
     try:
         return task.sample(length, index)
     except Exception as error:
-        raise _failed(error, "sample", task, length, index, seed) from error
+        raise _sample_error(error, "sample", task, length, index, seed) from error
 
 
-def _failed(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
+def _sample_error(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
     if isinstance(error, EvaluationError):
         return SampleError(error.message, hint=error.hint)
     of = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")

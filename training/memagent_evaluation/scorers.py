@@ -168,8 +168,8 @@ def normalised(text: str) -> str:
     digits, and the marks of C++ and C#. A text of only punctuation and articles keeps them; "The" must not become equal
     to an empty text.
     """
-    folded = _folded(text)
-    return _without_articles(_stripped(folded, _MEANT, "")) or " ".join(folded.split())
+    folded = _fold(text)
+    return _without_articles(_strip(folded, _MEANT, "")) or " ".join(folded.split())
 
 
 def parted(text: str, *, lists: bool = True) -> str:
@@ -177,16 +177,16 @@ def parted(text: str, *, lists: bool = True) -> str:
 
     With `lists`, it also separates numbers, as in "12/7"; otherwise that is one fraction.
     """
-    folded = _folded(text)
+    folded = _fold(text)
     whole = _GROUPED.sub(lambda match: match[0].replace(",", ""), re.sub("['’]", "", folded))
-    return _without_articles(_stripped(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
+    return _without_articles(_strip(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return normal_form(text).replace("\N{MINUS SIGN}", "-")
 
 
-def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
+def _strip(text: str, meant: re.Pattern[str], instead: str) -> str:
     """Return the text with `instead` for its punctuation, except `meant`."""
     places = {at for match in meant.finditer(text) for at in range(*match.span())}
     stripped: str = _PUNCTUATION.sub(lambda match: match[0] if match.start() in places else instead, text)

@@ -98,15 +98,15 @@ def standings(results: Results) -> list[SystemStanding]:
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
     lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
-    lenient = _corrected([line.against_first for line in lines])
-    strict = _corrected([line.against_first_strict for line in lines])
+    lenient = _correct([line.against_first for line in lines])
+    strict = _correct([line.against_first_strict for line in lines])
     return [
         replace(line, against_first=first, against_first_strict=other)
         for line, first, other in zip(lines, lenient, strict, strict=True)
     ]
 
 
-def _corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+def _correct(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     correction = iter(corrected([comparison for comparison in comparisons if comparison is not None]))
     return [None if comparison is None else next(correction) for comparison in comparisons]
 
@@ -204,7 +204,7 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
         stops = [row for row in answered if row.premature is not None]
         prompt = _mean(row.prompt_tokens for row in answered)
         scripted = any(row.scripted for row in own)
-        comparisons = [_paired(fitting, (system, first), score) for score in ("lenient", "strict")]
+        comparisons = [_pair(fitting, (system, first), score) for score in ("lenient", "strict")]
         yield SystemStanding(
             system=system,
             task=task,
@@ -223,7 +223,7 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
             premature=_mean(row.premature for row in stops),
             lost_early=None if scripted else _mean((1 - row.lenient) * bool(row.premature) for row in stops),
             over_read=_mean(row.over_read_tokens for row in stops),
-            saving=_captured(stops),
+            saving=_captured_share(stops),
         )
 
 
@@ -233,7 +233,7 @@ def _fitting_by_system(rows: Iterable[ResultRow]) -> dict[str, dict[tuple[str, i
     return {system: {row.attempt: row for row in group} for system, group in grouped(fitting, lambda row: row.system)}
 
 
-def _paired(
+def _pair(
     rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], names: tuple[str, str], score: str
 ) -> Comparison | None:
     """Return the comparison of two different systems on the questions of both; None if there are none."""
@@ -262,7 +262,7 @@ def _same_cells(rows: Sequence[ResultRow]) -> bool:
     return can_be_pooled(rows) and all(own == cells[0] for own in cells)
 
 
-def _captured(rows: Sequence[ResultRow]) -> float | None:
+def _captured_share(rows: Sequence[ResultRow]) -> float | None:
     """Return the achieved share of the possible saving."""
     possible = sum(row.could_save or 0.0 for row in rows)
     achieved = sum(0.0 if row.premature else min(row.saved or 0.0, row.could_save or 0.0) for row in rows)

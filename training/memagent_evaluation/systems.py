@@ -122,7 +122,7 @@ class ReaderSystem:
         reader = await self._reader_for(_AttemptSettings(answer_tokens, least_answer_tokens, repeat))
         began = time.monotonic()
         try:
-            if (result := await self._resumed(reader, document, question, run_id)) is None:
+            if (result := await self._resume(reader, document, question, run_id)) is None:
                 result = await reader.aread(document, question, run_id=run_id)
                 # Branches run in parallel, so their sum can exceed the wall time.
                 seconds = min(result.usage.seconds, time.monotonic() - began)
@@ -151,7 +151,7 @@ class ReaderSystem:
             return f"{self.name}:least_answer_tokens={settings.least_answer_tokens}"
         return self.name
 
-    async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
+    async def _resume(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
         """Return the result of an earlier attempt, continued; None if there was none."""
         if not reader.keeps_checkpoints:
             return None

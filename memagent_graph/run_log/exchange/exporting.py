@@ -79,7 +79,7 @@ def export_runs(
                 for run_id in run_ids:
                     # It may have been deleted meanwhile.
                     if run_id not in incomplete and (run := stored_run(log, run_id, superseded=superseded)) is not None:
-                        writer.write(replace(run, conversations=_counted(run, tally)))
+                        writer.write(replace(run, conversations=_count(run, tally)))
             size = file.tell()
     except OSError as error:
         words = error.strerror or str(error)
@@ -87,7 +87,7 @@ def export_runs(
     return ExportReport(**tally, bytes=size, incomplete=tuple(incomplete))
 
 
-def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
+def _count(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
     """Yield the run's conversations, and count them, its events and its rewards."""
     rewarded = [reward.conversation for reward in run.rewards]
     tally["runs"] += 1

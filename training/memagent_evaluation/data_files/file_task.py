@@ -176,7 +176,7 @@ def text_of(row: TableRow, name: str, *, empty: bool = False) -> str:
     """Return a field that must be text."""
     value = row.get(name)
     if not isinstance(value, str):
-        raise DamagedRowError(f'"{name}" is {_described(row, name)}, not text')
+        raise DamagedRowError(f'"{name}" is {_describe(row, name)}, not text')
     if not (value.strip() or empty):
         raise DamagedRowError(f'"{name}" is empty')
     return value
@@ -187,7 +187,7 @@ def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
     value = row.get(name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise DamagedRowError(f'"{name}" is {_described(row, name)}, not a list of texts')
+        raise DamagedRowError(f'"{name}" is {_describe(row, name)}, not a list of texts')
     if isinstance(value, str) and value.startswith("['") and value.endswith("']"):
         raise DamagedRowError(f'"{name}" is a list as Python writes it: write ["one", "another"]')
     filled = tuple(dict.fromkeys(text for text in texts if text.strip()))
@@ -200,11 +200,11 @@ def number_of(row: TableRow, name: str) -> int:
     """Return a field that must be a positive whole number."""
     value = row.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise DamagedRowError(f'"{name}" is {_described(row, name)}, not a positive whole number')
+        raise DamagedRowError(f'"{name}" is {_describe(row, name)}, not a positive whole number')
     return value
 
 
-def _described(row: TableRow, name: str) -> str:
+def _describe(row: TableRow, name: str) -> str:
     if name not in row:
         return f"missing (there are: {', '.join(map(str, row)) or 'none'})"
     value: Any = row[name]

@@ -141,7 +141,7 @@ def _own_question(row: TableRow) -> FileExample:
     return FileExample(text_of(row, "question").strip(), answers, document)
 
 
-def _released(row: TableRow) -> FileExample:
+def _released_example(row: TableRow) -> FileExample:
     """Return a question whose wordings are `reward_model.ground_truth`."""
     extra, reward_model = row.get("extra_info"), row.get("reward_model")
     if not isinstance(reward_model, dict):
@@ -251,7 +251,9 @@ def _ruler_hqa(row: TableRow) -> FileExample:
 
 ROW_FORMATS: Final = {
     "qa_files": RowFormat(_own_question, "Give each row a question, its document and its answers."),
-    "memagent_files": RowFormat(_released, "MemAgent's rows have prompt, context, reward_model and extra_info."),
+    "memagent_files": RowFormat(
+        _released_example, "MemAgent's rows have prompt, context, reward_model and extra_info."
+    ),
     "longbench": RowFormat(_longbench, "LongBench's rows have input, context, answers and dataset.", answer_tokens=512),
     "mrcr": RowFormat(_mrcr, "MRCR's rows have prompt, answer and random_string_to_prepend.", answer_tokens=None),
     "ruler_files": RowFormat(_ruler, "RULER's generator writes rows with index, input, outputs and length."),

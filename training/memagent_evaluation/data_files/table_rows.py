@@ -50,12 +50,12 @@ class TableRows:
         return self._ends[-1]
 
     def __getitem__(self, index: int, /) -> TableRow:
-        source, place = _located(self._ends, index)
+        source, place = _locate(self._ends, index)
         return self._sources[source][place]
 
     def place(self, index: int) -> str:
         """Return where a row is, for messages."""
-        source, place = _located(self._ends, index)
+        source, place = _locate(self._ends, index)
         return self._sources[source].place(place)
 
 
@@ -183,7 +183,7 @@ class ParquetRows:
             return file.read_row_group(number)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        group, place = _located(self._ends, index)
+        group, place = _locate(self._ends, index)
         return _first(self._group(group), place)
 
     def place(self, index: int) -> str:
@@ -293,7 +293,7 @@ def _end_of_space(content: mmap.mmap, start: int) -> int:
     return match.end() if match else start
 
 
-def _located(ends: Sequence[int], index: int) -> tuple[int, int]:
+def _locate(ends: Sequence[int], index: int) -> tuple[int, int]:
     """Return the number of the part that an index is in, and its place there; `ends` are those of the parts."""
     part = bisect_right(ends, index)
     return part, index - (ends[part - 1] if part else 0)

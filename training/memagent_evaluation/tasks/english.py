@@ -111,7 +111,7 @@ class EnglishTask(GeneratedTask):
         questions: list[_EnglishQuestion] = []
         while len(questions) < number:
             clear = clear_of(fact for question in questions for fact in question.about)
-            draws = (self._asked(facts) for _ in range(_DRAWS))
+            draws = (self._make_question(facts) for _ in range(_DRAWS))
             # Words of a kind may run out; then some are drawn again, also inside a list.
             drawn = next((d for d in draws if all(map(clear, d.about)) and len({*d.gold}) == len(d.gold)), None)
             if drawn is None:
@@ -122,7 +122,7 @@ class EnglishTask(GeneratedTask):
             questions.append(drawn)
         return questions
 
-    def _asked(self, facts: EnglishFacts) -> _EnglishQuestion:
+    def _make_question(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind.split("_")[1]))
             answer = _bare(chain[-1].value)

@@ -69,7 +69,7 @@ class CommonWordsTask(GeneratedTask):
                 place = self.common * often + (len(rare) + 1) * rarely
                 tokens += rarely * tokens_of(f" {place}. {word}")
                 if tokens > room and len(rare) >= self.common:
-                    words = partial(_repeated, gold, often, rare, rarely)
+                    words = partial(_common_and_rare_words, gold, often, rare, rarely)
                     draft = WordList(header, (), numbered=True, seed=self._order(length, index))
                     return _longest(self, length, index, gold, draft, words, range(self.common, len(rare) + 1))
                 rare.append(word)
@@ -106,7 +106,7 @@ def _drawn_words(pairs: bool, chance: random.Random) -> Iterator[str]:
             yield word
 
 
-def _repeated(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
+def _common_and_rare_words(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
     """Return the common words, and the first `size` rare ones."""
     return [*gold] * often + [*rare[:size]] * rarely
 

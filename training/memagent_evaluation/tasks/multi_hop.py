@@ -198,7 +198,7 @@ class MultiHopTask(GeneratedTask):
 def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int) -> Chain:
     """Return a new chain of facts, and its distractors."""
     relations = _relations(chance, hops)
-    facts = _followed(chance, names, names.new(RELATIONS[relations[0]].of), relations)
+    facts = _follow(chance, names, names.new(RELATIONS[relations[0]].of), relations)
     other = _others(chance, names, facts)
     return Chain(facts, tuple(fact for _, fact in zip(range(distractors), other, strict=False)))
 
@@ -220,7 +220,7 @@ def _relations(chance: random.Random, hops: int) -> tuple[str, ...]:
             return tuple(names)
 
 
-def _followed(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[HopFact, ...]:
+def _follow(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[HopFact, ...]:
     """Return a chain of facts from an entity to new ones."""
     facts = []
     for relation in relations:
@@ -247,7 +247,7 @@ def _others(chance: random.Random, names: Names, chain: tuple[HopFact, ...]) -> 
     for place in count():
         start = names.resembling(chain[0].subject)
         # The last fact first: if only some are used, they are those that compete with the asked chain's end.
-        yield from reversed(_followed(chance, names, start, relations))
+        yield from reversed(_follow(chance, names, start, relations))
         for relation, subject in besides[place * len(chain) : (place + 1) * len(chain)]:
             yield _fact(chance, relation, subject, names.new(RELATIONS[relation].to))
 

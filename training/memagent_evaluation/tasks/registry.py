@@ -76,7 +76,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
         raise EvaluationError(
             f"a document cannot have {settings.questions_per_document} questions", hint="Ask for 1, or for more."
         )
-    task = _loaded(name, settings)
+    task = _load(name, settings)
     if settings.questions_per_document > 1 and not getattr(task, "shares_documents", False):
         raise EvaluationError(
             f"{name} has one question on each document",
@@ -85,7 +85,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     return task
 
 
-def _loaded(name: str, settings: TaskSettings) -> Task:
+def _load(name: str, settings: TaskSettings) -> Task:
     generated, options = _split_options(name)
     if generated in _GENERATED:
         return _with_options(_GENERATED[generated](generated, settings), name, options)

@@ -142,7 +142,7 @@ class Reader:
             logits = self.logits(Row(trunk or [0], branches))
             for numbers, first, row in zip(group, firsts, logits, strict=True):
                 for number in numbers:
-                    begun[number] = self._agreed(requests[number], row)
+                    begun[number] = self._agreeing_prefix(requests[number], row)
                     scores[number] = _log_probability(row, first.expected, requests[number].temperature)
         open_ended = [number for number, ids in begun.items() if self._is_open(ids)]
         for start in range(0, len(open_ended), MOST_BRANCHES):
@@ -151,7 +151,7 @@ class Reader:
             self._go_on(prompts, [begun[number] for number in part], [requests[number].temperature for number in part])
         return [(self._text(begun[number]), scores[number]) for number in range(len(requests))]
 
-    def _agreed(self, request: ReplyRequest, logits: torch.Tensor) -> list[int]:
+    def _agreeing_prefix(self, request: ReplyRequest, logits: torch.Tensor) -> list[int]:
         """Return the policy's choices up to the first token that differs from the expected reply."""
         chosen, expected = self.choose(logits, request.temperature), request.expected
         agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))

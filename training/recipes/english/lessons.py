@@ -104,7 +104,7 @@ class LessonMaker:
         has_questions = bool(self._with_questions) and rng.random() < 0.6
         section = rng.choice(self._with_questions if has_questions else self._sections)
         facts = EnglishFacts(rng, held_out=self._held_out, more=self._more)
-        makers, statements = self._planted(rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4))
+        makers, statements = self._plant(rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4))
         text = plant(rng, section.text, statements)
         here = self._on.get((section.source, section.start), [])
         elsewhere = self._answered_elsewhere(rng, section)
@@ -168,7 +168,7 @@ class LessonMaker:
         notes = (*noise, row.sentence) if is_noted else noise
         return Inquiry(row.question, notes, notes, row.answer if is_noted else NOT_STATED)
 
-    def _planted(
+    def _plant(
         self, rng: random.Random, facts: EnglishFacts, count: int
     ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
         """Functions that make quests, and the statements that the section needs for them, in order."""

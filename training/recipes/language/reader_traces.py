@@ -83,7 +83,7 @@ class TraceMaker:
         facts = self._facts(rng)
         text = self.prose.stretch(rng, characters)
         text = text[text.find(" ") + 1 :]
-        quests, statements = self._planted(rng, facts)
+        quests, statements = self._plant(rng, facts)
         prose, text = text, plant(rng, text, statements, in_order=True)
         real, foreign = _whole_in(text, real_questions(prose)), real_questions(self.prose.stretch(rng, 1500))
         foreign = [question for question in foreign if not question.could_be_answered_by(text)]
@@ -114,7 +114,7 @@ class TraceMaker:
         facts = self._facts(rng)
         around = self.prose.stretch(rng, characters + 2 * _AROUND)
         prose = around[_AROUND:-_AROUND].partition(" ")[2]
-        quests, statements = self._planted(rng, facts, kinds=rng.choices((0, 1, 2, 3), (15, 35, 35, 15))[0])
+        quests, statements = self._plant(rng, facts, kinds=rng.choices((0, 1, 2, 3), (15, 35, 35, 15))[0])
         text = plant(rng, prose, statements, in_order=True)
         real = _whole_in(text, real_questions(prose))
         others = real_questions(around) + real_questions(self.prose.stretch(rng, 1500))
@@ -141,7 +141,7 @@ class TraceMaker:
         unanswered = [turn for turn in turns.values() if not turn.writes]
         return answered + unanswered[: max(1, len(answered) // 2)]
 
-    def _planted(
+    def _plant(
         self, rng: random.Random, facts: EnglishFacts, kinds: int | None = None
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """Functions that make quests, and the statements that the section needs for them, in order."""
