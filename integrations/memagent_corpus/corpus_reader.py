@@ -202,7 +202,8 @@ class CorpusReader:
         except MemAgentError:
             raise
         except Exception as error:  # parsers of damaged files raise many kinds of exceptions
-            raise DocumentError(f"{document.name} cannot be read ({type(error).__name__}): {error}") from error
+            what = f"{document.name} cannot be read ({type(error).__name__}): {error}"
+            raise DocumentError(what, hint="It may be damaged: save it again, or as text.") from error
 
     async def _read(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach

@@ -349,7 +349,7 @@ class TableFolder:
         with self._as_corpus_error("read"), store_errors(f"{self.location}/{name}"):
             self._filesystem.invalidate_cache()
             if self._folder is not None and (self._folder / name).exists() and not (self._folder / name).is_file():
-                raise DocumentError(f"{name} is not a regular file")
+                raise DocumentError(f"{name} is not a regular file", hint="Remove it, or name a new folder.")
             try:
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
             except FileNotFoundError:

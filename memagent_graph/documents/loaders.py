@@ -136,7 +136,8 @@ def _open(document: Document) -> IO[bytes]:
     except PermissionError:
         reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        raise DocumentError(f"the file {shown} cannot be opened: {getattr(error, 'strerror', error)}") from error
+        what = f"the file {shown} cannot be opened: {getattr(error, 'strerror', error)}"
+        raise DocumentError(what, hint="Check the path, or copy the file.") from error
     raise DocumentError(f"the file {shown} {reason}", hint=hint)
 
 
@@ -148,7 +149,8 @@ def _streamed(document: Document, pieces: Iterator[Any], errors: Errors) -> Part
         except StopIteration:
             break
         except Exception as error:  # the caller's source may raise anything
-            raise DocumentError(f"the stream {document.name} broke off: {error}") from error
+            what = f"the stream {document.name} broke off: {error}"
+            raise DocumentError(what, hint="Read it again from its beginning, or save it first.") from error
         if isinstance(piece, str):
             yield Block(piece)
         elif isinstance(piece, bytes):

@@ -210,7 +210,9 @@ class DocumentStore:
         if name is None:
             return []
         if not re.fullmatch(r"[0-9a-f]{64}", name):
-            raise DocumentError(f"{name!r} is not a list of sections that this version wrote")
+            raise DocumentError(
+                f"{name!r} is not a list of sections that this version wrote", hint="Read the file again."
+            )
         try:
             marks = json_file(self._sections / f"{name}.json")
         except FileNotFoundError:
@@ -288,7 +290,7 @@ def digest_of(ref: DocumentRef) -> str:
     """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
     match = _KEY.fullmatch(ref["key"])
     if match is None:
-        raise DocumentError(f"{ref['key']!r} is not a key of the document store")
+        raise DocumentError(f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned.")
     return match[1]
 
 

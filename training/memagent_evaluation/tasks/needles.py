@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from memagent_evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
 from memagent_evaluation.samples import Sample, TaskSettings
@@ -101,16 +101,8 @@ class _Key:
     question: str
 
 
-class _Keys(Protocol):
-    """Draws keys."""
-
-    def key(self, values: int, used: Container[str]) -> _Key:
-        """Return a new key with a number of values; neither key nor values are in `used`."""
-        ...
-
-
 class _FullSize:
-    """Keys and values of RULER's kinds."""
+    """Keys and values of RULER's kinds, each new: not in `used`."""
 
     def __init__(self, shape: Shape, chance: random.Random) -> None:
         self._shape = shape
@@ -211,7 +203,7 @@ class NeedleTask(GeneratedTask):
         questions = [self._question(group) for group in groups]
         return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
 
-    def _keys(self, chance: random.Random) -> _Keys:
+    def _keys(self, chance: random.Random) -> _FullSize | _Small:
         return (_Small if self.settings.small else _FullSize)(self.shape, chance)
 
     def _haystack(self, length: int, number: int, used: frozenset[str]) -> Haystack:
