@@ -104,7 +104,7 @@ def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, ...]
     for g, rollout in enumerate(group.rollouts_G):
         roles_K = [each.role for each in rollout.conversations_K]
         credited = tuple(k for k, role in enumerate(roles_K) if any(fnmatchcase(role, each) for each in term.roles))
-        R = {"outcome": rollout.reward, "step": rollout.step_rewards_K or (), **rollout.term_rewards}[term.reward]
+        R = {"outcome": rollout.reward, **rollout.term_rewards}[term.reward]
         R_K = [R] * len(roles_K) if isinstance(R, float) else [*R]
         of = [each for role, each in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
         if term.scope != "conversation" and of:

@@ -43,13 +43,11 @@ _SETTINGS: Final = {
     "mask_truncated_completions": "Whether completions that were cut off are left out of the loss.",
     "disable_dropout": "Whether dropout is off.",
     "ddp_find_unused_parameters": "As in PyTorch's DistributedDataParallel.",
-    "remove_unused_columns": "Has no effect on runs.",
     "save_steps": "Optimizer steps between checkpoints.",
     "save_total_limit": "How many checkpoints stay.",
     "baseline": "What a reward is compared with: group_mean or leave_one_out.",
     "divide_by_std": "Whether advantages are divided by their group's sample standard deviation.",
     "advantage_epsilon": "Added to that standard deviation.",
-    "step_reward_share": "Share of the step rewards in an advantage; the rest is the outcome's.",
     "drop_zero_variance": "Whether groups whose rewards are all equal are left out, of means, too.",
     "loss_weights": "What the loss is a mean over: token_mean, rollout_mean or conversation_mean.",
     "num_train_epochs": "Passes over the runs.",
@@ -215,8 +213,8 @@ def training_page() -> str:
     )
     lines += ["", "## Rewards", ""]
     lines += [
-        f"{reward_names.SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, `--step-reward`, "
-        "returns a number for each of `run.conversations_K`. None means that it cannot judge the run.",
+        f"{reward_names.SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, in a term "
+        "of `credit`, returns a number for each of `run.conversations_K`. None means that it cannot judge the run.",
         "[An example](../../examples/own_reward.py). Those that come with the package:",
         "",
     ]

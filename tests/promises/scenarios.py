@@ -598,9 +598,10 @@ def a_process(place: Place) -> Any:
 
 TRAINING = Path(__file__).parent / "recorded" / "training"
 """A tiny model, and the lines of a log of its runs, with rewards and step rewards; see `log_lines`."""
+HALF_STEPS = [{"reward": "outcome", "weight": 0.5}, {"reward": "step", "weight": 0.5, "scope": "conversation"}]
 TRAININGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "paper": (["--preset", "memagent-paper"], {}),
-    "step_rewards": (["--preset", "memagent-paper", "--step-reward", "step"], {"step_reward_share": 0.5}),
+    "step_rewards": (["--preset", "memagent-paper"], {"credit": HALF_STEPS}),
     "dapo": (["--preset", "dapo"], {}),
 }
 PLAIN_STEP = {
@@ -622,6 +623,7 @@ def training(place: Place) -> Any:
     for name, (options, settings) in TRAININGS.items():
         out = place.folder / name
         given = [part for each in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*each))]
+        given = [part.replace("'", '"') for part in given]
         code, _, errors = run("train", log, "--model", TRAINING / "model", "--out", out, *options, *given)
         assert code == 0, errors
         (state,) = out.glob("checkpoint-*/trainer_state.json")
@@ -640,9 +642,10 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     from memagent_training.algorithm.advantages import prepare_batch
     from memagent_training.data.replay import load_groups
     from memagent_training.job.presets import load_preset
+    from memagent_training.rewards.reward_names import term_rewards
 
     chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
-    replay = load_groups(log, step_reward="step" if settings else None)
+    replay = load_groups(log, term_rewards=term_rewards(chosen.advantage_settings.terms, gold=False))
     batch = prepare_batch(replay.groups, chosen.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
     return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.report.dropped.items()}}

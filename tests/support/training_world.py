@@ -94,7 +94,9 @@ def _graph_group(source: random.Random, model: LlamaForCausalLM, number: int) ->
         places += [("merge", "", 0), *(("answer", "", slot) for slot in range(answers))]
         conversations = tuple(_conversation(source, model, question, turn, at) for turn, at in enumerate(places))
         steps = tuple(source.random() for _ in places)
-        rollouts.append(Rollout(f"run-{number}-{rollout}", conversations, float(source.random() < 0.5), steps))
+        rollouts.append(
+            Rollout(f"run-{number}-{rollout}", conversations, float(source.random() < 0.5), {"step": steps})
+        )
     return RolloutGroup(f"group-{number}", tuple(rollouts))
 
 

@@ -17,6 +17,7 @@ from memagent_training.algorithm.advantages import (
     prepare_batch,
     reason_to_drop,
 )
+from memagent_training.algorithm.credit import terms_of
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.training_errors import TrainingError
 
@@ -46,7 +47,15 @@ def conversation(tokens=2, at=("update", "", 0), *, truncated=False, mask=None):
 def rollout(run_id, reward, lengths=(2, 2), steps=None):
     """Memory updates of these lengths, of which the last is the answer."""
     conversations = [conversation(tokens, ("update", "", k)) for k, tokens in enumerate(lengths[:-1])]
-    return Rollout(run_id, (*conversations, conversation(lengths[-1], ANSWER)), reward, steps)
+    earned = {} if steps is None else {"step": steps}
+    return Rollout(run_id, (*conversations, conversation(lengths[-1], ANSWER)), reward, earned)
+
+
+def with_steps(share, **changes):
+    """The settings in which a conversation's own reward is this share of its advantage."""
+    outcome = [] if share == 1 else [{"reward": "outcome", "weight": 1 - share}]
+    steps = [{"reward": "step", "weight": share, "scope": "conversation"}]
+    return AdvantageSettings(credit=terms_of([*outcome, *steps]), **changes)
 
 
 def group(*rollouts, name="question"):
@@ -97,7 +106,7 @@ class TestComparison:
 
 
 class TestStepRewards:
-    HALF = AdvantageSettings(step_reward_share=0.25)
+    HALF = with_steps(0.25)
 
     def test_are_compared_at_the_same_place_and_mixed_with_the_outcome(self):
         batch = prepare_batch(
@@ -121,9 +130,9 @@ class TestStepRewards:
         one = dict(zip(places, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
         other = dict(zip([places[1], places[0], *places[2:]], (0.8, 0.3, 0.3, 0.0, 0.1), strict=True))
         runs = {"a": one, "b": other, "c": {places[3]: 0.2}}
-        made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, (*of.values(),))
+        made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
                        for name, of in runs.items()))  # fmt: skip
-        batch = prepare_batch([made], AdvantageSettings(step_reward_share=1))
+        batch = prepare_batch([made], with_steps(1))
         found = {(row.run_id, row.conversation.place): row.advantage for row in batch.rows}
         for at in places:
             there = {name: of[at] for name, of in runs.items() if at in of}
@@ -131,16 +140,16 @@ class TestStepRewards:
             assert [found[name, at] for name in there] == pytest.approx([each - mean for each in there.values()])
 
     def test_keep_a_group_whose_outcomes_are_equal(self):
-        mixed = AdvantageSettings(step_reward_share=0.5, drop_zero_variance=True)
+        mixed = with_steps(0.5, drop_zero_variance=True)
         same_outcome = group(rollout("a", 1, [2] * 2, (1, 0)), rollout("b", 1, [2] * 2, (0, 0)))
         assert prepare_batch([same_outcome], mixed).report.dropped == {}
         assert prepare_batch([same_outcome], AdvantageSettings(drop_zero_variance=True)).report.dropped
-        only_steps = AdvantageSettings(step_reward_share=1, drop_zero_variance=True)
+        only_steps = with_steps(1, drop_zero_variance=True)
         other_outcome = group(rollout("a", 1, [2], (0,)), rollout("b", 0, [2], (0,)))
         assert reason_to_drop(other_outcome, only_steps) is DropReason.EQUAL_REWARDS
 
     def test_that_are_missing_are_an_error_which_names_the_run(self):
-        with pytest.raises(TrainingError, match=r"run question-0.*step_reward_share"):
+        with pytest.raises(TrainingError, match=r"run question-0"):
             prepare_batch([rewarded(1, 0)], self.HALF)
 
 
@@ -244,13 +253,11 @@ class TestRefusals:
     def test_a_step_reward_that_is_no_number_names_its_run(self):
         steps = group(rollout("a", 1, [2], (0.0,)), rollout("b", 0, [2], (math.nan,)))
         with pytest.raises(TrainingError, match="run b"):
-            prepare_batch([steps], AdvantageSettings(step_reward_share=0.5))
+            prepare_batch([steps], with_steps(0.5))
 
     @pytest.mark.parametrize(
         "wrong",
         [
-            lambda: AdvantageSettings(step_reward_share=1.5),
-            lambda: AdvantageSettings(step_reward_share=math.nan),
             lambda: AdvantageSettings(epsilon=0),
             lambda: OverlongPenalty(100, 101),
             lambda: OverlongPenalty(100, 0),
@@ -276,7 +283,7 @@ def many_groups(draw):
     def one(name):
         conversations = tuple(draw(st.lists(CONVERSATIONS, min_size=1, max_size=5)))
         steps = tuple(draw(st.lists(REWARDS, min_size=len(conversations), max_size=len(conversations))))
-        return Rollout(name, conversations, draw(REWARDS), steps)
+        return Rollout(name, conversations, draw(REWARDS), {"step": steps})
 
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     return [RolloutGroup(f"g{g}", tuple(one(f"g{g}-{i}") for i in range(size))) for g, size in enumerate(sizes)]
@@ -286,7 +293,7 @@ SETTINGS = st.builds(
     AdvantageSettings,
     baseline=st.sampled_from(Baseline),
     divide_by_std=st.booleans(),
-    step_reward_share=st.sampled_from([0.0, 0.3, 1.0]),
+    credit=st.sampled_from([(), with_steps(0.3).credit]),
     overlong_penalty=st.sampled_from([None, OverlongPenalty(5, 3)]),
     mask_truncated=st.booleans(),
     drop_zero_variance=st.booleans(),

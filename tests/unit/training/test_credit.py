@@ -231,11 +231,6 @@ def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
         load_preset("dapo", output_dir=str(tmp_path), credit=[entry], use_cpu=True, bf16=False)
 
 
-def test_terms_and_a_share_of_step_rewards_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="there are credit terms"):
-        load_preset("rememr1", output_dir=str(tmp_path), step_reward_share=0.2, use_cpu=True, bf16=False)
-
-
 def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
     penalty = {"overlong_max_length": 8, "overlong_cache_length": 4, "use_cpu": True, "bf16": False}
     with pytest.raises(TrainingError, match="no credit term is about the outcome"):
@@ -263,7 +258,7 @@ def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
     ("credit", "message"),
     [
         ([{"reward": "evidence_f3"}], "no reward 'evidence_f3'.*evidence_f2"),
-        ([{"reward": "step", "scope": "conversation"}], "a loop has none"),
+        ([{"reward": "step", "scope": "conversation"}], "there is no reward 'step'"),
         ([{"reward": "outcome", "roles": "gated_*"}], r"role 'gated_\*'"),
         ([{"reward": "evidence_f2", "scope": "conversation"}], "is a reward of whole runs"),
     ],

@@ -249,7 +249,7 @@ def many_groups(draw: st.DrawFn) -> list[RolloutGroup]:
 
     def with_steps(rollout: Rollout) -> Rollout:
         steps, gate = (tuple(draw(rewards) for _ in rollout.conversations_K) for _ in range(2))
-        return replace(rollout, step_rewards_K=steps, term_rewards={"gate": gate, "exit": float(draw(rewards))})
+        return replace(rollout, term_rewards={"step": steps, "gate": gate, "exit": float(draw(rewards))})
 
     rewards = st.sampled_from([0.0, 1.0, 0.3, 0.1 + 0.2, -2.5]) | st.floats(-3, 3).map(lambda value: round(value, 3))
     made = [
@@ -268,6 +268,8 @@ def many_groups(draw: st.DrawFn) -> list[RolloutGroup]:
 TERMS: list[tuple[dict[str, Any], ...]] = [
     (),
     ({"reward": "exit"},),
+    ({"reward": "outcome", "weight": 0.6}, {"reward": "step", "weight": 0.4, "scope": "conversation"}),
+    ({"reward": "step", "scope": "conversation"},),
     ({"reward": "outcome", "weight": 0.5}, {"reward": "exit", "weight": -0.3, "roles": ("answer",)}),
     ({"reward": "gate", "scope": "role", "of": "update", "roles": ("update", "merge")}, {"reward": "outcome"}),
     ({"reward": "gate", "scope": "conversation", "roles": ("up*",), "divide_by_std": True}, {"reward": "gate"}),
@@ -292,7 +294,6 @@ def as_in_the_example(of: AdvantageSettings) -> tuple[Any, ...]:
     mask=st.booleans(),
     overlong=st.none() | st.just((3, 2)),
     mean=st.sampled_from(LossWeights),
-    share=st.sampled_from([0.0, 0.4, 1.0]),
 )
 def test_advantages_and_weights_are_the_package_s(
     groups: list[RolloutGroup],
@@ -303,9 +304,7 @@ def test_advantages_and_weights_are_the_package_s(
     mask: bool,
     overlong: tuple[int, int] | None,
     mean: LossWeights,
-    share: float,
 ) -> None:
-    share = 0.0 if terms else share
     if terms and all(each["reward"] != "outcome" for each in terms):
         overlong = None  # it is the outcome's
     theirs = AdvantageSettings(
@@ -316,7 +315,6 @@ def test_advantages_and_weights_are_the_package_s(
         mask_truncated=mask,
         drop_zero_variance=drop,
         loss_weights=mean,
-        step_reward_share=share,
     )
     ours = dapo.Settings(
         terms=as_in_the_example(theirs),

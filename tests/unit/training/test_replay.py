@@ -23,6 +23,7 @@ from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, R
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
+from memagent_training.data.reward_functions import LoggedStepReward
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import TrainingRun, read_run
 from memagent_training.training_errors import ReplayError, RewardError
@@ -108,9 +109,9 @@ def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, 
         log.reward(run_id, reward)
     replay = load_groups(log)
     (group,) = replay.groups
-    assert [(each.run_id, each.reward, each.step_rewards_K) for each in group.rollouts_G] == [
-        ("a", 1.0, None),
-        ("b", 0.0, None),
+    assert [(each.run_id, each.reward, each.term_rewards) for each in group.rollouts_G] == [
+        ("a", 1.0, {}),
+        ("b", 0.0, {}),
     ]
     conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
     assert [bytes(list(each.prompt_ids_P)).decode() for each in conversations] == policy.prompts
@@ -227,15 +228,15 @@ def test_a_run_is_scored_as_it_was_and_greedy_calls_are_left_out_afterwards(log)
         known = ["fact" in (memory or "") for memory in run.memories]
         return [float(now) - float(before) for before, now in zip([False, *known], known, strict=False)]
 
-    (group,) = load_groups(log, step_reward=gain, min_group=1).groups
+    (group,) = load_groups(log, term_rewards={"step": gain}, min_group=1).groups
     (rollout,) = group.rollouts_G
     assert [one.role for one in rollout.conversations_K] == ["update", "update", "answer"]
-    assert rollout.step_rewards_K == (0.0, 0.0, 0.0)
+    assert rollout.term_rewards == {"step": (0.0, 0.0, 0.0)}
     for one in log.conversations("a"):
         if one.sampling["temperature"]:
             log.reward("a", 0.5, name="step", conversation=one.id)
-    (group,) = load_groups(log, step_reward="step", min_group=1).groups
-    assert group.rollouts_G[0].step_rewards_K == (0.5, 0.5, 0.5)
+    (group,) = load_groups(log, term_rewards={"step": LoggedStepReward("step")}, min_group=1).groups
+    assert group.rollouts_G[0].term_rewards == {"step": (0.5, 0.5, 0.5)}
 
 
 def test_runs_whose_question_was_redacted_are_grouped_by_what_the_policy_was_shown(log) -> None:
@@ -286,10 +287,11 @@ def test_rewards_are_the_newest_of_a_name_or_computed_now(log) -> None:
     assert rollout().reward == 0.5
     assert rollout(reward="other").reward == 0.75
     assert rollout(reward=lambda run: len(run.conversations_K)).reward == 3.0
-    assert rollout(step_reward="step").step_rewards_K == (0.0, 1.0, 2.0)
-    assert rollout(step_reward=lambda run: [0.1] * len(run.conversations_K)).step_rewards_K == (0.1, 0.1, 0.1)
+    assert rollout(term_rewards={"step": LoggedStepReward("step")}).term_rewards == {"step": (0.0, 1.0, 2.0)}
+    tenths = rollout(term_rewards={"step": lambda run: [0.1] * len(run.conversations_K)})
+    assert tenths.term_rewards == {"step": (0.1, 0.1, 0.1)}
     with pytest.raises(RewardError, match=r"1 values for 3 conversations \(run a\)"):
-        rollout(step_reward=lambda run: [1.0])
+        rollout(term_rewards={"step": lambda run: [1.0]})
 
 
 # Groups
@@ -513,8 +515,9 @@ def test_a_function_that_gives_nan_or_cannot_tell_gets_the_run_refused(log) -> N
     write(log, "a")
     assert refused(log, reward=lambda run: float("nan")) == {Refusal.NON_FINITE_REWARD: ("a",)}
     assert refused(log, reward=lambda run: None) == {Refusal.NO_REWARD: ("a",)}
-    assert refused(log, step_reward=lambda run: [0.0, float("nan"), 0.0]) == {Refusal.NON_FINITE_REWARD: ("a",)}
-    assert refused(log, step_reward="step") == {Refusal.NO_REWARD: ("a",)}
+    broken = {"step": lambda run: [0.0, float("nan"), 0.0]}
+    assert refused(log, term_rewards=broken) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    assert refused(log, term_rewards={"step": LoggedStepReward("step")}) == {Refusal.NO_REWARD: ("a",)}
 
 
 # Mixtures

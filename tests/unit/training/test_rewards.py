@@ -366,7 +366,8 @@ def test_evidence_counts_when_it_comes_and_when_it_goes_and_sums_to_what_is_left
 def test_evidence_of_several_parts_counts_by_share_or_as_alternatives() -> None:
     gold = GoldAnswers({"r": ["red", "blue"]})
     scored = run("", memories=("red", "red blue", "blue"))
-    assert EvidenceInMemory(gold, alternatives=False)(scored) == [0.5, 0.5, -0.5, 0.0]
+    parts = GoldAnswers({"r": Gold(("red", "blue"), Metric.ALL)})
+    assert EvidenceInMemory(parts)(scored) == [0.5, 0.5, -0.5, 0.0]
     assert EvidenceInMemory(gold)(scored) == [1.0, 0.0, 0.0, 0.0]
 
 
@@ -389,10 +390,11 @@ def test_with_the_document_at_hand_a_guess_before_the_evidence_was_read_earns_no
         each.position for each in guessed.conversations_K
         if "4711" in store.read(document, 0, each.span.end_byte if each.span else 0)
     )  # fmt: skip
-    values = EvidenceInMemory(GOLD, store=store)(guessed)
+    values = EvidenceInMemory(GOLD)(guessed)
     assert read_at > 0
     assert [at for at, value in enumerate(values) if value] == [read_at]
-    assert EvidenceInMemory(GOLD)(guessed)[0] == 1.0
+    assert EvidenceInMemory(GOLD)(replace(guessed, store=None))[0] == 1.0
+    assert EvidenceInMemory(GOLD)(replace(guessed, store=DocumentStore(tmp_path / "empty")))[0] == 1.0
 
 
 def test_memories_are_what_was_made_of_completions() -> None:

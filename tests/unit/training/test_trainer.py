@@ -343,7 +343,7 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
     from memagent_training.job import presets
 
     names = {
-        "baseline", "divide_by_std", "step_reward_share", "drop_zero_variance", "mask_truncated_completions",
+        "baseline", "divide_by_std", "drop_zero_variance", "mask_truncated_completions",
         "loss_weights", "epsilon", "epsilon_high", "delta", "beta", "kl_clamp", "entropy_coef",
         "importance_sampling_level", "old_logprobs", "importance_cap", "temperature", "learning_rate",
         "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",

@@ -179,10 +179,12 @@ def test_one_process(
     assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
 
 
+STEPS = {"reward": "step", "scope": "conversation"}
+HALF = [{"reward": "outcome", "weight": 0.5}, STEPS | {"weight": 0.5}]
 GRAPH_CASES = [
-    {"preset": "memagent-paper", "changes": {"step_reward_share": 0.5, "loss_weights": "conversation_mean"}},
-    {"preset": "memagent-paper", "changes": {"step_reward_share": 1.0, "baseline": "leave_one_out", "kl_clamp": 1e-4}},
-    {"preset": "dapo", "changes": {"step_reward_share": 0.3, "loss_weights": "rollout_mean"}},
+    {"preset": "memagent-paper", "changes": {"credit": HALF, "loss_weights": "conversation_mean"}},
+    {"preset": "memagent-paper", "changes": {"credit": [STEPS], "baseline": "leave_one_out", "kl_clamp": 1e-4}},
+    {"preset": "dapo", "changes": {"credit": [HALF[0], STEPS | {"weight": 0.3}], "loss_weights": "rollout_mean"}},
 ]
 
 

@@ -25,8 +25,7 @@ from memagent_training.job.job_settings import DECISIVE, make_config, parse_sett
 from memagent_training.job.training_job import PreparedJob, TrainingJob, prepare, read_groups
 from memagent_training.job.training_output import find_checkpoints, require_same, write_record
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward, chosen_step_reward
-from memagent_training.rewards.step_rewards import FormatReward
+from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward
 from memagent_training.training_errors import ReplayError, RewardError, TrainingError
 
 QUIET = {"use_cpu": True, "groups_per_step": 2, "warmup_steps": 0}
@@ -385,9 +384,6 @@ def test_a_name_is_a_logged_reward_and_with_gold_answers_a_built_in(world, job) 
         assert callable(chosen_reward(name, gold))
     with pytest.raises(RewardError, match="Did you mean token_f1"):
         chosen_reward("token_f", gold)
-    assert chosen_step_reward("boxed_format") == FormatReward()
-    assert chosen_step_reward("evidence_in_memory") == "evidence_in_memory"
-    assert callable(chosen_step_reward("evidence_in_memory", gold))
 
 
 def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, monkeypatch) -> None:
@@ -416,17 +412,12 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
             chosen_reward(text)
 
 
-def test_step_rewards_and_their_share_go_together(job) -> None:
-    assert "(step_reward)" in refusal(job(settings={"step_reward_share": 0.5}))
-    assert "ignores it" in refusal(job(step_reward="format"))
-    prepared = prepare(job(settings={"step_reward_share": 0.5}, step_reward=FormatReward(boxed=False)))
-    assert prepared.replay.groups[0].rollouts_G[0].step_rewards_K is not None
-
-
 def test_the_loss_has_the_temperature_of_the_runs(job, log) -> None:
     sampled = log(sampling={"temperature": 0.7, "top_p": 1.0})
     unweighted = {"importance_cap": None}
-    assert prepare(job(sampled, settings=unweighted)).config.temperature == 0.7
+    prepared = prepare(job(sampled, settings=unweighted))
+    assert prepared.config.temperature == 0.7
+    assert {each.name: each.value for each in plan(prepared).changed}["temperature"] == 0.7
     assert "temperature of 0.7" in refusal(job(sampled, settings={"temperature": 1.0, **unweighted}))
 
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, stdev
 
-from memagent_training.algorithm.credit import OUTCOME_ALONE, CreditTerm, Scope
-from memagent_training.data.rollouts import OUTCOME, STEP, Rollout, RolloutGroup, TrainingConversation
+from memagent_training.algorithm.credit import OUTCOME_ALONE, CreditTerm
+from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup, TrainingConversation
 from memagent_training.training_errors import TrainingError
 
 
@@ -98,8 +98,6 @@ class AdvantageSettings:
     divide_by_std: bool = False
     epsilon: float = 1e-6
     """Added to std, so that rewards that hardly differ do not give large advantages."""
-    step_reward_share: float = 0.0
-    """alpha: 0 for the outcome alone, 1 for the step rewards alone. A short form of two terms of `credit`."""
     overlong_penalty: OverlongPenalty | None = None
     mask_truncated: bool = False
     """Whether a completion that was cut off is left out of the loss (DAPO's overlong filtering). The rollout's other
@@ -108,32 +106,21 @@ class AdvantageSettings:
     """Whether groups whose rewards are all equal before any penalty are removed from the batch, and from every mean."""
     loss_weights: LossWeights = LossWeights.TOKEN_MEAN
     credit: tuple[CreditTerm, ...] = field(default=(), repr=False)
-    """The terms of the advantage, instead of `step_reward_share`."""
+    """The terms of the advantage; if empty, the outcome alone."""
 
     def __post_init__(self) -> None:
-        if self.credit and self.step_reward_share:
-            raise TrainingError(
-                f"step_reward_share is {self.step_reward_share} but there are credit terms, with their own weights",
-                hint="Make it one of them: {reward: step, weight: 0.2, scope: conversation}.",
-            )
         if self.credit and self.overlong_penalty and not any(term.reward == OUTCOME for term in self.credit):
             raise TrainingError(
                 "An overlong penalty is part of the outcome, but no credit term is about the outcome",
                 hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
             )
-        if not 0.0 <= self.step_reward_share <= 1.0:
-            raise TrainingError(f"step_reward_share is {self.step_reward_share}", hint="Give a share from 0 to 1.")
         if not 0.0 < self.epsilon < math.inf:
             raise TrainingError(f"epsilon is {self.epsilon}", hint="Give a small positive number, such as 1e-6.")
 
     @property
     def terms(self) -> tuple[CreditTerm, ...]:
         """The terms that are summed."""
-        alpha = self.step_reward_share
-        if self.credit or alpha == 0:
-            return self.credit or OUTCOME_ALONE
-        outcome = () if alpha == 1 else (CreditTerm(OUTCOME, 1 - alpha),)
-        return (*outcome, CreditTerm(STEP, alpha, Scope.CONVERSATION))
+        return self.credit or OUTCOME_ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +292,5 @@ def _all_equal(rewards: Sequence[float]) -> bool:
 
 def _check_rewards(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> None:
     for rollout in (rollout for group in groups for rollout in group.rollouts_G):
-        if settings.step_reward_share and rollout.step_rewards_K is None:
-            raise TrainingError(
-                "Step rewards are wanted and this run has none",
-                hint="Relabel the runs with a reward per conversation, or set step_reward_share to 0.",
-                run_id=rollout.run_id,
-            )
         for term in (*OUTCOME_ALONE, *settings.terms):  # the outcome is in the report in any case
             term.check(rollout)

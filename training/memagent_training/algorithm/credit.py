@@ -50,7 +50,7 @@ class CreditTerm:
     """One term of an advantage. Roles may be patterns, as in "gated_*"."""
 
     reward: str
-    """"outcome" or "step", the two that a training names (`--reward`, `--step-reward`), or another reward's name."""
+    """"outcome", the one that a training names (`--reward`), or another reward's name."""
     weight: float = 1.0
     scope: Scope = Scope.RUN
     of: str | None = None

@@ -96,7 +96,7 @@ class Schedule:
         digest = hashlib.sha256(repr((*decisive, *self.settings.credit)).encode())
         for group in sorted(self.kept, key=lambda each: each.group_id):
             for rollout in group.rollouts_G:
-                told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
+                told = (group.group_id, rollout.run_id, rollout.reward)
                 digest.update(repr((*told, *sorted(rollout.term_rewards.items()))).encode())
                 for conversation in rollout.conversations_K:
                     ids = (conversation.prompt_ids_P, conversation.completion_ids_T, conversation.logprobs_T)

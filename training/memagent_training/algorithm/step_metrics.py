@@ -26,7 +26,7 @@ class TokenMetrics:
 
     loss: TokenLoss
     _sums: dict[str, Tensor] = field(default_factory=dict)
-    _largest: dict[str, Tensor] = field(default_factory=dict)
+    _largest_ratios: list[Tensor] = field(default_factory=list)
 
     def add(
         self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor | None, reference_BT: Tensor | None,
@@ -42,7 +42,6 @@ class TokenMetrics:
             "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & losses_BT,
             "clip_ratio/high_mean": (ratio_BT > 1 + loss.clip_high) & gains_BT,
         }
-        maxima = {"ratio/max": ratio_BT}
         if loss.dual_clip is not None:
             means["clip_ratio/dual_mean"] = (ratio_BT > loss.dual_clip) & losses_BT
         if reference_BT is not None:
@@ -53,20 +52,18 @@ class TokenMetrics:
         self._add("tokens", learned_BT, learned_BT)
         for name, value_BT in means.items():
             self._add(name, value_BT, learned_BT)
-        for name, value_BT in maxima.items():
-            largest = torch.where(learned_BT, value_BT, 0.0).max()
-            self._largest[name] = torch.maximum(self._largest[name], largest) if name in self._largest else largest
+        self._largest_ratios.append(torch.where(learned_BT, ratio_BT, 0.0).max())
 
     def reduced(self, accelerator: Accelerator) -> dict[str, float]:
         """Means and maxima over all ranks; every rank must call this."""
-        names, largest = list(self._sums), list(self._largest)
+        names = list(self._sums)
         sums = accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum")
-        gathered = accelerator.gather(torch.stack([self._largest[name] for name in largest])[None])
+        largest = accelerator.gather(torch.stack(self._largest_ratios).max()[None])
         totals = dict(zip(names, sums.tolist(), strict=True))
         tokens = totals.pop("tokens")
         return {
             **{name: total / tokens for name, total in totals.items()},
-            **dict(zip(largest, gathered.amax(0).tolist(), strict=True)),
+            "ratio/max": float(largest.max()),
         }
 
     def _add(self, name: str, value_BT: Tensor, learned_BT: Tensor) -> None:

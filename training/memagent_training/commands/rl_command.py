@@ -129,12 +129,6 @@ class RL(WordingSettings):
             "evidence_f2 or longrlvr; or your own, as module:function or file.py:function."
         ),
     ] = "exact_match"
-    evidence_share: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, help="Share of the advantage that a memory earns by holding what the answer needs."
-        ),
-    ] = 0.0
     steps_behind: Annotated[
         int, typer.Option(min=0, max=1, help="1 collects during training, with weights one iteration old.")
     ] = 0

@@ -70,14 +70,6 @@ class Train:
             "as module:function or file.py:function."
         ),
     ] = "reward"
-    step_reward: Annotated[
-        str | None,
-        typer.Option(
-            help="Of single conversations: a logged one's name, format, boxed_format, plain_format, with --gold "
-            "evidence_in_memory, evidence_f2_gain, gate_right or recall_gain, or your own. Needs --set "
-            "step_reward_share=..."
-        ),
-    ] = None
     gold: Annotated[
         Path | None,
         typer.Option(help='JSON lines: {"question" or "run_id": ..., "answers": [...], "evidence": [...]}.'),
@@ -138,17 +130,13 @@ def _job(request: Train) -> TrainingJob:
     from memagent_training.job.presets import read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
-    from memagent_training.rewards.reward_names import (  # noqa: PLC0415
-        OUTCOME_REWARDS,
-        chosen_reward,
-        chosen_step_reward,
-    )
+    from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward  # noqa: PLC0415
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
-    versions, step_reward = request.policy_versions, request.step_reward
+    versions = request.policy_versions
     settings = parse_settings(request.settings or ())
     # Gold answers may be only for other rewards, next to a logged one.
-    has_others = step_reward is not None or settings.get("credit", read_preset(request.preset).get("credit"))
+    has_others = settings.get("credit", read_preset(request.preset).get("credit"))
     is_default = request.reward == "reward" and has_others
     if gold is not None and request.reward == "reward" and not is_default:
         raise RewardError(
@@ -160,7 +148,6 @@ def _job(request: Train) -> TrainingJob:
         request,
         settings=settings,
         reward=chosen_reward(request.reward, None if is_default else gold),
-        step_reward=None if step_reward is None else chosen_step_reward(step_reward, gold),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,

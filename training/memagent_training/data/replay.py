@@ -31,13 +31,12 @@ from memagent_training.data.replay_report import Refusal, ReplayReport
 from memagent_training.data.reward_functions import (
     LARGEST_REWARD,
     LoggedReward,
-    LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
     checked_steps,
     why_unknown,
 )
-from memagent_training.data.rollouts import OUTCOME, STEP, Earned, Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.rollouts import OUTCOME, Earned, Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.training_errors import ReplayError, RewardError
 
@@ -86,7 +85,6 @@ def load_groups(
     source: RunLog | Path | str,
     *,
     reward: str | RewardFunction = "reward",
-    step_reward: str | StepRewardFunction | None = None,
     term_rewards: Mapping[str, RewardFunction | StepRewardFunction] | None = None,
     gold_of: Callable[[TrainingRun], Gold | None] | None = None,
     chosen: RunFilter | None = None,
@@ -104,7 +102,6 @@ def load_groups(
     Args:
         source: the log or its path, or the path of an export.
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
-        step_reward: the same for single conversations; none if left out.
         term_rewards: more rewards, by their names in the terms of the advantage.
         gold_of: the correct answer of each run, for rewards without their own gold answers.
         chosen: which of a log's runs.
@@ -148,8 +145,6 @@ def load_groups(
     functions: dict[str, RewardFunction | StepRewardFunction] = {
         OUTCOME: LoggedReward(reward) if isinstance(reward, str) else reward
     }
-    if step_reward is not None:
-        functions[STEP] = LoggedStepReward(step_reward) if isinstance(step_reward, str) else step_reward
     functions |= term_rewards or {}
     rollouts: dict[str, Rollout] = {}
     for run in list(ledger.candidates.values()):
@@ -395,14 +390,14 @@ def _rollout(
             earned[name] = tuple(compress(checked_steps(values, run, name), run.is_sampled))
         else:
             earned[name] = float(value)
-    reward, steps_K = earned.pop(OUTCOME), earned.pop(STEP, None)
-    if isinstance(reward, tuple) or isinstance(steps_K, float):
+    reward = earned.pop(OUTCOME)
+    if isinstance(reward, tuple):
         raise RewardError(
-            f"the {OUTCOME} is {reward} and the {STEP} rewards are {steps_K}",
-            hint="Give a number for the outcome, and one for each conversation as step rewards.",
+            f"the {OUTCOME} is {reward}",
+            hint="Give one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
-    return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), reward, steps_K, earned)
+    return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), reward, earned)
 
 
 def _is_replaced(logged: Conversation) -> bool:
@@ -473,7 +468,7 @@ def _report(
 
 
 def _earned(rollout: Rollout) -> tuple[object, ...]:
-    return rollout.reward, rollout.step_rewards_K, *sorted(rollout.term_rewards.items())
+    return rollout.reward, *sorted(rollout.term_rewards.items())
 
 
 def _temperature(conversation: Conversation) -> float:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 OUTCOME: Final = "outcome"
-STEP: Final = "step"
-"""The names of a rollout's `reward` and its `step_rewards_K` in terms of an advantage."""
+"""The name of a rollout's `reward` in terms of an advantage."""
 Earned: TypeAlias = float | tuple[float, ...]
 """A reward of a whole run, or one for each of its K conversations."""
 
@@ -72,24 +71,20 @@ class Rollout:
     run_id: str
     conversations_K: tuple[TrainingConversation, ...]
     reward: float
-    step_rewards_K: tuple[float, ...] | None = None
-    """A reward for each single conversation, if there are any."""
     term_rewards: Mapping[str, Earned] = field(default_factory=dict)
     """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
 
     def __post_init__(self) -> None:
         if not self.conversations_K:
             raise ValueError(f"run {self.run_id} has no conversations")
-        for rewards in (self.step_rewards_K, *self.term_rewards.values()):
+        for rewards in self.term_rewards.values():
             if isinstance(rewards, tuple) and len(rewards) != len(self.conversations_K):
                 given = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
                 raise ValueError(f"run {self.run_id} has {given}")
 
     def earned(self, name: str) -> Earned | None:
         """Return the reward of that name; None if there is none."""
-        if name == OUTCOME:
-            return self.reward
-        return self.step_rewards_K if name == STEP else self.term_rewards.get(name)
+        return self.reward if name == OUTCOME else self.term_rewards.get(name)
 
 
 @dataclass(frozen=True, slots=True)

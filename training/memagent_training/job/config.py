@@ -56,6 +56,7 @@ FIXED: dict[str, tuple[object, str]] = {
     "scale_rewards": ("group", "divide_by_std says it"),
     "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
+    "remove_unused_columns": (False, "runs have no columns"),
     "push_to_hub": (False, "upload the finished folder, which has profile and templates too: hf upload NAME FOLDER"),
 }
 """TRL's options that must stay unchanged, and what to use instead."""
@@ -133,11 +134,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     baseline: str = Baseline.GROUP_MEAN.value
     divide_by_std: bool = False
     advantage_epsilon: float = 1e-6
-    step_reward_share: float = 0.0
     credit: list[dict[str, Any]] | None = None
-    """The terms of the advantage (`CreditTerm`), each a mapping; if left out, the outcome, and with `step_reward_share`
-    also the step reward. For example [{reward: outcome, weight: 0.8}, {reward: format, weight: 0.2, scope:
-    conversation}]."""
+    """The terms of the advantage (`CreditTerm`), each a mapping; if left out, the outcome alone. For example [{reward:
+    outcome, weight: 0.8}, {reward: format, weight: 0.2, scope: conversation}]."""
     overlong_max_length: int | None = None
     """Completion tokens at which DAPO's soft penalty reaches -1; None for no penalty."""
     overlong_cache_length: int | None = None
@@ -268,7 +267,6 @@ class MultiConvDAPOConfig(GRPOConfig):
             baseline=Baseline(self.baseline),
             divide_by_std=self.divide_by_std,
             epsilon=self.advantage_epsilon,
-            step_reward_share=self.step_reward_share,
             overlong_penalty=penalty,
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,

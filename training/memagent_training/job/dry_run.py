@@ -121,7 +121,7 @@ def plan(prepared: PreparedJob) -> Plan:
         checkpointing=bool(config.gradient_checkpointing),
         memory=_memory(prepared, steps, plans[Layout(config.layout)]),
         model_version=prepared.base.version,
-        changed=changed_settings(config, prepared.job.preset, prepared.job.settings),
+        changed=changed_settings(config, prepared.job.preset, {*prepared.job.settings, "temperature"}),
     )
 
 

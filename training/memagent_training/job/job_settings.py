@@ -39,7 +39,7 @@ DECISIVE: Final = (
     "learning_rate", "muon_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
     "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed",
     "model_init_kwargs", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
-    "temperature", "groups_per_step", "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share",
+    "temperature", "groups_per_step", "baseline", "divide_by_std", "advantage_epsilon",
     "credit",
     "overlong_max_length", "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions",
     "loss_weights", "old_logprobs", "importance_cap", "logged_after_temperature", "skip_certain",

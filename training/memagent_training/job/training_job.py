@@ -23,8 +23,7 @@ from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import DIFFERING, Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.replay_report import named
-from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
-from memagent_training.data.rollouts import STEP
+from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.config import MultiConvDAPOConfig
@@ -56,7 +55,6 @@ class TrainingJob:
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
     reward: str | RewardFunction = "reward"
     """A logged reward's name, or a function that scores the runs now."""
-    step_reward: str | StepRewardFunction | None = None
     gold: GoldAnswers | None = None
     """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
     groups: Groups | None = None
@@ -133,7 +131,6 @@ def prepare(job: TrainingJob) -> PreparedJob:
     config = make_config(job.preset, job.settings, job.out)
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
-    _check_step_rewards(job, config)
     _check_ranks(config)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -146,7 +143,6 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay = load_groups(
         job.runs,
         reward=job.reward,
-        step_reward=job.step_reward,
         term_rewards=term_rewards(terms, gold=job.gold is not None),
         gold_of=None if job.gold is None else job.gold.gold_of,
         groups=job.groups,
@@ -245,19 +241,6 @@ def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapp
             "leave the setting temperature out, and theirs is used.",
         )
     return make_config(job.preset, {**job.settings, "temperature": min(sampled)}, job.out)
-
-
-def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:
-    share = config.step_reward_share
-    is_used = any(term.reward == STEP for term in config.advantage_settings.terms)
-    if is_used and job.step_reward is None:
-        asked = f"step_reward_share is {share}" if share else "a credit term is about the step reward"
-        raise TrainingError(f"{asked}, and no step reward is named", hint="Name one (--step-reward).")
-    if not is_used and job.step_reward is not None:
-        raise TrainingError(
-            "a step reward is named, and step_reward_share is 0, which ignores it",
-            hint="Give it a share, as in --set step_reward_share=0.2, or name it in a credit term.",
-        )
 
 
 def _check_ranks(config: MultiConvDAPOConfig) -> None:

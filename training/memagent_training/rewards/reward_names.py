@@ -23,7 +23,7 @@ from memagent_training.data.reward_functions import (
     StepRewardFunction,
     name_of,
 )
-from memagent_training.data.rollouts import OUTCOME, STEP
+from memagent_training.data.rollouts import OUTCOME
 from memagent_training.rewards.evidence_rewards import (
     EvidenceF2,
     EvidenceF2Gain,
@@ -106,17 +106,6 @@ def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFun
     return text if gold is None else _built_in(REWARD_NAMES.get(text, text))(gold)
 
 
-def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | StepRewardFunction:
-    """Return the same for rewards of single conversations."""
-    own: StepRewardFunction | None = _own(text)
-    if own is not None:
-        return own
-    if text in FORMAT_REWARDS:
-        return FORMAT_REWARDS[text]
-    # Gold answers may be only for the other reward.
-    return STEP_REWARDS[text](gold) if gold is not None and text in STEP_REWARDS else text
-
-
 def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | StepRewardFunction:
     """Return the reward of that name that comes with the package, of runs or of conversations.
 
@@ -140,7 +129,7 @@ def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | Ste
 def term_rewards(
     terms: Sequence[CreditTerm], *, gold: bool, logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
-    """Return the functions of the rewards in terms of an advantage, except the two that a training names.
+    """Return the functions of the rewards in terms of an advantage, except the outcome, which a training names.
 
     Args:
         terms: the terms.
@@ -152,7 +141,7 @@ def term_rewards(
     """
     scopes: dict[str, set[Scope]] = {}
     for term in terms:
-        if term.reward not in {OUTCOME, STEP}:
+        if term.reward != OUTCOME:
             scopes.setdefault(term.reward, set()).add(term.scope)
     found: dict[str, RewardFunction | StepRewardFunction] = {}
     for name, of in scopes.items():

@@ -10,7 +10,7 @@ from typing import Final
 from memagent_evaluation.samples import Metric
 from memagent_evaluation.scorers import contains, parted
 from memagent_graph.calls import Writes
-from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import DocumentError
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
@@ -60,58 +60,61 @@ class EvidenceInMemory:
     With one gold string that is +1 when it enters the memory, -1 when it is lost, +1 when it is there again, and 0
     while it is kept or absent, and for the answer. So the sum over a run is the share in the last memory: dropping it
     and writing it again gains nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
-    is in the question itself is left out, because any memory may repeat the question.
+    is in the question itself is left out, because any memory may repeat the question. Where the document is kept, a
+    string counts only when a chunk that was read has it (two neighbouring chunks are searched together): a lucky guess
+    before that gains nothing. Several strings are wordings, of which one is enough, unless all of them are required.
     """
 
     gold: GoldAnswers | None = None
     """Where to find the gold answers; the run's own if left out."""
-    alternatives: bool = True
-    """Whether one gold string is enough; otherwise each is a part of the evidence."""
-    store: DocumentStore | None = None
-    """The store of the documents' text. If given, a gold string counts only when a chunk that was read has it (two
-    neighbouring chunks are searched together): a lucky guess before that gains nothing."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """-1 to 1 for each; None if there is no gold answer, or a memory was redacted.
-
-        Raises:
-            DocumentError: `store` does not have the run's document.
-        """
+        """-1 to 1 for each; None if there is no gold answer, or a memory was redacted."""
         expected = run.gold if self.gold is None else self.gold.gold_of(run)
         memories_K = run.memories_around
         if expected is None or not expected.answers or any(after is None for _, after in memories_K):
             return None
         telling = [each for each in expected.answers if not contains(run.question, each)]
-        read_K = self._read(run, telling)
+        try:
+            read_K = _read(run, telling)
+        except DocumentError:
+            read_K = [(frozenset(telling), frozenset(telling))] * len(run.conversations_K)
+        share = expected.metric is Metric.ALL
         return [
-            self._held(after, telling, after_read) - self._held(before, telling, before_read)
+            _held(after, telling, after_read, share=share) - _held(before, telling, before_read, share=share)
             for (before, after), (before_read, after_read) in zip(memories_K, read_K, strict=True)
         ]
 
-    def _held(self, memory: str | None, gold: list[str], read: frozenset[str]) -> float:
-        """Return the share of gold strings in a memory, of those that were read."""
-        found = [each in read and contains(memory or "", each) for each in gold]
-        return float(any(found)) if self.alternatives else sum(found) / max(1, len(found))
 
-    def _read(self, run: TrainingRun, gold: list[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
-        """Return the gold strings in chunks that were read before each conversation, and in it."""
-        if self.store is None:
-            return [(frozenset(gold), frozenset(gold))] * len(run.conversations_K)
-        before: dict[str, frozenset[str]] = {}
-        after: dict[str, frozenset[str]] = {}
-        newest: dict[str, str] = {}
-        """By step: the text of the last chunk read before it."""
-        for step in run.trace.steps:
-            before[step.id] = frozenset[str]().union(*(after.get(parent, frozenset()) for parent in step.parents))
-            text = newest.get(step.parents[-1], "") if step.parents else ""
-            found: set[str] = set()
-            for span in step.reads:
-                chunk = self.store.read(run.record.document, span.start_byte, span.end_byte)
-                found |= {string for string in gold if contains(text + chunk, string)}
-                text = chunk
-            after[step.id], newest[step.id] = before[step.id] | found, text
-        nothing = frozenset[str]()
-        return [(before.get(each.step, nothing), after.get(each.step, nothing)) for each in run.conversations_K]
+def _held(memory: str | None, gold: list[str], read: frozenset[str], *, share: bool) -> float:
+    """Return the share of gold strings in a memory, of those that were read; or whether there is any."""
+    found = [each in read and contains(memory or "", each) for each in gold]
+    return sum(found) / max(1, len(found)) if share else float(any(found))
+
+
+def _read(run: TrainingRun, gold: list[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """Return the gold strings in chunks that were read before each conversation, and in it.
+
+    Raises:
+        DocumentError: the document is not kept.
+    """
+    if run.store is None:
+        raise DocumentError("the document is not kept")
+    before: dict[str, frozenset[str]] = {}
+    after: dict[str, frozenset[str]] = {}
+    newest: dict[str, str] = {}
+    """By step: the text of the last chunk read before it."""
+    for step in run.trace.steps:
+        before[step.id] = frozenset[str]().union(*(after.get(parent, frozenset()) for parent in step.parents))
+        text = newest.get(step.parents[-1], "") if step.parents else ""
+        found: set[str] = set()
+        for span in step.reads:
+            chunk = run.store.read(run.record.document, span.start_byte, span.end_byte)
+            found |= {string for string in gold if contains(text + chunk, string)}
+            text = chunk
+        after[step.id], newest[step.id] = before[step.id] | found, text
+    nothing = frozenset[str]()
+    return [(before.get(each.step, nothing), after.get(each.step, nothing)) for each in run.conversations_K]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from memagent_training.data.rollouts import OUTCOME, RolloutGroup
 from memagent_training.job.collect import SOURCE, Collected, CollectedGroup, collect, gold_of
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
-from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward
 from memagent_training.rl.online_trainer import EndOfLoop
@@ -143,12 +142,10 @@ class Collector:
 
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """Return a collection's groups from the run log."""
-        evidence = self._prepared.job.evidence_share > 0
-        gold = self._gold(number, stage, group_of) if evidence or self._term_rewards else None
+        gold = self._gold(number, stage, group_of) if self._term_rewards else None
         replay = load_groups(
             self._serving.run_log,
             reward=LoggedReward(None, SOURCE),
-            step_reward=EvidenceInMemory(alternatives=False, store=self._serving.rollouts.store) if evidence else None,
             term_rewards=self._term_rewards,
             gold_of=None if gold is None else gold.gold_of,
             chosen=RunFilter(run_ids=tuple(group_of)),

@@ -27,9 +27,8 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training.algorithm.credit import CreditTerm, check_roles
+from memagent_training.algorithm.credit import check_roles
 from memagent_training.data.reward_functions import RewardFunction
-from memagent_training.data.rollouts import STEP
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
@@ -120,8 +119,6 @@ class RLJob:
     """The sampling temperature of rollouts."""
     reward: str | RewardFunction = "exact_match"
     """A built-in's name or a function; see `collect`."""
-    evidence_share: float = 0.0
-    """The share of the advantage that is each memory's own, for having what the answer needs."""
     steps_behind: int = 0
     """1 collects an iteration while the previous one is trained on; the rollouts are then one version old."""
     advance_at: float = 0.8
@@ -249,7 +246,7 @@ class PreparedLoop:
         named = {name: getattr(job, name) for name in ("strategy", "chat_template_kwargs")}
         strategy = {name: value for name, value in named.items() if value is not None}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
-        by_their_names = ("evidence_share", "steps_behind", "advance_at", "small")
+        by_their_names = ("steps_behind", "advance_at", "small")
         questions = {} if self.curriculum.split is None else {"questions": self.curriculum.split.fingerprint}
         return {
             "settings": {**decisive(self.config), **schedule},
@@ -295,7 +292,8 @@ def prepare(job: RLJob) -> PreparedLoop:
     config = _config(job)
     terms = config.advantage_settings.terms
     roles = reading_strategy(job.strategy, profile_of(job.reading, base)).roles
-    _check_terms(job, terms, roles)
+    term_rewards(terms, gold=True, logged=False)
+    check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
     _check_words(base, roles)
@@ -407,16 +405,6 @@ def _check_server_gpus(gpus: str) -> None:
         )
 
 
-def _check_terms(job: RLJob, terms: Sequence[CreditTerm], roles: Sequence[Role]) -> None:
-    if any(term.reward == STEP for term in terms) and not job.evidence_share:
-        raise TrainingError(
-            "a credit term is about the step reward, but a loop has none",
-            hint="Name the reward itself in the term, such as evidence_f2_gain.",
-        )
-    term_rewards(terms, gold=True, logged=False)
-    check_roles(terms, {role.name for role in roles})
-
-
 def _check_words(base: BaseModel, roles: Sequence[Role]) -> None:
     """Refuse a policy without a template for a role, as its first read would when it is served."""
     profile = base.profile or load_profile(base.folder)
@@ -445,7 +433,7 @@ def _holds_loop(out: Path) -> bool:
 
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:
-    decided = {"temperature": job.temperature, "step_reward_share": job.evidence_share, "seed": job.seed}
+    decided = {"temperature": job.temperature, "seed": job.seed}
     for name in (*decided, *_OF_LOOP):
         if name in job.settings:
             raise TrainingError(
