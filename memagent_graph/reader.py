@@ -435,8 +435,7 @@ class MemAgent:
 
         `choices` are as for `MemAgent`. Checkpoints may be shared. Another `policy` must be of the same model.
         """
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other = self.__copy__()
         other.policy = self.policy if policy is None else policy
         other.run_log = self.run_log if run_log is None else _open_log(run_log)
         other._owns_log = not isinstance(run_log, RunLog | None)
@@ -450,6 +449,11 @@ class MemAgent:
                 run_log=other.run_log,
             )
         )
+        return other
+
+    def __copy__(self) -> MemAgent:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
         return other
 
     def __reduce__(self) -> NoReturn:
