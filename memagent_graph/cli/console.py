@@ -42,8 +42,8 @@ class Console:
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._says_policy = not (as_json or quiet)
         self._quiet = quiet or not self.err.is_terminal
-        if quiet:
-            logging.getLogger("memagent_graph").setLevel(logging.ERROR)
+        if quiet and logging.lastResort:  # it prints what has no other handler
+            logging.lastResort.setLevel(logging.ERROR)
         self.resume_command: str | None = None
         """The command that continues the run, after its beginning; None if there is none."""
 
