@@ -141,7 +141,7 @@ class CorpusReader:
         if not questions:
             return []
         try:
-            reference = await self._stored(document)
+            reference = await self._store(document)
         except MemAgentError as error:
             _raise_if_fatal(error)
             return [self._failure(document, None, question, settings, error) for question in questions]
@@ -185,7 +185,7 @@ class CorpusReader:
             self._settings = fingerprint_of(await self.settings())
         return self._settings
 
-    async def _stored(self, document: CorpusDocument) -> DocumentRef:
+    async def _store(self, document: CorpusDocument) -> DocumentRef:
         """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
         cancellation = ConversionCancellation()
         replace = (await self.agent.aprepare()).replace_undecodable

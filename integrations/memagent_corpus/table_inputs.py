@@ -59,7 +59,7 @@ class InputColumns:
             if columns.text is None and columns.path is None:
                 raise DocumentError(
                     f"{table} has neither a column {_TEXT!r} nor {_PATH!r}",
-                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_listed(known)}.",
+                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_list(known)}.",
                 )
         columns.require(columns.needed, known, table)
         return columns
@@ -69,7 +69,7 @@ class InputColumns:
         """Raise a `DocumentError` if a table has no column with one of these names."""
         for name in names:
             if name not in known:
-                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_listed(known)}.")
+                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_list(known)}.")
 
     @property
     def needed(self) -> list[str]:
@@ -295,5 +295,5 @@ def _json_ready(value: Any) -> Any:
     return str(value)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list(names: Sequence[str]) -> str:
     return ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "") or "none"

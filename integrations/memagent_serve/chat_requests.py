@@ -147,7 +147,7 @@ class ChatRequest:
         try:
             return msgspec.convert(msgspec.json.decode(msgspec.json.encode(small)), Options, strict=False)
         except msgspec.ValidationError as error:
-            raise bad_request(f"the request is not a chat request: {error}", _blamed(str(error))) from error
+            raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
 
     def has(self, name: str) -> bool:
         """Whether a field has a value: not null, false, 0 or empty."""
@@ -192,7 +192,7 @@ def parse(fields: Fields) -> ChatRequest:
             raise bad_request(f"there are more than {_MOST_MESSAGES:,} messages", "messages")
         parsed = tuple(_message(_fields.decode(raw)) for raw in messages)
     except msgspec.ValidationError as error:
-        raise bad_request(f"the request is not a chat request: {error}", _blamed(str(error))) from error
+        raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not parsed:
@@ -270,7 +270,7 @@ def _source(fields: Fields) -> _DocumentSource | None:
     return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
 
 
-def _blamed(words: str) -> str | None:
+def _find_field(words: str) -> str | None:
     """Return the field in a decoder's message, as in "Expected `int` - at `$.n`"."""
     field = words.rpartition("`$.")[2].partition("`")[0] if "`$." in words else ""
     return field.partition("[")[0] or ("messages" if "`$[" in words else None)

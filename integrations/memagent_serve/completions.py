@@ -135,7 +135,7 @@ class ChatCompletions:
             ApiError: it is refused.
             MemAgentError: it failed.
         """
-        long_request = await self._received(request, owner)
+        long_request = await self._receive(request, owner)
         if isinstance(long_request, Response):
             return long_request
         try:
@@ -160,7 +160,7 @@ class ChatCompletions:
         response.headers[READ_HEADER] = kind
         return response
 
-    async def _received(self, request: Request, owner: Owner) -> Response | LongRequest:
+    async def _receive(self, request: Request, owner: Owner) -> Response | LongRequest:
         """Receive a request; pass it on if it is short."""
         settings, context = self._settings, await self._reader.aprepare()
         accept = request.headers.get("accept")
@@ -272,7 +272,7 @@ class ChatCompletions:
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
-        data_file = io.BytesIO(await asyncio.to_thread(_decoded, data))
+        data_file = io.BytesIO(await asyncio.to_thread(_decode, data))
         return await self._uploads.add_text(owner, Document.from_file(data_file, shown_name(file.filename)))
 
     # Replies
@@ -282,11 +282,11 @@ class ChatCompletions:
             async for part in parts:
                 if isinstance(part, ReadResult):
                     if (continuation := long_request.continuation) is not None:
-                        return await self._continued(long_request, continuation, part)
-                    return await self._answered(long_request, part)
+                        return await self._continue(long_request, continuation, part)
+                    return await self._answer(long_request, part)
         raise AssertionError("a read that is followed ends with its result")
 
-    async def _answered(self, long_request: LongRequest, result: ReadResult) -> Response:
+    async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = answer_text(result, long_request.options.stops)
         annotations = await asyncio.to_thread(annotations_of, result, text)
         head = ReplyHead.of(result.run_id, self._reader.policy.name)
@@ -294,7 +294,7 @@ class ChatCompletions:
         details = read_details(result, long_request.names)
         return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
 
-    async def _continued(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
+    async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         response = await pass_on(self._server, "POST", "chat/completions", continuation.body_after(result))
         annotations = await asyncio.to_thread(annotations_of, result, "")
@@ -350,10 +350,10 @@ class ChatCompletions:
             if kind_of(relayed) != EVENTS:
                 raise await refusal_of(relayed)
             async for event in events_of(relayed):
-                if (merged := self._merged(event, long_request, head, result)) is not None:
+                if (merged := self._merge(event, long_request, head, result)) is not None:
                     yield merged
 
-    def _merged(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
+    def _merge(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
         """Return an event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
@@ -418,7 +418,7 @@ def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
     return question
 
 
-def _decoded(data: JsonText) -> bytes:
+def _decode(data: JsonText) -> bytes:
     """Decode base64, alone or in a data URL."""
     try:
         text = data.text()

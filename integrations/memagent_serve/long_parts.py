@@ -127,7 +127,7 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
         remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
         rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
         large = [place for place in chosen if place.message in remaining]
-        rest -= sum(_saved(sizes, place) for place in large)
+        rest -= sum(_save(sizes, place) for place in large)
         if rest <= room:
             return _with_files(history, large, files, remaining, latest)
     # Not even the last message fits with the system message: everything is read.
@@ -176,7 +176,7 @@ def question_of(
     is_small = tokens < _ROOM_FOR_MORE
     texts = [
         _ends(part.text, tokens, tokenizer, one=is_small) if PartPlace(plan.latest or 0, place) in plan.places
-        else _bounded(part.text, tokens)
+        else _bound(part.text, tokens)
         for place, part in enumerate(message.parts if message else ())
         if part.text is not None
     ]  # fmt: skip
@@ -214,7 +214,7 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: C
         parts = [(part.text, PartPlace(number, place) in plan.places) for place, part in enumerate(message.parts)]
         # In a long system message, the beginning has the instructions.
         texts = [
-            _bounded(text, tokens)[: tokens * 2 if is_read else None]
+            _bound(text, tokens)[: tokens * 2 if is_read else None]
             for text, is_read in parts
             if text is not None and (message.role in _SYSTEM or not is_read)
         ]
@@ -224,7 +224,7 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: C
     return "\n".join(paragraphs)
 
 
-def _bounded(text: JsonText, tokens: int) -> str:
+def _bound(text: JsonText, tokens: int) -> str:
     """Return a text, or the beginning and end of one that is certainly longer than that many tokens."""
     most = tokens * _LONGEST_TOKEN
     whole = text.text()
@@ -270,11 +270,11 @@ def _largest_first(
         if total <= room:
             break
         chosen.append(place)
-        total -= _saved(sizes, place)
+        total -= _save(sizes, place)
     return chosen, total
 
 
-def _saved(sizes: Sizes, place: PartPlace) -> int:
+def _save(sizes: Sizes, place: PartPlace) -> int:
     return sizes[place.message][place.part] - _STUB_TOKENS
 
 

@@ -59,10 +59,10 @@ def document_of(sources: Sequence[Source]) -> Document:
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
     names = in_one_line(", ".join(source.name for source in sources), _LONGEST_NAME)
-    return Document.from_pieces(lambda: _joined(sources), f"{len(sources)} texts: {names}")
+    return Document.from_pieces(lambda: _join(sources), f"{len(sources)} texts: {names}")
 
 
-def _joined(sources: Sequence[Source]) -> Pieces:
+def _join(sources: Sequence[Source]) -> Pieces:
     for number, source in enumerate(sources, 1):
         begin = "" if number == 1 else _BREAK
         yield Block(f"{begin}[{number} of {len(sources)}: {source.name}]{_BREAK}", source.name)

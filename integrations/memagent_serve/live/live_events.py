@@ -55,7 +55,7 @@ class Watch:
                 update = self._read.updates[self._sent]
                 self._sent += 1
                 if update.step not in self._by_step:
-                    yield _event("update", self._shown(update))
+                    yield _event("update", self._format(update))
         state = json.dumps([entry.edited, read_value(entry, read)["state"]])
         if state != self._state:
             self._state = state
@@ -76,12 +76,12 @@ class Watch:
         newest = {update.branch: place for place, update in enumerate(updates)}
         for place, update in enumerate(updates):
             if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
-                shown.append(self._shown(update))
+                shown.append(self._format(update))
             else:
                 self._record(update)
         return {"updates": shown, "earlier": len(updates) - len(shown)}
 
-    def _shown(self, update: MemoryUpdate) -> dict[str, Any]:
+    def _format(self, update: MemoryUpdate) -> dict[str, Any]:
         sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
         before = self._memories.get(update.branch)
         value = update_value(update, "\n".join(filter(None, sources)) if before is None else before)

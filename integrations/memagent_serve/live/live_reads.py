@@ -89,7 +89,7 @@ class LiveReads:
             _require_answerable(question, context, "questions")
         uploads = [self._serving.uploads.get(owner, file_id) for file_id in files]
         references = [await self.document(owner, upload) for upload in uploads]
-        document = references[0] if len(references) == 1 else await self._joined(owner, references)
+        document = references[0] if len(references) == 1 else await self._join(owner, references)
         reads = []
         for question in questions:
             wanted = ServedRequest(owner=owner, document=document, question=question, sampling=context.sampling)
@@ -98,7 +98,7 @@ class LiveReads:
             reads.append(read)
         return reads
 
-    async def _joined(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
+    async def _join(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
         sources = [Source(ref["name"], partial(stored_pieces, store, ref), ref) for ref in references]
         return await self._serving.uploads.add_text(owner, document_of(sources))

@@ -112,7 +112,7 @@ class LivePage:
             Route(SIGN_IN, self._sign_out, methods=["DELETE"]),
             Route(f"{PAGE}/files", self._add_file, methods=["POST"]),
             Route(f"{PAGE}/reads", self._begin, methods=["POST"]),
-            Route(f"{PAGE}/reads", self._listed),
+            Route(f"{PAGE}/reads", self._list),
             Route(f"{one}/pause", self._pause, methods=["POST"]),
             Route(f"{one}/stop", self._stop, methods=["POST"]),
             Route(f"{one}/continue", self._resume, methods=["POST"]),
@@ -161,7 +161,7 @@ class LivePage:
         reads = await unless_gone(request, asked)
         return _json({"reads": [read.run_id for read in reads]})
 
-    async def _listed(self, request: Request) -> Response:
+    async def _list(self, request: Request) -> Response:
         owner, query = owner_of(request), request.query_params
         newest = min(_PAGE_ENTRIES, _number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(

@@ -223,7 +223,7 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
                 else:
                     silent += 1
-    rows = _weighed(learned, settings.loss_weights)
+    rows = _weigh(learned, settings.loss_weights)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     rewards = [rollout.reward for rollout in rollouts]
     report = BatchReport(
@@ -254,7 +254,7 @@ def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -
     return found_GK
 
 
-def _weighed(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
+def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
     """Return the rows with the weights of the chosen mean, from each row's number of learned tokens."""
     rollout_tokens: Counter[tuple[int, int]] = Counter()
     for row, tokens in learned:

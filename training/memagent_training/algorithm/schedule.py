@@ -108,12 +108,12 @@ class Schedule:
         """Return the step of that number, counted from 0 over all passes."""
         if self._newest is None or self._newest[0] != number:
             which_pass, place = divmod(number, self.steps_per_pass)
-            self._newest = (number, self._scheduled(self.pass_order(which_pass)[place]))
+            self._newest = (number, self._schedule(self.pass_order(which_pass)[place]))
         return self._newest[1]
 
     def everything(self) -> ScheduledStep:
         """All kept groups as if they were one step: for values that are computed once for every row."""
-        return self._scheduled(self.kept)
+        return self._schedule(self.kept)
 
     def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
         """Return the groups of each step of a pass, counted from 0."""
@@ -124,7 +124,7 @@ class Schedule:
             steps=self.steps,
         )
 
-    def _scheduled(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
+    def _schedule(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
         batch = prepare_batch(groups, self.settings)
         rows = batch.rows
         if not self.all_rows:

@@ -116,13 +116,13 @@ class Train:
         interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
         with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
             require_extra()
-            prepared = _prepared(self)
+            prepared = _prepare(self)
             if self.rows is not None:
                 _write_rows(prepared, self.rows)
             elif self.dry_run:
                 _show_plan(prepared, as_json=self.as_json)
             else:
-                _show_policy(_trained(prepared), as_json=self.as_json)
+                _show_policy(_train(prepared), as_json=self.as_json)
 
 
 def _job(request: Train) -> TrainingJob:
@@ -156,7 +156,7 @@ def _job(request: Train) -> TrainingJob:
     )
 
 
-def _prepared(request: Train) -> PreparedJob:
+def _prepare(request: Train) -> PreparedJob:
     from memagent_training.job.training_job import prepare  # noqa: PLC0415
 
     prepared = prepare(_job(request))
@@ -185,7 +185,7 @@ def _write_rows(prepared: PreparedJob, path: Path) -> None:
         typer.echo(str(path))
 
 
-def _trained(prepared: PreparedJob) -> TrainedPolicy:
+def _train(prepared: PreparedJob) -> TrainedPolicy:
     from memagent_training.job.training_job import train as train_job  # noqa: PLC0415
 
     # The trainer prints its progress, but standard output is only for results.

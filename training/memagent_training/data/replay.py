@@ -463,7 +463,7 @@ def _report(
             Counter(_temperature(conversation) for run in ledger.candidates.values() for conversation in run.sampled)
         ),
         replaced=sum(_is_replaced(each) for run in ledger.candidates.values() for each in run.sampled),
-        reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
+        reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _is_reshaped(run)),
     )
 
 
@@ -475,6 +475,6 @@ def _temperature(conversation: Conversation) -> float:
     return float(conversation.sampling.get("temperature", 1.0))
 
 
-def _reshaped(run: TrainingRun) -> bool:
+def _is_reshaped(run: TrainingRun) -> bool:
     samplings = [conversation.sampling for conversation in run.sampled]
     return any(sampling.get(name, 1.0) != 1.0 for sampling in samplings for name in ("temperature", "top_p"))

@@ -154,7 +154,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         MissingExtraError: an export without the extra `export`.
     """
     if isinstance(source, RunLog):
-        yield from _logged(source, chosen)
+        yield from _logged_runs(source, chosen)
         return
     path = Path(source)
     try:
@@ -162,14 +162,14 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
             magic = file.read(len(_SQLITE_MAGIC))
             if magic != _SQLITE_MAGIC:
                 file.seek(0)
-                yield from _exported(path, file, chosen)
+                yield from _exported_runs(path, file, chosen)
                 return
     except OSError as error:
         raise ReplayError(
             f"{path} cannot be read: {error.strerror or error}", hint="Name a run log, or an export of one."
         ) from error
     with closing(RunLog(path)) as log:
-        yield from _logged(log, chosen)
+        yield from _logged_runs(log, chosen)
 
 
 def read_run(log: RunLog, run_id: str) -> TrainingRun:
@@ -182,12 +182,12 @@ def read_run(log: RunLog, run_id: str) -> TrainingRun:
     return _training_run(log.path, log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id))
 
 
-def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
+def _logged_runs(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
     for record in list(log.runs(chosen))[::-1]:
         yield read_run(log, record.run_id)
 
 
-def _exported(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
+def _exported_runs(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
     if chosen is not None:
         raise ReplayError(
             f"{path} is an export, and runs of an export cannot be chosen",

@@ -104,7 +104,7 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
         if not len(row.prompt_ids_P):
             raise ValueError(f"row {number} has no prompt token, so nothing predicts its first completion token")
     if layout == "padded":
-        return _padded(rows, pad_id, device)
+        return _pad(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
     if layout == "packed":
         return _in_one_sequence(rows, one_after_another(ids), layout, device)
@@ -123,7 +123,7 @@ def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[T
     )
 
 
-def _padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
+def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
     parts = pad_rows(rows, pad_id=pad_id, device=device)
     mask_SN = torch.cat([parts.prompt_mask, parts.completion_mask], dim=1)
     completion_BT = parts.completion_mask.bool()

@@ -52,16 +52,16 @@ class Trie:
 
 def one_after_another(rows: Sequence[array[int]]) -> Trie:
     """Every row by itself, in the rows' order."""
-    return _laid_out(rows, range(len(rows)), [0] * len(rows))
+    return _lay_out(rows, range(len(rows)), [0] * len(rows))
 
 
 def as_tree(rows: Sequence[array[int]]) -> Trie:
     """Every prefix once, however many rows begin with it; each row has at least one token."""
     order = sorted(range(len(rows)), key=lambda number: rows[number])
-    return _laid_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
+    return _lay_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
-def _laid_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
+def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
     """Rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
     trie = Trie()
     path: list[int] = []

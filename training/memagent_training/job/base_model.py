@@ -48,7 +48,7 @@ def find_base_model(name: str) -> BaseModel:
         TrainingError: there is no such model, or it is incomplete.
         TokenizerError: its tokenizer cannot be read.
     """
-    folder, source = _located(name)
+    folder, source = _locate(name)
     return BaseModel(
         name=name,
         source=source,
@@ -59,7 +59,7 @@ def find_base_model(name: str) -> BaseModel:
     )
 
 
-def _located(name: str) -> tuple[Path, str]:
+def _locate(name: str) -> tuple[Path, str]:
     """Return the model's folder, and the name for transformers."""
     folder = policy_folder(name)
     if folder.is_dir():

@@ -207,11 +207,11 @@ class _Collection:
             reference = await self.agent.store.add_async(document)
             await _all(self._rollout(run_id, reference, sample) for run_id in run_ids)
             gold = gold_of(sample)
-            rewards = await _all(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)
+            rewards = await _all(asyncio.to_thread(self._reward, each, gold) for each in run_ids)
             await asyncio.to_thread(self._log, run_ids, rewards)
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
 
-    def _rewarded(self, run_id: str, gold: Gold) -> float:
+    def _reward(self, run_id: str, gold: Gold) -> float:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
         value = self.reward(run)
         if value is None:

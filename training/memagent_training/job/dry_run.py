@@ -103,7 +103,7 @@ def plan(prepared: PreparedJob) -> Plan:
     """
     schedule, config = prepared.schedule, prepared.config
     steps = list(_first_steps(prepared))
-    plans = {layout: [_planned(step, layout, prepared) for step in steps] for layout in Layout}
+    plans = {layout: [_plan(step, layout, prepared) for step in steps] for layout in Layout}
     return Plan(
         report=prepared.replay.report,
         dropped={group: reason.value for group, reason in schedule.dropped.items()},
@@ -143,7 +143,7 @@ def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
         yield step
 
 
-def _planned(step: ScheduledStep, layout: Layout, prepared: PreparedJob) -> StepPlan:
+def _plan(step: ScheduledStep, layout: Layout, prepared: PreparedJob) -> StepPlan:
     if step.plan.layout is layout:
         return step.plan
     schedule = prepared.schedule

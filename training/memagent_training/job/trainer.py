@@ -181,11 +181,11 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
             with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += self._forward_backward(model, step.rows, micro_batch, metrics)
-        is_skipped = self._skipped(model, loss)
+        is_skipped = self._is_skipped(model, loss)
         self._log_step(step, metrics, time.perf_counter() - began, is_skipped=is_skipped)
         return torch.zeros_like(loss) if is_skipped else loss
 
-    def _skipped(self, model: nn.Module, loss: Tensor) -> bool:
+    def _is_skipped(self, model: nn.Module, loss: Tensor) -> bool:
         """Whether loss or gradient are not finite on any rank; then gradients are removed and no parameter changes.
 
         Raises:
@@ -257,7 +257,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         planned: PlannedMicroBatch,
         metrics: TokenMetrics,
     ) -> Tensor:
-        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._laid_out(rows, planned)
+        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._lay_out(rows, planned)
         learned_BT = weights_BT > 0
         reference_BT = self._reference_logprobs(model, micro_batch)
         entropy_coef = self.args.entropy_coef
@@ -278,7 +278,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         detached: Tensor = loss.detach()
         return detached
 
-    def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
+    def _lay_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
         """Model inputs of a micro-batch, and the parts of the loss for each completion token.
 
         The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows

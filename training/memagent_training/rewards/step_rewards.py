@@ -38,9 +38,9 @@ class FormatReward:
         if any(each.text is None for each in run.conversations_K):
             return None
         answered = run.record.stop_reason != StopReason.NO_ANSWER.value
-        return [float(self._kept(each, answered)) for each in run.conversations_K]
+        return [float(self._is_kept(each, answered)) for each in run.conversations_K]
 
-    def _kept(self, conversation: Conversation, answered: bool) -> bool:
+    def _is_kept(self, conversation: Conversation, answered: bool) -> bool:
         text = conversation.text or ""
         has_lost_it = any(event.kind in _WITHOUT_FORM for event in conversation.events)
         if has_lost_it or conversation.finish_reason == FinishReason.LENGTH.value:

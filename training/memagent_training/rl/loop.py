@@ -139,7 +139,7 @@ class _Source:
 
     def close(self) -> None:
         """Stop running work, and the server."""
-        run_sync(self._closed())
+        run_sync(self._close())
 
     def export(self, trainer: OnlineTrainer, iteration: int) -> None:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
@@ -153,7 +153,7 @@ class _Source:
         """Return the groups of an iteration: a `GroupSource`."""
         record = self.journal.of_iteration(iteration)
         if record is None and self._ahead is not None:
-            record = self._during(iteration, Phase.COLLECT, self._awaited())
+            record = self._during(iteration, Phase.COLLECT, self._await_result())
         follower = iteration + 1
         wants_follower = self._job.steps_behind and follower < self._job.iterations
         wants_follower = wants_follower and self.journal.of_iteration(follower) is None
@@ -219,12 +219,12 @@ class _Source:
     async def _begun_ahead(self, iteration: int, version: int) -> None:
         self._ahead = asyncio.create_task(self._collector.collect(iteration, version))
 
-    async def _awaited(self) -> CollectionRecord:
+    async def _await_result(self) -> CollectionRecord:
         assert self._ahead is not None  # noqa: S101  asked before
         ahead, self._ahead = self._ahead, None
         return await ahead
 
-    async def _closed(self) -> None:
+    async def _close(self) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)  # its reads release log and server first

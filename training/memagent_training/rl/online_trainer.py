@@ -94,7 +94,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             return
         self._save_policy(self, iteration)
         self.accelerator.wait_for_everyone()
-        collected = self._asked(iteration)
+        collected = self._collect_groups(iteration)
         policy: Any = self.model
         check_fit(policy.config, collected.groups)
         self._begin_schedule(
@@ -110,7 +110,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
         return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(model_logprobs, self.model)
 
-    def _asked(self, iteration: int) -> CollectedIteration:
+    def _collect_groups(self, iteration: int) -> CollectedIteration:
         """Return the source's groups, on every process; errors are sent to the others too, because they would wait for
         ever.
         """

@@ -148,7 +148,7 @@ class ServerAPI:
                 hint="Is the server overloaded? Let its readers finish, or allow more time (SyncSettings.timeout).",
             ) from error
         if status < 300:
-            return _decoded(content)
+            return _decode(content)
         raise self._refusal(path.partition("?")[0], status, _words(content), remedy)
 
     def _refusal(self, path: str, status: int, words: str | None, remedy: str) -> SyncError:
@@ -163,7 +163,7 @@ class ServerAPI:
         return kind(f"{self.root_url}{path} failed ({status}): {words}", hint=remedy)
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decode(content: bytes) -> dict[str, Any]:
     try:
         reply = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # some errors are plain text or empty
@@ -173,7 +173,7 @@ def _decoded(content: bytes) -> dict[str, Any]:
 
 def _words(content: bytes) -> str | None:
     """Return the server's own message; None if only its router answered."""
-    reply = _decoded(content)
+    reply = _decode(content)
     error = reply.get("error")
     if isinstance(error, dict):
         return str(error.get("message"))

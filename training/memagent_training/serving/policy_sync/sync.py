@@ -222,7 +222,7 @@ class PolicySync:
         base = self._base if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
-        return Standing(reading.logprobs.given, (await self._expected(base, reading)).given)
+        return Standing(reading.logprobs.given, (await self._expect(base, reading)).given)
 
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
@@ -311,7 +311,7 @@ class PolicySync:
         """
         try:
             reading = await (await self._chosen_probe(folder)).read(self._api, model)
-            expected = await self._expected(folder.path, reading, logprobs)
+            expected = await self._expect(folder.path, reading, logprobs)
             fault = find_fault(reading.logprobs, expected, tolerance=self._tolerance, before=before)
             if fault is not None:
                 raise SyncError(
@@ -328,9 +328,7 @@ class PolicySync:
         self._verified = (model, expected.given)
         return largest_gap(reading.logprobs, expected)
 
-    async def _expected(
-        self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None
-    ) -> ProbeLogProbs:
+    async def _expect(self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None) -> ProbeLogProbs:
         scored = partial(self.reference, policy) if logprobs is None else logprobs
         return reading.arranged(await asyncio.to_thread(scored, reading.rows))
 
