@@ -32,6 +32,7 @@ CHECKPOINTS: Final = "checkpoints.sqlite"
 TEXTS: Final = "documents"
 _LISTED_AHEAD: Final = 64
 """Maximum number of documents that are listed before they are read."""
+_NAMED_FAILURES: Final = 5
 _LISTED_AHEAD_BYTES: Final = 16 * 2**20
 _SKIPPED_AT_ONCE: Final = 4096
 _MAX_CONSECUTIVE_FAILURES: Final = 12
@@ -73,6 +74,8 @@ class CorpusSummary:
     """Documents whose source may have changed since they were read."""
     failed: int = 0
     """Documents of this run with at least one failed row."""
+    failures: list[str] = field(default_factory=list)
+    """The names of the first of them."""
     incomplete: int = 0
     """Documents of this run that hold something beside the text that was read."""
     tokens: int = 0
@@ -340,7 +343,9 @@ class _CorpusRun:
         await self._add(document, document.version, rows)
         summary = self._summary
         summary.read += 1
-        summary.failed += any(row.failed for row in rows)
+        if any(row.failed for row in rows):
+            summary.failed += 1
+            summary.failures += [document.name] * (len(summary.failures) < _NAMED_FAILURES)
         summary.incomplete += EventKind.DOCUMENT_INCOMPLETE in {each.kind for row in rows for each in row.events}
         for row in rows:
             if row.error_kind:

@@ -41,7 +41,7 @@ from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.cli.question_files import questions_of
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import counted, in_one_line
 from memagent_graph.prices import Prices, prices_of
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
@@ -247,7 +247,9 @@ class CorpusSession:
             parts.append(f"{summary.changed:,} checked again, because they may have changed")
         if summary.failed:
             kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(summary.kinds.items()))
-            parts.append(f"{summary.failed:,} with errors ({kinds})")
+            names = ", ".join(in_one_line(name, 60) for name in summary.failures)
+            more = ", ..." if summary.failed > len(summary.failures) else ""
+            parts.append(f"{summary.failed:,} with errors ({kinds}): {names}{more}")
         if summary.incomplete:
             parts.append(f"{summary.incomplete:,} not wholly text (see the events in the table)")
         lines = ["; ".join(parts), f"{counted(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]

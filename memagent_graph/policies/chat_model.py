@@ -119,7 +119,8 @@ class ChatModelPolicy:
                 self._unsupported -= learnt
                 redacted = SecretRedaction(each.get_secret_value() for each in _secrets(self._model))
                 whole = "".join(traceback.format_exception(error))
-                raise PolicyError(redacted(f"{self._name}: {type(error).__name__}: {error}")) from (
+                hint = "It comes from the chat model: check its key, its address and its own settings."
+                raise PolicyError(redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redacted(whole) == whole else None
                 )  # tracers write down what causes say
 
@@ -148,7 +149,10 @@ class ChatModelPolicy:
             text = content_text(reply.content) or ""
             metadata = reply.response_metadata or {}
         except (AttributeError, ValueError) as error:
-            raise PolicyResponseError(f"{self._name} answered with {type(reply).__name__}, not a message") from error
+            raise PolicyResponseError(
+                f"{self._name} answered with {type(reply).__name__}, not a message",
+                hint="Its `_generate` or `_agenerate` has to return an AIMessage with text.",
+            ) from error
         word = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
         is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
         reason = FinishReason.REFUSED if is_refusal else finish_reason(word)

@@ -204,7 +204,8 @@ class RunLog:
             if conversation is not None:
                 row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
                 if row is None or row["run_id"] != run_id:
-                    raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", run_id=run_id)
+                    hint = "Give the `id` of one that `conversations(run_id)` returns."
+                    raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", hint=hint, run_id=run_id)
             rows.insert_reward(connection, new)
 
         self.wait(self._writer.submit(job))
@@ -252,13 +253,17 @@ class RunLog:
         except RunLogError as error:
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise RunLogError(
-                    f"run {run.run_id!r} is already in {self.path}, or contradicts itself ({error.__cause__})"
+                    f"run {run.run_id!r} is already in {self.path}, or contradicts itself ({error.__cause__})",
+                    hint="Replace the run that is here, or leave this one out.",
                 ) from error
             if isinstance(error.__cause__, _NOT_STORABLE):
                 raise RunLogError(f"run {run.run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
             raise
         except KeyError as error:
-            raise RunLogError(f"run {run.run_id!r} cannot be stored ({type(error).__name__}: {error})") from error
+            raise RunLogError(
+                f"run {run.run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
+                hint="Take the run from its log or export again.",
+            ) from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with everything that belongs to them, and give their space back; returns how many there were."""

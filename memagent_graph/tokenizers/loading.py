@@ -123,7 +123,7 @@ class TiktokenTokenizer:
         try:
             return self._encoding.decode(ids, errors="replace")
         except (KeyError, OverflowError) as error:
-            raise TokenizerError(f"the tokenizer {self.name} has no token {error}") from error
+            raise TokenizerError(f"the tokenizer {self.name} has no token {error}", hint=_OTHER_TOKENIZER) from error
 
     def count(self, text: str) -> int:
         """How many tokens `text` has."""
@@ -199,7 +199,7 @@ class HFTokenizer:
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
         if ids and not 0 <= max(ids) <= self._largest_id:  # the library would leave them out
-            raise TokenizerError(f"the tokenizer {self.name} has no such token: {max(ids)}")
+            raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_OTHER_TOKENIZER)
         with _library_errors(self.name):
             return self._backend.decode(ids, skip_special_tokens=False)
 
@@ -354,6 +354,7 @@ def _download(repository: str) -> Path:
         ) from error
 
 
+_OTHER_TOKENIZER = "The ids are of another tokenizer: name the one of the model that wrote them."
 _CONVERT_HINT = (
     "Write one with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER), then pass the folder."
 )

@@ -195,6 +195,7 @@ def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(wor
     (world.folder / "empty.txt").write_text("  \n")
     summary = world.run()
     assert (summary.read, summary.failed, summary.failed_rows) == (3, 2, 2)
+    assert sorted(summary.failures) == ["bad.pdf", "empty.txt"]
     errors = {row["document"]: row for row in rows_in(world.out) if row["error"]}
     assert errors["empty.txt"]["error_kind"] == "EmptyDocumentError"
     assert errors["bad.pdf"]["answer"] is None and errors["bad.pdf"]["stop_reason"] is None
