@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import html
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ _BOOK: Final = "xl/workbook.xml"
 _MAX_EMPTY_ROWS: Final = 2_000_000
 """Consecutive empty rows after which a sheet is considered finished."""
 _MERGED: Final = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*ref="([A-Z]+\d+:[A-Z]+\d+)"')
+_PAGE_HEADING: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Head|Foot)er>([^<]+)<")
+_FORMAT_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-F]{6}|\d+|.)')
+"""In a page's header: where its parts stand, their fonts, and what a program fills in, such as page numbers."""
 _LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
 _DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
@@ -49,6 +53,9 @@ def convert(source: SourceFile) -> Parts:
         used = sorted({column for row in rows.values() for column in row})
         texts = [[row.get(column, "") for column in used] for _, row in sorted(rows.items())]
         yield Block(f"## {name}\n\n" + rows_text(texts) + GAP, f"sheet {name}", (name,))
+        for heading in dict.fromkeys(_PAGE_HEADING.findall(data)):
+            pieces = _FORMAT_CODE.sub(_format_text, html.unescape(heading.decode("utf-8", "replace"))).split()
+            yield Block(f"On each page: {' '.join(pieces)}{GAP}" if pieces else "")
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
     yield from _drawings_and_comments(source, archive)
@@ -82,6 +89,10 @@ def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
             yield cells[0].row, {cell.column: _cell_text(cell.value, cell.number_format) for cell in cells}
         elif (empty := empty + 1) > _MAX_EMPTY_ROWS:
             return
+
+
+def _format_text(code: re.Match[str]) -> str:
+    return "&" if code[0] == "&&" else " "
 
 
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:

@@ -692,7 +692,7 @@ def _office_files() -> Iterator[Made]:
         ("Checked by Ada",),
     )
     yield Made("excel.xlsx", _by_openpyxl(), (
-        "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed",
+        "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
 
 
@@ -701,6 +701,7 @@ def _by_openpyxl() -> bytes:
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Data"
+    sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
     for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1)], ["=1+1"]):
         sheet.append(row)
     for place, form in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
