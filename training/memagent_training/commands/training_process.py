@@ -18,6 +18,7 @@ import typer
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import counted
+from memagent_training.required_versions import require_own_version
 
 Made = TypeVar("Made")
 
@@ -59,9 +60,11 @@ def require_extra() -> None:
 
     Raises:
         MissingExtraError: they are not installed.
+        TrainingError: TRL is of a version that the trainer was not written for.
     """
     if importlib.util.find_spec("trl") is None:
         raise MissingExtraError("train", "training")
+    require_own_version("trl")
 
 
 def is_main_process() -> bool:

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import verifiers.v1 as vf
 from pydantic import Field
 
 from memagent_evaluation.data_files import FileTask, data_task_of, load_data_task
@@ -22,6 +21,10 @@ from memagent_evaluation.scorers import score
 from memagent_graph import Document, MemAgent, OpenAICompatiblePolicy
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.required_versions import require_version
+
+require_version("verifiers>=0.4,<0.5")
+import verifiers.v1 as vf  # noqa: E402
 
 _ANSWER = "memagent_answer"
 """Where a trace keeps the reader's answer, the whole completion, and the form asked for."""

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
-
 from memagent_graph import Completion, Document, FinishReason, MemAgent, SamplingParams
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policy import Messages, TokenIds, TokenUsage
+from memagent_training.required_versions import require_version
+
+require_version("verl>=0.9,<0.10")
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput  # noqa: E402
 
 
 class ReaderAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is not where types are checked

@@ -1,0 +1,45 @@
+"""Refuses packages of versions that this code was not written for, before hours are spent."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+from memagent_training.training_errors import TrainingError
+
+
+def require_version(requirement: str) -> None:
+    """Refuse another version of a package that is installed.
+
+    Args:
+        requirement: for example "verl>=0.9,<0.10".
+
+    Raises:
+        TrainingError: another one is installed; the hint is the command that installs the right one.
+    """
+    wanted = Requirement(requirement)
+    try:
+        installed = version(wanted.name)
+    except PackageNotFoundError:
+        return  # importing it says so
+    if not wanted.specifier.contains(installed, prereleases=True):
+        raise TrainingError(
+            f"{wanted.name} {installed} is installed, and this was written for {wanted.name}{wanted.specifier}",
+            hint=f'Run: pip install "{wanted.name}{wanted.specifier}"',
+        )
+
+
+def require_own_version(package: str) -> None:
+    """Refuse another version of a package than this distribution asks for.
+
+    Raises:
+        TrainingError: another one is installed.
+    """
+    try:
+        requirements = requires("memagent-graph") or []
+    except PackageNotFoundError:
+        return  # this is a checkout that is not installed
+    for requirement in map(Requirement, requirements):
+        if requirement.name == package:
+            require_version(f"{package}{requirement.specifier}")
