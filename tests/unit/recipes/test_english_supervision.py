@@ -58,5 +58,5 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
     maker = LessonMaker([ProseSection("a", "story", 0, len(PROSE), PROSE)], [ROW])
-    one, same, other = (supervision.batch(maker, tokenizer, 1, step, 300) for step in (4, 4, 5))
+    one, same, other = (supervision.make_batch(maker, tokenizer, 1, step, 300) for step in (4, 4, 5))
     assert one == same != other
