@@ -8,7 +8,7 @@ from typing import Final
 from memagent_graph.words import words
 
 _SAYS_NONE: Final = re.compile(
-    r"""(?:unknown|unclear|n/?a|nothing\ (?:found|relevant|yet)|no\ answer|unanswerable
+    r"""(?:unknown|unclear|n/?a|\(empty\)|nothing\ (?:found|relevant|yet)|no\ answer|unanswerable
     |(?:no|insufficient)\ (?:relevant\ )?information(?:\ found|\ given|\ available)?
     |(?:it\ is\ )?not\ (?:stated|mentioned|given|specified|available|found|known|applicable|provided|answered
      |in\ (?:the\ )?memory)

@@ -423,9 +423,13 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
             continued.update(others if parted else ())
         after[place] = lines
     final = together(finally_used)
-    # A line that one branch lost is not lost if another kept it, or if it came back in the same words.
+    # A line is not lost if another branch kept it, if it came back in the same words, or if it says nothing.
     there = {line.words for line in final}
-    left_out = [(line, place) for line, place in lost.items() if line not in continued and line.words not in there]
+    left_out = [
+        (line, place)
+        for line, place in lost.items()
+        if line not in continued and line.words not in there and not gives_no_answer(line.text)
+    ]
     updates = trace.updates
     return final, tuple(
         LostLine(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, SourceMark
@@ -21,6 +23,9 @@ from memagent_graph.provenance.evidence import (
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log import Reward
 from memagent_graph.trace import MemoryUpdate, Trace
+
+_CUT_WORD_BEFORE: Final = re.compile(r"^\S*\s+(?=\S)")
+_CUT_WORD_AFTER: Final = re.compile(r"\s\S*\Z")
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,18 @@ class RunView:
         return list(sentences.values())
 
     def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
-        """Return the text around a quote in its chunk, `characters` on each side; empty if the store has lost it."""
+        """Return the text around a quote in its chunk, whole words in at most `characters` on each side.
+
+        It is empty if the store has lost it.
+        """
         first, text = self._text_with(quote)
         start, end = quote.start_char - first, quote.end_char - first
-        return text[max(0, start - characters) : start], text[end : end + characters]
+        before, after = text[max(0, start - characters) : start], text[end : end + characters]
+        if start > characters and not text[start - characters - 1].isspace():
+            before = _CUT_WORD_BEFORE.sub("", before, count=1)
+        if end + characters < len(text) and not text[end + characters].isspace():
+            after = _CUT_WORD_AFTER.sub("", after)
+        return before, after
 
     def _text_with(self, quote: Evidence) -> tuple[int, str]:
         """Return the text that a quote was found in, after the document's character at which it begins."""

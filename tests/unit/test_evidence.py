@@ -186,6 +186,11 @@ def test_a_line_merged_into_another_or_written_again_is_not_lost() -> None:
     )
 
 
+@pytest.mark.parametrize("nothing", ["(empty)", "none", "Not stated."])
+def test_a_memory_that_says_nothing_is_not_lost(nothing: str) -> None:
+    assert traced([nothing, "Jonas keeps the ferry"]).lost == ()
+
+
 def test_what_a_person_wrote_is_said_to_be_so_unless_the_chunk_has_it() -> None:
     memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
     assert [line.edited for line in traced(memories, ["a", "b"], edited=[1]).lines] == [False, True]

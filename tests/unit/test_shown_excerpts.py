@@ -120,6 +120,7 @@ async def test_mcp_answers_from_an_excerpt_with_quotes_in_their_context(make_rea
         (quote,) = answer["evidence"]
         assert quote["quote"] == QUOTE
         assert len(QUOTE) < len(quote["context"]) and quote["context"] in " ".join(TEXT.split())
+        assert set(quote["context"].split()) <= set(TEXT.split()), "the context has whole words"
         shown = await session.call_tool("show_run", {"run_id": answer["run_id"]})
         assert not shown.isError, shown.content
         assert QUOTE in shown.structuredContent["evidence"][0]["quote"]
