@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from memagent_evaluation.eval_options import EvalOptions
-from memagent_evaluation.grading import Grader, judge_rows
+from memagent_evaluation.grading import judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
 from memagent_evaluation.markdown_tables import length_label
 from memagent_evaluation.planning import (
@@ -135,7 +135,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
 async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:
     policy = make_policy(settings)
     try:
-        await judge_rows(journal, Grader(policy), concurrency=settings.concurrency)
+        await judge_rows(journal, policy, concurrency=settings.concurrency)
     finally:
         if hasattr(policy, "aclose"):
             await policy.aclose()
