@@ -240,7 +240,7 @@ def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
     assert chosen_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
         chosen_reward("exact", GOLD)
-    with pytest.raises(RewardError, match=r"'kindness'.*Choose one that does: exact_match, boxed_exact_match"):
+    with pytest.raises(RewardError, match=r"'kindness'.*Choose one of exact_match, boxed_exact_match"):
         named_reward("kindness")
 
 

@@ -90,7 +90,6 @@ class PolicySync:
         server: the server. After a reload or a restart, the `model` of your own server is the new folder.
         settings: how.
         reference: the trainer's log-probs; by default `folder_logprobs`.
-        probe: the prompts to compare; by default random ones.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class PolicySync:
         *,
         settings: SyncSettings | None = None,
         reference: ReferenceLogProbs = folder_logprobs,
-        probe: Probe | None = None,
     ) -> None:
         self.settings = settings or SyncSettings()
         self.server = server
@@ -111,7 +109,7 @@ class PolicySync:
             timeout=self.settings.timeout,
             trust_env=urlsplit(server.base_url).hostname not in _OWN_HOSTS,
         )
-        self._probe = probe
+        self._probe: Probe | None = None
         self._remote_base = server.model
         self._model = server.model_name
         self._adapters: list[str] = []
