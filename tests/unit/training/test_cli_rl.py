@@ -131,7 +131,7 @@ def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop)
     plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
     options = {each.name for each in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
-    apart = {"collect", "measure", "reading", "collapse", "retries"}
+    apart = {"collect", "measure", "reading", "retries"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
     assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
 

@@ -201,7 +201,7 @@ class _Source:
             self._during(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
             record = self._during(iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
-        check_rewards(self.journal.records, self._job.collapse)
+        check_rewards(self.journal.records)
         for each in self.journal.records[self._told :]:
             self._watcher.collected(each)
         self._told = len(self.journal.records)
