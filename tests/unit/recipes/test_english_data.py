@@ -124,6 +124,25 @@ def test_rows_go_on_after_the_last_section(tmp_path) -> None:
     assert read_rows(path, sections=[]) == []
 
 
+def test_the_place_of_a_row_is_a_sentence(tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = json.loads(ROW.row(PROSE))
+    for place in ([1, 64], [0, 61], [0, len(PROSE) + 9]):
+        path.write_text(json.dumps(row | {"sentence": place}), "utf-8")
+        with pytest.raises(ValueError, match=r"is not at \d+ to \d+ of its section"):
+            read_rows(path, sections=[SECTION])
+    path.write_text(json.dumps(row | {"sentence": None, "answer": NOT_STATED}), "utf-8")
+    assert not read_rows(path, sections=[SECTION])[0].is_answered
+
+
+def test_a_question_that_its_section_does_not_answer_is_kept_and_not_stated() -> None:
+    row = ProseQuestion("tales/a.txt", 0, len(PROSE), "unanswered", "What is the harbour's depth?", NOT_STATED, "")
+    maker = LessonMaker([SECTION], [row])
+    lessons = [one for number in range(40) for one in maker.reading(random.Random(number)) if "depth" in one.prompt]
+    assert {one.reply for one in lessons if one.role == "gated_update"} == {"KEEP"}
+    assert {one.reply for one in lessons if one.role == "answer"} == {"\\boxed{not stated}"}
+
+
 def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() -> None:
     trained, held_out = question_rows(ROWS, WRITTEN_ROWS), question_rows(HELD_OUT_ROWS)
     Exclusion.load().require_clear(row["question"] for row in trained)

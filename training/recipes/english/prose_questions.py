@@ -85,6 +85,12 @@ class ProseQuestion:
     question: str
     answer: str
     sentence: str
+    """Empty if the section does not answer."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the section answers it."""
+        return bool(self.sentence)
 
     def row(self, section: str) -> str:
         """Return one line of JSON, in which the sentence is its place in the section's text with single spaces."""
@@ -97,10 +103,24 @@ def read_rows(*paths: Path, sections: Iterable[ProseSection]) -> list[ProseQuest
     """Return the questions of files that are on these sections, with their sentences."""
     texts = {(section.source, section.start, section.end): _spaced(section.text) for section in sections}
     return [
-        ProseQuestion(**row | {"sentence": texts[place][slice(*row["sentence"])]})
+        ProseQuestion(**row | {"sentence": _sentence(texts[place], row)})
         for row in question_rows(*paths)
         if (place := (row["source"], row["start"], row["end"])) in texts
     ]
+
+
+def _sentence(text: str, row: dict[str, Any]) -> str:
+    """Return the sentence of a row, which begins and ends with whole words.
+
+    Raises:
+        ValueError: the row's place is not that of a sentence of this text.
+    """
+    if row["sentence"] is None:
+        return ""
+    start, end = row["sentence"]
+    if not (0 <= start < end <= len(text)) or text[start - 1 : start].strip() or text[end : end + 1].strip():
+        raise ValueError(f"the sentence of {row['question']!r} is not at {start} to {end} of its section")
+    return text[start:end]
 
 
 def question_rows(*paths: Path) -> list[dict[str, Any]]:
