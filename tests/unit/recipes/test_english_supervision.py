@@ -122,9 +122,9 @@ def test_a_token_sees_its_conversation_and_what_its_tree_begins_with(trees) -> N
     for node in nodes(batch.trees_BS, batch.branches_BS):
         seen[node.row, node.own, node.trunk] = True
         seen[node.row, node.own, node.own] = torch.ones_like(seen[node.row, node.own, node.own]).tril()
-    tree_BSS = batch.trees_BS[:, :, None] == batch.trees_BS[:, None]
-    branch_BSS = (batch.branches_BS[:, None] == 0) | (batch.branches_BS[:, :, None] == batch.branches_BS[:, None])
-    assert torch.equal(seen, (tree_BSS & branch_BSS).tril())
+    same_tree = batch.trees_BS[:, :, None] == batch.trees_BS[:, None]
+    same_branch = (batch.branches_BS[:, None] == 0) | (batch.branches_BS[:, :, None] == batch.branches_BS[:, None])
+    assert torch.equal(seen, (same_tree & same_branch).tril())
 
 
 def test_files_keep_trees_and_can_be_joined(trees, tmp_path) -> None:

@@ -23,7 +23,7 @@ from memagent_evaluation.english_facts import MoreFacts
 from recipes.english.encoded_trees import NAMES, EncodedTrees
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import Lesson, LessonMaker
-from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, WRITTEN_ROWS, read_rows
+from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
 from recipes.english.sections import all_sections
 
 RELATIONS: Final = Path(__file__).parent.parent / "language" / "training_facts.toml"
@@ -35,7 +35,7 @@ def make_lessons(*, held_out: bool) -> LessonMaker:
     """Return the maker of a split's readings, all of whose prose and questions are clear of the exclusion file."""
     exclusion = Exclusion.load()
     sections = all_sections(exclusion, held_out=held_out)
-    questions = read_rows(*((HELD_OUT_ROWS,) if held_out else (ROWS, WRITTEN_ROWS)), sections=sections)
+    questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
     more = None if held_out else MoreFacts.read(RELATIONS)
     return LessonMaker(sections, questions, held_out=held_out, more=more)
