@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 from recipes.english import supervision  # noqa: E402  after torch
 from recipes.english.encoded_lessons import encode, joined  # noqa: E402
 from recipes.english.encoded_trees import EncodedTrees, batches  # noqa: E402
-from recipes.english.network import Network, nodes  # noqa: E402
+from recipes.english.network import AdaptedNetwork, nodes  # noqa: E402
 
 PROSE = "The harbour was built in 1887 because the old one had silted up. " * 3
 ROW = ProseQuestion("a", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", PROSE[:64].strip())
@@ -95,7 +95,7 @@ def test_the_network_computes_what_transformers_does_for_each_conversation_alone
     base, lessons, tokenizer, trees, tmp_path
 ) -> None:
     torch.manual_seed(1)
-    network = Network(base, "cpu", compiled=False)
+    network = AdaptedNetwork(base, "cpu", compiled=False)
     for name, weights in network.adapter().items():
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=0.05)

@@ -47,7 +47,7 @@ class EncodedTrees:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LessonBatch:
     """B sequences of S tokens, and the C tokens of replies that are scored."""
 
     ids_BS: Tensor
@@ -63,17 +63,17 @@ class Batch:
     """Of each conversation, the index of its name."""
     tokens: int
 
-    def to(self, device: str) -> Batch:
+    def to(self, device: str) -> LessonBatch:
         """Return the batch on a device."""
         tensors = {
             name: value.to(device, non_blocking=True)
             for name in self.__slots__
             if isinstance(value := getattr(self, name), Tensor)
         }
-        return Batch(**tensors, names_K=self.names_K, tokens=self.tokens)
+        return LessonBatch(**tensors, names_K=self.names_K, tokens=self.tokens)
 
 
-def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[Batch]:
+def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[LessonBatch]:
     """Yield all trees in their order, in batches of `rows` sequences of `length` tokens; a single one is not padded.
 
     The last conversations of a tree that is longer than a sequence are left out, and so is one of which none fits.
@@ -133,7 +133,7 @@ class _Packer:
         return True
 
 
-def _batch(sequences: Sequence[_Packer]) -> Batch:
+def _batch(sequences: Sequence[_Packer]) -> LessonBatch:
     length = len(sequences[0].ids) if len(sequences) > 1 else sequences[0].size
     spans = [
         (row * length + start, row * length + end)
@@ -146,7 +146,7 @@ def _batch(sequences: Sequence[_Packer]) -> Batch:
         numpy.stack([getattr(sequence, name)[:length] for sequence in sequences])
         for name in ("ids", "places", "trees", "branches")
     )
-    return Batch(
+    return LessonBatch(
         ids_BS=torch.from_numpy(ids_BS),
         places_BS=torch.from_numpy(places_BS),
         trees_BS=torch.from_numpy(trees_BS),

@@ -33,7 +33,7 @@ Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NetworkShape:
     """The sizes of the network."""
 
     layers: int
@@ -44,7 +44,7 @@ class Shape:
     norm_eps: float
 
     @classmethod
-    def read(cls, folder: Path) -> Shape:
+    def read(cls, folder: Path) -> NetworkShape:
         """Read `config.json`."""
         table: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
         return cls(
@@ -85,7 +85,7 @@ class Layer(nn.Module):
     input_layernorm: Tensor
     post_attention_layernorm: Tensor
 
-    def __init__(self, weights: dict[str, Tensor], prefix: str, shape: Shape) -> None:
+    def __init__(self, weights: dict[str, Tensor], prefix: str, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
         for part, names in TARGETS.items():
@@ -114,7 +114,7 @@ class Layer(nn.Module):
         return result
 
 
-class Network(nn.Module):
+class AdaptedNetwork(nn.Module):
     """The base with its adapter.
 
     Args:
@@ -125,7 +125,7 @@ class Network(nn.Module):
 
     def __init__(self, folder: Path, device: str, *, compiled: bool) -> None:
         super().__init__()
-        self.shape = Shape.read(folder)
+        self.shape = NetworkShape.read(folder)
         weights = {
             name: weight.to(device, torch.bfloat16) for name, weight in load_file(folder / "model.safetensors").items()
         }
@@ -212,7 +212,7 @@ def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """Consecutive tokens of one conversation in one sequence: they see those before them, and their tree's trunk."""
 
     row: int
@@ -242,14 +242,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     return torch.stack([torch.cat(row, dim=1) for row in parts])
 
 
-def nodes(trees_BS: Tensor, branches_BS: Tensor) -> list[Node]:
+def nodes(trees_BS: Tensor, branches_BS: Tensor) -> list[TreeNode]:
     """Return the nodes of all sequences in their order, for a device without block masks."""
     result = []
     for row, (trees, branches) in enumerate(zip(trees_BS.tolist(), branches_BS.tolist(), strict=True)):
         start, trunk = 0, slice(0, 0)
         for (_, branch), tokens in groupby(zip(trees, branches, strict=True)):
             own = slice(start, start + sum(1 for _ in tokens))
-            result.append(Node(row, trunk if branch else slice(0, 0), own))
+            result.append(TreeNode(row, trunk if branch else slice(0, 0), own))
             trunk, start = (trunk if branch else own), own.stop
     return result
 

@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.english.encoded_trees import NAMES, Batch, EncodedTrees, batches
-from recipes.english.network import BASE, Network
+from recipes.english.encoded_trees import NAMES, LessonBatch, EncodedTrees, batches
+from recipes.english.network import BASE, AdaptedNetwork
 
 WARM_UP: Final = 20
 """Steps in which the rate rises, or a tenth of all."""
@@ -48,7 +48,7 @@ class TrainingProgress:
     seconds: float = 0.0
 
 
-def score(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
+def score(network: AdaptedNetwork, batch: LessonBatch) -> tuple[Tensor, Tensor]:
     """Return the log-probs of the scored tokens, and of each conversation whether all its tokens are the likeliest."""
     hidden_BSW = network(batch.ids_BS, batch.places_BS, batch.trees_BS, batch.branches_BS)
     logits_CV = functional.linear(hidden_BSW.flatten(0, 1)[batch.before_C], network.head)
@@ -59,7 +59,7 @@ def score(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def check(network: Network, trees: EncodedTrees, length: int, rows: int) -> dict[str, str]:
+def check(network: AdaptedNetwork, trees: EncodedTrees, length: int, rows: int) -> dict[str, str]:
     """Return the share of replies that greedy decoding writes exactly, by their names."""
     exact: dict[str, list[float]] = {}
     for batch in batches(trees, length, rows):
@@ -79,7 +79,9 @@ def rate_at(step: int, steps: int) -> float:
     return LAST_SHARE + (1 - LAST_SHARE) * (1 + math.cos(math.pi * min(1.0, turn))) / 2
 
 
-def run_step(network: Network, optimizer: torch.optim.Optimizer, micro_batches: Sequence[Batch]) -> dict[str, float]:
+def run_step(
+    network: AdaptedNetwork, optimizer: torch.optim.Optimizer, micro_batches: Sequence[LessonBatch]
+) -> dict[str, float]:
     """Learn from a batch, and return what a line of the log says."""
     learned = [weights for group in optimizer.param_groups for weights in group["params"]]
     weight = sum(float(batch.weights_C.sum()) for batch in micro_batches)
@@ -107,7 +109,7 @@ def train(arguments: argparse.Namespace) -> None:
     held_out = EncodedTrees.load(arguments.check)
     all_batches = list(batches(trees, arguments.length, arguments.rows))
     steps = min(len(all_batches) // arguments.accumulated, arguments.steps)
-    network = Network(arguments.base, arguments.device, compiled=arguments.compile)
+    network = AdaptedNetwork(arguments.base, arguments.device, compiled=arguments.compile)
     optimizer = torch.optim.AdamW(network.parameters(), lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0)
     progress = TrainingProgress(steps=steps)
     checkpoint = arguments.out / "last.pt"
@@ -150,7 +152,7 @@ def train(arguments: argparse.Namespace) -> None:
     (arguments.out / "progress.json").write_text(json.dumps(table, indent=2) + "\n", "utf-8")
 
 
-def save(path: Path, network: Network, optimizer: torch.optim.Optimizer, progress: TrainingProgress) -> None:
+def save(path: Path, network: AdaptedNetwork, optimizer: torch.optim.Optimizer, progress: TrainingProgress) -> None:
     """Write a checkpoint: to a temporary file that is then renamed."""
     partial = path.with_suffix(".partial")
     torch.save(
