@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.english.encoded_trees import NAMES, LessonBatch, EncodedTrees, batches
+from recipes.english.encoded_trees import NAMES, EncodedTrees, LessonBatch, batches
 from recipes.english.network import BASE, AdaptedNetwork
 
 WARM_UP: Final = 20
