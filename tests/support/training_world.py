@@ -30,13 +30,8 @@ from memagent_training.job.trainer import MultiConvDAPOTrainer
 VOCABULARY = 64
 
 
-def make_world(folder: Path, *, groups: int = 6, seed: int = 0, graph: bool = False) -> list[RolloutGroup]:
-    """Write a model folder and groups whose logged log-probs lie near the model's own.
-
-    K varies from 1 to 4, prompts share prefixes, one group earns nothing anywhere, one completion is truncated, one is
-    masked in part, one is empty. With `graph`, rollouts read on two or three branches at once, merge what these wrote,
-    and answer one or two questions; each conversation has a reward of its own.
-    """
+def make_model(folder: Path, *, seed: int = 0) -> LlamaForCausalLM:
+    """Write a model folder."""
     from tokenizers import Tokenizer, models
 
     torch.manual_seed(seed)
@@ -58,6 +53,17 @@ def make_world(folder: Path, *, groups: int = 6, seed: int = 0, graph: bool = Fa
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w1", eos_token="w2"
     )
     tokenizer.save_pretrained(folder / "model")
+    return model
+
+
+def make_world(folder: Path, *, groups: int = 6, seed: int = 0, graph: bool = False) -> list[RolloutGroup]:
+    """Write a model folder and groups whose logged log-probs lie near the model's own.
+
+    K varies from 1 to 4, prompts share prefixes, one group earns nothing anywhere, one completion is truncated, one is
+    masked in part, one is empty. With `graph`, rollouts read on two or three branches at once, merge what these wrote,
+    and answer one or two questions; each conversation has a reward of its own.
+    """
+    model = make_model(folder, seed=seed)
     source = random.Random(seed)
     made = [(_graph_group if graph else _group)(source, model, number) for number in range(groups)]
     (folder / "groups.pkl").write_bytes(pickle.dumps(made))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import PolicyOrigin, added_folder, policies_folder, write_origin
@@ -277,7 +277,7 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
         "adding._make_private = lambda folder: os._exit(9)\n"
         f"adding.add_policy('smollm2-untrained', file=Path({str(gguf)!r}), base={base!r})"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert run_program([sys.executable, "-c", code]).returncode == 9
     assert added_folder("smollm2-untrained") is None and list(policies_folder().glob(".adding-*"))
     folder = add_policy("smollm2-untrained", base=base)
     assert folder.is_dir() and not list(policies_folder().glob(".adding-*"))

@@ -194,7 +194,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
 
 
 @given(runs=logs())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_a_log_holds_survives_the_round_trip(runs) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = RunLog(Path(folder, "a.sqlite")), RunLog(Path(folder, "b.sqlite"))

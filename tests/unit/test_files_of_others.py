@@ -77,18 +77,23 @@ def reader(folder: Path, **options: Any) -> MemAgent:
     return MemAgent(policy, **{"tokenizer": "embedded", **places, **options})
 
 
+@pytest.fixture(scope="module")
+def folder_with_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    with reader(folder) as agent:
+        agent.read("The tower was built in 1904.", "When?", run_id="r")
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_with_a_run: Path) -> Path:
     """A folder with a run, code that must not run, and a text outside that must not be read."""
     (tmp_path / "private.txt").write_text(SECRET)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Nice: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "evil", raising=False)
-    own = tmp_path / "own"
-    own.mkdir()
+    own = shutil.copytree(folder_with_a_run, tmp_path / "own")
     monkeypatch.chdir(own)
-    with reader(own) as agent:
-        agent.read("The tower was built in 1904.", "When?", run_id="r")
     return own
 
 

@@ -146,10 +146,13 @@ def test_a_page_s_commands_run(
     page: Path, any_model: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", any_model.base_url)
+    lines = commands(page)
     for run_id in ("RUN_A", "RUN_B", "RUN"):
-        memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", run_id)
-    memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", "RUN", "--log", "runs.sqlite")
-    for line in commands(page):
+        if any(run_id in line for line in lines):
+            memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", run_id)
+    if any("runs.sqlite" in line for line in lines):
+        memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", "RUN", "--log", "runs.sqlite")
+    for line in lines:
         given = [any_model.base_url if before == "--base-url" else word for before, word in pairwise(["", *line])]
         words = [name for word in given for name in (sorted(map(str, folder.glob(word))) if "*" in word else [word])]
         memagent(*words)

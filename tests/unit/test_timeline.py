@@ -182,7 +182,7 @@ def test_text_cannot_steer_the_terminal() -> None:
 )
 def test_a_run_with_little_to_show_is_drawn(renderer: Any, view: RunView) -> None:
     drawn = renderer(build_timeline(view))
-    assert printed(drawn)
+    assert drawn if isinstance(drawn, str) else printed(drawn)
     compared = printed(render_comparison(compare_runs(view, run())))
     assert "answer" in compared
 

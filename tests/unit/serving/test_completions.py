@@ -311,8 +311,10 @@ _EVENTS = {
 }
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-@pytest.mark.parametrize("name", [*MALFORMED, *BUSY, *FINAL, *_EVENTS])
+@pytest.mark.parametrize(
+    ("name", "is_stream"),
+    [*((name, True) for name in [*MALFORMED, *BUSY, *FINAL, *_EVENTS]), *((name, False) for name in MALFORMED)],
+)
 def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply_of_the_api(
     name: str, is_stream: bool, faulty: tuple[Upstream, Served]
 ) -> None:

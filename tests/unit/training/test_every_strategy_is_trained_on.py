@@ -27,22 +27,23 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
 
 
+def sampled(noise: random.Random, text: str, prompt: str) -> Completion:
+    """A reply with ids and log-probs."""
+    ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
+    prompt_ids = policy_prompt_ids(prompt)
+    usage = TokenUsage(len(prompt_ids), len(ids))
+    logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
+    return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")
+
+
 def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_path: Path) -> None:
     """All in one step, since a trainer takes longer to start than to train; each is compared by its own log-probs."""
     noise = random.Random(3)
-
-    def exactly(prompt: str) -> Completion:
-        text = reads_perfectly(prompt)
-        ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
-        prompt_ids = policy_prompt_ids(prompt)
-        usage = TokenUsage(len(prompt_ids), len(ids))
-        logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
-        return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")
-
+    policy = ScriptedPolicy(lambda prompt: sampled(noise, reads_perfectly(prompt), prompt))
     groups: list[RolloutGroup] = []
     for place, strategy in enumerate(EVERY):
         log = RunLog(tmp_path / f"runs{place}.sqlite")
-        agent = make_reader(ScriptedPolicy(exactly), strategy=strategy, run_log=log)
+        agent = make_reader(policy, strategy=strategy, run_log=log)
         for number in range(3):
             agent.read(TEXT, "What is the key of harbor?", run_id=f"{place}-{number}")
             log.reward(f"{place}-{number}", noise.random())
@@ -50,7 +51,7 @@ def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_pa
         assert len(group.rollouts_G) == 3, strategy
         groups.append(replace(group, group_id=f"{short(strategy)}"))
         log.close()
-    training_world.make_world(tmp_path)
+    training_world.make_model(tmp_path)
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     case = {**CASE, "changes": {**CASE["changes"], "groups_per_step": len(groups) // 2}}
     steps = training_world.run_case(tmp_path, case, tmp_path)
@@ -85,27 +86,23 @@ def test_each_credit_on_its_runs_is_the_plain_files(
             text = text.replace("4711", "none").replace("12", "none")
         if noise.random() < 0.25 and text == "KEEP":
             text = "REWRITE\nnothing yet"
-        ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
-        prompt_ids = policy_prompt_ids(prompt)
-        usage = TokenUsage(len(prompt_ids), len(ids))
-        logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
-        return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")
+        return sampled(noise, text, prompt)
 
     log = RunLog(tmp_path / "runs.sqlite")
     agent = make_reader(ScriptedPolicy(now_and_then), strategy=strategy, run_log=log)
     for question in GOLD:
-        for number in range(4):
+        for number in range(3):
             run_id = f"{question[-8:-1]}{number}"
             agent.read(TEXT, question, run_id=run_id)
             log.reward(run_id, noise.random())
-    training_world.make_world(tmp_path)
+    training_world.make_model(tmp_path)
     changes = {**CASE["changes"], "drop_zero_variance": False}
     case = {"preset": preset, "changes": changes if credit is None else {**changes, "credit": credit}}
     terms = training_world.config_of(case, tmp_path).advantage_settings.terms
     functions = term_rewards(terms, gold=True, logged=False)
     groups = load_groups(log, term_rewards=functions, gold_of=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    assert len(rollouts) == 12
+    assert len(rollouts) == 9
     for name in functions:
         told = {rollout.earned(name) for rollout in rollouts}
         assert len(told) > 1 or name in {"format", "exit_in_time"}, name

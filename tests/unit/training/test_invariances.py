@@ -110,7 +110,7 @@ def _shuffled(shuffle: random.Random, items: Sequence[Any]) -> list[Any]:
     layout=st.sampled_from(Layout),
     weights=st.sampled_from(LossWeights),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_splitting_padding_and_ranks_change_nothing(
     model: Any, seed: int, ranks: int, budget: int, layout: Layout, weights: LossWeights
 ) -> None:
@@ -120,7 +120,7 @@ def test_splitting_padding_and_ranks_change_nothing(
 
 
 @given(seed=st.integers(0, 10_000), shuffle=st.randoms(use_true_random=False), layout=st.sampled_from(Layout))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_order_of_groups_and_rollouts_changes_nothing(
     model: Any, seed: int, shuffle: random.Random, layout: Layout
 ) -> None:
@@ -134,7 +134,7 @@ def test_the_order_of_groups_and_rollouts_changes_nothing(
 
 
 @given(seed=st.integers(0, 10_000), longer=st.integers(1, 8))
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_duplicated_prefix_costs_nothing_and_changes_nothing(model: Any, seed: int, longer: int) -> None:
     """Two equal groups are twice one of them: the mean is the same, and the tree no larger."""
     groups = make_groups(seed)
