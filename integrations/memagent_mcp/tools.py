@@ -25,7 +25,7 @@ from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.chat_markers import folder_markers
-from memagent_graph.concurrency.forks import renew_in_children
+from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.added import KNOWN

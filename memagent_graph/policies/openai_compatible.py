@@ -37,7 +37,6 @@ from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field
 from memagent_graph.policies.replies import decode_completion
-from memagent_graph.policies.request_headers import checked_header, request_headers
 from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
@@ -52,8 +51,10 @@ from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
     basic_authorization,
+    checked_header,
     checked_url,
     password,
+    request_headers,
     without_password,
     without_query,
 )

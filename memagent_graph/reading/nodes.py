@@ -20,10 +20,9 @@ from langgraph.runtime import Runtime, get_runtime
 
 from memagent_graph.calls import Call, Writes, calls_of, stored_call
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.execution import Execution, StepAccounts, Turn
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, inherited
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.reading.steps import Change, Route, Step, StepContext

@@ -3,8 +3,7 @@
 records       its contents as data: runs, conversations, events, rewards
 columns       how their fields are stored, in tables and in Parquet files
 packing       token ids, log-probs and texts as small blobs
-schema        the tables, and connections to the file
-rows          the statements that change tables
+rows          the tables, connections to the file, and the statements that change it
 writer        one thread per log that commits the entries of many reads
 log           RunLog: write, query, reward, delete
 filters       which runs are chosen, and their totals

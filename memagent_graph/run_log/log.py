@@ -30,7 +30,7 @@ from memagent_graph.run_log.records import (
     TextKind,
     edited_by,
 )
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.rows import connect
 from memagent_graph.run_log.writer import Writer
 from memagent_graph.storage.database import OtherTablesError
 from memagent_graph.trace import Trace

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from memagent_graph.concurrency.forks import renew_in_children
+from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError
 from memagent_graph.prompts import Prompts

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
 from memagent_graph.storage.database import open_database
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.state_serializer import CompressedSerializer
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.timeline.view import view_of_run
 from memagent_training.data.replay import load_groups
 
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memagent_graph.concurrency import fair_turns as turns
-from memagent_graph.concurrency.fair_turns import Turn
+from memagent_graph.reading.execution import Turn
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import stored_run
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
 from memagent_graph.storage.private_files import private_file, private_folder
 from memagent_serve.keys import installation_secret

@@ -398,7 +398,7 @@ for _ in range(5):
 
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
     from memagent_graph.run_log import writer
-    from memagent_graph.run_log.schema import connect
+    from memagent_graph.run_log.rows import connect
 
     def small(path: Path, **options) -> sqlite3.Connection:
         connection = connect(path, **options)
@@ -438,7 +438,7 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
 
 def test_a_locked_file_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
     from memagent_graph.run_log import writer
-    from memagent_graph.run_log.schema import connect
+    from memagent_graph.run_log.rows import connect
 
     monkeypatch.setattr(writer, "connect", lambda path: connect(path, timeout=0.05))
     with sqlite3.connect(log.path, isolation_level=None) as holder:

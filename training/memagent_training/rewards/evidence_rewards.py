@@ -19,7 +19,7 @@ from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
 from memagent_graph.provenance.evidence import chunks_behind
 from memagent_graph.run_log import Outcome
-from memagent_graph.timeline.run_views import chunk_reader
+from memagent_graph.timeline.view import chunk_reader
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import ExactMatch
