@@ -263,8 +263,7 @@ class Tools:
             defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
             if defects or len(failures) == len(reads):
                 raise (defects or failures)[0]
-        size = await asyncio.to_thread(store.size, reference)
-        return await _reading(reference["name"], size, [reads[text] for text in texts])
+        return await _reading(reference["name"], reference["size"], [reads[text] for text in texts])
 
     def _earlier(self, run_id: str) -> ActiveRead:
         """Return an earlier run, to be continued.

@@ -92,7 +92,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
     places = sorted(blocks, reverse=True)
     decoder = codecs.getincrementaldecoder("utf-8")()
-    size = store.size(ref) or 0
+    size = ref["size"]
     position = 0
     for start in range(0, size, _READ_BYTES):
         text = decoder.decode(store.read_bytes(ref, start, start + _READ_BYTES), final=start + _READ_BYTES >= size)

@@ -306,6 +306,6 @@ def _failure(
 def _beyond(task: Mapping[str, Any], what: str, bound: str, bounds: ConversionBounds) -> DocumentError:
     return DocumentError(
         f"the conversion of the {_format(task)} {what}",
-        hint=f"If you trust the file, raise the bound: {_VARIABLES[bound]}={getattr(bounds, bound) * 4:g}, or "
-        f"ConversionBounds({bound}=...) for DocumentStore; otherwise convert it to plain text first.",
+        hint=f"If you trust the file, raise the bound: {_VARIABLES[bound]}={getattr(bounds, bound) * 4:g}; otherwise "
+        "convert it to plain text first.",
     )

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from memagent_graph.concurrency import fair_turns as turns
+from memagent_graph.reading import execution as turns
 from memagent_graph.reading.execution import Turn
 
 

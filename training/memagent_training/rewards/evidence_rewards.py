@@ -62,7 +62,7 @@ class _OfEvidence:
             return "its document is not kept"
         try:
             document = run.record.document
-            size = run.store.size(document)
+            size = document["size"]
             return _evidence_in(run.store.root, document["key"], size, gold.evidence)
         except (DocumentError, OSError):
             return "its document is not kept"
@@ -159,7 +159,7 @@ class ExitInTime(_OfEvidence):
         if read < complete:
             return -1.0
         assert run.store is not None  # noqa: S101  evidence was found in it
-        in_time, size = min(end for end in ends if end >= complete), run.store.size(run.record.document)
+        in_time, size = min(end for end in ends if end >= complete), run.record.document["size"]
         return 1 - (read - in_time) / (size - in_time) if read > in_time else 1.0
 
     def why_unknown(self, run: TrainingRun, /) -> str:
