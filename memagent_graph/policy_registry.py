@@ -17,7 +17,6 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
-from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.plain_text import did_you_mean
@@ -71,10 +70,14 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
             del options["read_timeout"]
         if settings.retries == PolicySettings.retries:
             del options["max_retries"]
-        return policies.OpenAICompatiblePolicy.from_client(value, settings.model, **options)
+        from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
+
+        return OpenAICompatiblePolicy.from_client(value, settings.model, **options)
     if ("langchain_core", "BaseChatModel") in kinds:
         require_own_settings(settings, besides={"unsupported"})
-        return policies.ChatModelPolicy(cast(Any, value), unsupported=_names(settings.unsupported))
+        from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
+
+        return ChatModelPolicy(cast(Any, value), unsupported=_names(settings.unsupported))
     if not isinstance(value, type) and isinstance(value, Policy):
         require_own_settings(settings)
         return value
@@ -120,7 +123,9 @@ def _local(settings: PolicySettings) -> Policy:
 
 def _in_process(model: str, settings: PolicySettings) -> Policy:
     arguments = template_arguments(settings.chat_template_kwargs)
-    return policies.LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
+    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
+
+    return LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
 
 
 def _server(settings: PolicySettings) -> Policy:
@@ -136,7 +141,9 @@ def _server(settings: PolicySettings) -> Policy:
             f"{settings.dtype} was asked for, but a server chooses its own number format",
             hint="Start the server with it, and leave --dtype out.",
         )
-    return policies.OpenAICompatiblePolicy(
+    from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
+
+    return OpenAICompatiblePolicy(
         settings.model, base_url=settings.base_url, api_key=settings.api_key, **_server_options(settings)
     )
 

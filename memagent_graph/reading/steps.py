@@ -24,7 +24,6 @@ from memagent_graph.reading.state import LineState, ReaderContext, ReaderState
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 from memagent_graph.run_log.recording import new_step
-from memagent_graph.tokenizers.fitting import beginning
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
@@ -231,8 +230,8 @@ class StepContext:
         for number in range(tries if context.prompts.has(REPAIR.name) else 0):
             repair = {
                 "memory": fields.get("memory", ""),
-                "reply": beginning(context, reply.value or "", context.budget.answer_tokens),
-                "error": beginning(context, reply.invalid or "", ERROR_TOKENS),
+                "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
+                "error": context.beginning(reply.invalid or "", ERROR_TOKENS),
             }
             place = self.accounts.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
             call = Call(new_step(), *place, parents=(reply.step,))

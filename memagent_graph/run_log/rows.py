@@ -47,18 +47,17 @@ _SCHEMA: Final = (
 )
 
 
-def connect(path: Path, *, to_read: bool = False, timeout: float = 30.0) -> sqlite3.Connection:
+def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
     """Open a log, and create its file and tables if they do not exist.
 
     Args:
         path: the file.
         to_read: whether it may be a file that cannot be written.
-        timeout: seconds to wait for a writer in another process.
 
     Raises:
         OSError, sqlite3.Error: it is not a log of this version, cannot be opened, or stays locked.
     """
-    connection = (open_database_to_read if to_read else open_database)(path, _SCHEMA, timeout=timeout)
+    connection = (open_database_to_read if to_read else open_database)(path, _SCHEMA)
     try:
         connection.execute("PRAGMA foreign_keys = ON")
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal" and not to_read:

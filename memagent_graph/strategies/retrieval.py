@@ -15,7 +15,6 @@ from memagent_graph.calls import Span
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, ranked
 from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
-from memagent_graph.tokenizers.fitting import first_tokens
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
@@ -103,7 +102,7 @@ def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> li
     shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if shown:
         return sorted(shown, key=lambda span: span.start_byte)
-    text = first_tokens(window.context, window.text(best[:1]), tokens)
+    text = window.context.first_tokens(window.text(best[:1]), tokens)
     first = best[0]
     end_char, end_byte = first.start_char + len(text), first.start_byte + len(text.encode())
     return [replace(first, end_char=end_char, end_byte=end_byte, tokens=tokens)]

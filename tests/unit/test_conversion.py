@@ -18,7 +18,7 @@ from memagent_graph.documents import Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.documents.sources import MEDIA_TYPES
 from memagent_graph.errors import DocumentError
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the operating system holds this bound on Linux")

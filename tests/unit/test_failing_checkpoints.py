@@ -13,7 +13,7 @@ from support.programs import run_program
 from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, MissingExtraError
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage import checkpoints
 

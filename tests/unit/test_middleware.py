@@ -30,7 +30,7 @@ from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError
 from memagent_graph.installation import install_command
-from memagent_graph.policies import ChatModelPolicy
+from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.fitting import shortened
 

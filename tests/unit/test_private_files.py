@@ -15,7 +15,7 @@ from memagent_evaluation.result_journal import JOURNAL, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
 from memagent_graph import Document, DocumentStore, MemAgent
 from memagent_graph.cli.run_choice import open_existing
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import stored_run

@@ -121,7 +121,11 @@ def test_steps_say_what_changed_and_totals_add_up() -> None:
     assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
-    assert (totals.tokens, totals.seconds, totals.events) == (655, 3.5, {EventKind.TRUNCATED: 1})
+    assert (totals.prompt_tokens + totals.completion_tokens, totals.seconds, totals.events) == (
+        655,
+        3.5,
+        {EventKind.TRUNCATED: 1},
+    )
     assert timeline.memory == LIGHTHOUSE
 
 
