@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -191,7 +191,7 @@ class OpenAICompatiblePolicy:
         if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
-        self._connections = PerLoop(self._connect, _Connection.close)
+        self._connections = PerLoop(self._connect, Sender.close)
 
     @property
     def name(self) -> str:
@@ -210,8 +210,7 @@ class OpenAICompatiblePolicy:
                 another server.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        connection = self._connections.get()
-        async with connection.slots:
+        async with self._connections.get().slots:
             gives_ids = bool(sampling.logprobs) and is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
@@ -376,7 +375,7 @@ class OpenAICompatiblePolicy:
         """
         url = self._url(path)
         try:
-            async with self._connections.get().sender.relay(method, url, body, headers or {}) as reply:
+            async with self._connections.get().relay(method, url, body, headers or {}) as reply:
                 yield reply
         except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
             once, silence = replace(self._errors, max_retries=0), f" ({self._timeouts.read:g} s without a byte)"
@@ -426,32 +425,21 @@ class OpenAICompatiblePolicy:
     ) -> tuple[T, int]:
         """Return the decoded reply, and how many times the request was sent again."""
         try:
-            return await self._connections.get().sender.send(
+            return await self._connections.get().send(
                 url, body, decode, largest=largest, seconds=seconds, tokens=tokens, headers=headers
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
             raise self._errors.of(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
 
-    def _connect(self) -> _Connection:
-        sender = Sender(
+    def _connect(self) -> Sender:
+        return Sender(
             self.base_url,
             self._headers,
+            max_concurrency=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
             limiter=self._limiter,
             trust=self._trust,
             proxy=self._proxy,
         )
-        return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
-
-
-@dataclass(frozen=True)
-class _Connection:
-    """One event loop's connections, and its limit on requests in flight."""
-
-    sender: Sender
-    slots: asyncio.Semaphore
-
-    async def close(self) -> None:
-        await self.sender.close()

@@ -58,7 +58,7 @@ def test_a_damaged_file_is_an_error_with_its_run_and_a_remedy(tmp_path) -> None:
 
 
 def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoints, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(checkpoints, "TIMEOUT_SECONDS", 0.2)
     path = tmp_path / "checkpoints.sqlite"
     holders = []
 
