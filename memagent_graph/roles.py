@@ -153,23 +153,21 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
         if given is not None:
             template = replace(given, names=COMMON_FIELDS | role.fields)
             template.require(needed=needed, allowed=needed)
-        elif own_words_only:
-            if role.stand_in is None and not role.optional:
-                raise StrategyError(
-                    f"the policy has no prompt for the role {role.name!r}",
-                    hint="It understands only the prompts that it was trained on, and its profile has no "
-                    f"templates/{role.name}.txt. Use a policy that follows instructions, or another --strategy.",
-                )
-            if role.stand_in is None:
-                continue
-            template = prompts.template(role.stand_in)
-        elif role.template:
+        elif role.template and not own_words_only:
             template = PromptTemplate(
                 role.words(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
             )
             template.require(needed=needed, allowed=needed)
         elif role.stand_in is not None:
             template = prompts.template(role.stand_in)
+        elif own_words_only and role.optional:
+            continue
+        elif own_words_only:
+            raise StrategyError(
+                f"the policy has no prompt for the role {role.name!r}",
+                hint="It understands only the prompts that it was trained on, and its profile has no "
+                f"templates/{role.name}.txt. Use a policy that follows instructions, or another --strategy.",
+            )
         else:
             raise StrategyError(
                 f"the role {role.name!r} has no template", hint="Give it a template, with {prompt} between tags."

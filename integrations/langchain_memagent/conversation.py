@@ -38,7 +38,7 @@ from memagent_graph.reading.steps import Change, StepContext, read_chunk, update
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 _FORMAT = 1
 _NAMESPACE = ("memagent", "conversations")

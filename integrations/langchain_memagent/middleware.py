@@ -33,7 +33,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse

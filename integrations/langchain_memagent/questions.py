@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from langchain_memagent.transcripts import call_text, content_text
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """An argument of a tool: models that ask one question often pass it as plain text."""

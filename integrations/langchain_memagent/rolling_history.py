@@ -20,7 +20,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 _MAX_MEMORIES = 1024
 """How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""

@@ -37,8 +37,7 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.private_files import private_folder
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import private_folder, write_whole
 
 __all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
 

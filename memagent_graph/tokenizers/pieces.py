@@ -1,4 +1,4 @@
-"""Finds where a long text may be cut so that its parts have the same tokens as the whole.
+"""Cuts texts: long ones so that the parts have the same tokens as the whole, others to a number of tokens.
 
 Tokenizers first split text into words and then encode each word by itself, so a cut that falls between two words
 changes nothing. Between a letter and a space followed by a letter, and between a newline and a letter, every
@@ -9,6 +9,12 @@ of megabytes also keeps its regular expressions below their limits: 1 MB of spac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memagent_graph.words import is_character_end
+
+if TYPE_CHECKING:
+    from memagent_graph.tokenizers.loading import Tokenizer
 
 PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
@@ -49,3 +55,33 @@ def pieces(text: str) -> Iterator[str]:
         start = end
     if start < len(text):
         yield text[start:]
+
+
+_ELLIPSIS = " [...] "
+_LONGEST_TOKEN = 16
+"""Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
+
+
+def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens."""
+    if len(text) <= tokens * _LONGEST_TOKEN and tokenizer.count(text) <= tokens:
+        return text
+    fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
+    while fitting + 1 < beyond:
+        middle = (fitting + beyond) // 2
+        if tokenizer.count(_ends(text, middle)) <= tokens:
+            fitting = middle
+        else:
+            beyond = middle
+    return _ends(text, fitting) if fitting else text[:1]
+
+
+def _ends(text: str, characters: int) -> str:
+    """Return the first two thirds of a number of characters from the beginning, the others from the end."""
+    tail = characters // 3
+    head, rest = (_character_start(text, at) for at in (characters - tail, len(text) - tail))
+    return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()
+
+
+def _character_start(text: str, at: int) -> int:
+    return next(place for place in range(at, -1, -1) if is_character_end(text, place))

@@ -32,7 +32,7 @@ from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreacha
 from memagent_graph.installation import install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)

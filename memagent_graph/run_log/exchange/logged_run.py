@@ -12,9 +12,8 @@ from typing import Any, Final, TypeVar, cast
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import EventKind
 from memagent_graph.run_log.columns import columns_of
-from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
-from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward
+from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunFilter
 from memagent_graph.run_log.rows import withdrawn
 
 NUMBERS: Final = {
