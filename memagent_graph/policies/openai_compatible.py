@@ -30,7 +30,6 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.events import EventKind
-from memagent_graph.policies.client_settings import client_settings
 from memagent_graph.policies.dialects import sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.rate_limiter import RateLimiter
@@ -112,23 +111,6 @@ class OpenAICompatiblePolicy:
         PolicyRequestError: `base_url` or `proxy` is not an address, a key or header cannot be sent, `session_header`
             is one that the policy itself sends, the file of certificates cannot be read, or a field is unknown.
     """
-
-    @classmethod
-    def from_client(cls, client: Any, model: str | None = None, **options: Any) -> OpenAICompatiblePolicy:
-        """Return a policy with the settings of an `openai` client, which sends the requests itself no longer.
-
-        Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are
-        taken over, also those of Azure; a transport or hooks of its own are not.
-
-        Args:
-            client: an `OpenAI`, `AsyncOpenAI`, `AzureOpenAI` or `AsyncAzureOpenAI`.
-            model: as for the policy.
-            **options: the policy's other arguments, in place of what the client says.
-
-        Raises:
-            PolicyRequestError: the client's key comes from a function, or one of its settings cannot be used.
-        """
-        return cls(**{**client_settings(client, model), "model": model, **options})
 
     def __init__(
         self,
