@@ -30,11 +30,10 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.events import EventKind
-from memagent_graph.policies.dialects import sampling_notes
+from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import (
     MalformedReplyError,

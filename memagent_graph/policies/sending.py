@@ -24,8 +24,8 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.dialects import is_final, words_of
 from memagent_graph.policies.rate_limiter import RateLimiter
-from memagent_graph.policies.refusals import is_final, words_of
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
