@@ -17,15 +17,9 @@ from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
-from langchain_memagent.long_results import (
-    failure_text,
-    further_findings,
-    over_long_text,
-    reading_text,
-    replaced_text,
-)
 from langchain_memagent.questions import Questions, about_result, latest_request
 from langchain_memagent.rolling_history import RollingHistory
+from langchain_memagent.transcripts import block_text
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
@@ -44,6 +38,9 @@ except ImportError as error:
 ToolResult: TypeAlias = ToolMessage | Command[Any]
 _READINGS = "memagent_readings"
 _MOST_QUESTIONS = 8
+_AROUND_BYTES = 700
+"""Reserved for the text around the beginning of a result that could not be read."""
+_LONGEST_ERROR = 300
 
 
 def _merge(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
@@ -160,7 +157,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def _is_concerned(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
             return False
-        return any(over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
+        return any(_over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
 
     async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
@@ -181,7 +178,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
         """One message and, if it was read, its document, under its run id."""
         assert self._result_tokens is not None  # noqa: S101  _is_concerned looked
-        text = over_long_text(message, self._result_tokens)
+        text = _over_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
         around, tool = Around.here(request.tool_call["id"]), message.name or request.tool_call["name"]
@@ -206,12 +203,12 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             # Whatever failed, the result is kept if possible.
             with suppress(MemAgentError, OSError):
                 document = document or await self._store(text, tool)
-            shown = failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
+            shown = _failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
             original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
-            new = replaced_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
+            new = _replaced_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
             return new, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
-        return replaced_text(message, reading_text(tool, tokens, result), values), {run_id: result.document}
+        return _replaced_text(message, _reading_text(tool, tokens, result), values), {run_id: result.document}
 
     async def _store(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
@@ -249,7 +246,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             texts = [shortened(question, context.budget.question_tokens, context.tokenizer) for question in questions]
             run_ids = {text: run_id_in(around.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
             outcomes = dict(zip(run_ids, await self._read(known[run_id], run_ids, around), strict=True))
-            return await asyncio.to_thread(further_findings, texts, [outcomes[text] for text in texts])
+            return await asyncio.to_thread(_further_findings, texts, [outcomes[text] for text in texts])
         except (MemAgentError, OSError) as error:
             raise ToolException(f"The result could not be read: {error}") from error
 
@@ -308,3 +305,78 @@ def _messages(state: Any) -> list[AnyMessage]:
         return state
     messages = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
     return list(messages or [])
+
+
+def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
+    """Return what the model sees instead of a tool's result of so many tokens that was read."""
+    return (
+        f"[The result of {tool} has {tokens:,} tokens, too long to show. It was read with this question in mind: "
+        f"{result.question}]\n\n{result.findings()}\n\n[{result.extent} The whole result is kept. To learn something "
+        f'else from it, call ask_tool_result with run_id="{result.run_id}" and questions.]'
+    )
+
+
+def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
+    """Return what the model sees instead of a tool's result that could not be read.
+
+    Args:
+        tool: the tool's name.
+        text: the result.
+        error: why it could not be read.
+        tokens: the most bytes that are returned, and so the most tokens.
+        run_id: the id under which it can be asked again, if it is stored.
+        is_stored: whether it is.
+    """
+    if is_stored:
+        remedy = (
+            "The whole result is kept: once that is remedied, call ask_tool_result with "
+            f'run_id="{run_id}" and questions.'
+        )
+    else:
+        remedy = "It could not be stored either: call the tool again, for less at once if it can be asked for less."
+    head = text.encode(errors="replace")[: max(0, tokens - _AROUND_BYTES)].decode(errors="ignore")
+    return (
+        f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_LONGEST_ERROR]} "
+        f"{remedy} This is how it begins:]\n\n{head}"
+    )
+
+
+def _further_findings(
+    questions: Sequence[str], outcomes: Sequence[ReadResult | Exception]
+) -> tuple[str, dict[str, Any]]:
+    """Return the answers to further questions: for the model, and, under "readings", for the application.
+
+    Raises:
+        Exception: every read failed, or one had a defect; the first of these errors.
+    """
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    defects = [failure for failure in failures if not isinstance(failure, MemAgentError | OSError)]
+    if defects or len(failures) == len(outcomes):
+        raise (defects or failures)[0]
+    texts: list[str] = []
+    readings: list[dict[str, Any]] = []
+    for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):
+        if isinstance(outcome, ReadResult):
+            text, values = outcome.findings(), outcome.to_dict()
+        else:
+            text, values = f"The result could not be read: {outcome}", {"question": question, "error": str(outcome)}
+        texts.append(f"Question {number}: {question}\n{text}" if len(questions) > 1 else text)
+        readings.append(values)
+    return "\n\n".join(texts), {"readings": readings}
+
+
+def _over_long_text(message: ToolMessage, tokens: int) -> str | None:
+    """Return a tool message's text if it may have more than `tokens` tokens: every token is at least one byte."""
+    if isinstance(text := message.content, list):
+        text = "\n".join(part for part in map(block_text, text) if part is not None)
+    return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
+
+
+def _replaced_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
+    """Return the message with another text, and `values` in its metadata."""
+    content: str | list[str | dict[str, Any]] = text
+    if not isinstance(message.content, str):
+        others = [block for block in message.content if block_text(block) is None]
+        content = [{"type": "text", "text": text}, *others] if others else text
+    metadata = {**message.response_metadata, "memagent": values}
+    return message.model_copy(update={"content": content, "response_metadata": metadata})

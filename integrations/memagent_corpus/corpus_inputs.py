@@ -41,6 +41,8 @@ DATASET: Final = "dataset:"
 _ZIP: Final = "zip://"
 _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys in the file information of fsspec whose value changes with the content, in order of preference."""
+_ACCESS: Final = SourceAccess()
+_COLUMNS: Final = InputColumns()
 _PATTERN_HINT: Final = "Check the pattern, and put it in quotes."
 
 
@@ -91,18 +93,13 @@ class CorpusInputs(ABC):
         return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputOptions:
-    """How a corpus is opened. An empty `access.root` is replaced by the folder or URL of the input."""
-
-    access: SourceAccess = field(default_factory=SourceAccess)
-    columns: InputColumns = field(default_factory=InputColumns)
-    subset: str | None = None
-    split: str = "train"
-
-
 def open_inputs(  # noqa: PLR0911  one return for each kind of input
-    source: str, options: InputOptions | None = None
+    source: str,
+    *,
+    access: SourceAccess = _ACCESS,
+    columns: InputColumns = _COLUMNS,
+    subset: str | None = None,
+    split: str = "train",
 ) -> CorpusInputs:
     """Open a corpus by its name. No document is read yet.
 
@@ -110,15 +107,16 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
         source: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
             which is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); `zip://PATTERN::ARCHIVE`;
             or `dataset:NAME` for a Hugging Face dataset.
-        options: the columns to use, and which sources may be opened.
+        access: which sources may be opened. An empty `root` is replaced by the folder or URL of the input.
+        columns: the columns of tables and datasets to use.
+        subset: the dataset's subset.
+        split: the dataset's split.
 
     Raises:
         DocumentError: `source` does not exist, or may not be opened.
     """
-    options = options or InputOptions()
-    access, columns = options.access, options.columns
     if source.startswith(DATASET):
-        dataset = DatasetTable(source.removeprefix(DATASET), options.subset, options.split)
+        dataset = DatasetTable(source.removeprefix(DATASET), subset, split)
         return TableInputs((dataset,), access, columns)
     if source.startswith(_ZIP):
         pattern, separator, archive = source.removeprefix(_ZIP).partition("::")

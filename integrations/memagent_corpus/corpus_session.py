@@ -17,7 +17,7 @@ from pathlib import Path
 import typer
 
 from memagent_corpus.corpus_estimate import CorpusEstimate, estimate_corpus
-from memagent_corpus.corpus_inputs import InputOptions, open_inputs
+from memagent_corpus.corpus_inputs import CorpusInputs, open_inputs
 from memagent_corpus.corpus_options import CorpusOptions
 from memagent_corpus.corpus_reader import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow
@@ -77,7 +77,7 @@ class CorpusSession:
             if not self._questions and options.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
             self._format = None if options.schema is None else ResponseFormat.named(options.schema)
-            self._inputs = open_inputs(options.source, self._input_options())
+            self._inputs = self._open()
             settings = options.settings()
             self._settings = settings if options.log else settings.replace(logprobs=False)
             if (options.requests_per_minute or options.tokens_per_minute) and self._settings.policy_name in {
@@ -105,9 +105,10 @@ class CorpusSession:
         if summary.rows and summary.failed_rows == summary.rows:
             raise typer.Exit(ExitCode.DOCUMENT)
 
-    def _input_options(self) -> InputOptions:
+    def _open(self) -> CorpusInputs:
         options = self._options
-        return InputOptions(
+        return open_inputs(
+            options.source,
             access=SourceAccess(
                 root=str(options.root) if options.root else "",
                 allow_private=options.allow_private_addresses,

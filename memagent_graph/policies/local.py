@@ -48,7 +48,7 @@ class LocalPolicy:
     Args:
         model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
             was added to this machine.
-        device: a torch device.
+        device: a torch device; by default a CUDA GPU if torch has one, and else the CPU.
         dtype: "float32", "bfloat16", "float16", or "int8" (linear layers alone, on a CPU). By default it is the one in
             the policy's profile, if this machine computes fast in it, and float32 otherwise.
         version: the name of its weights in the log; by default a hash of them.
@@ -65,7 +65,7 @@ class LocalPolicy:
         self,
         model: Path | str,
         *,
-        device: str = "cpu",
+        device: str | None = None,
         dtype: str | None = None,
         version: str | None = None,
         processed_logprobs: bool = False,
@@ -74,6 +74,7 @@ class LocalPolicy:
         self._folder = _folder_of(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         profile = load_profile(self._folder)
+        device = device or _default_device()
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
         """The number format that it computes in."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
@@ -232,6 +233,14 @@ def _suitable(wanted: str, device: str) -> str:
     except ImportError as error:
         raise MissingExtraError("local", "a policy in this process") from error
     return "int8" if is_fast_here() else "float32"
+
+
+def _default_device() -> str:
+    try:
+        import torch  # noqa: PLC0415  an optional dependency
+    except ImportError as error:
+        raise MissingExtraError("local", "a policy in this process") from error
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _folder_of(model: Path | str) -> Path:

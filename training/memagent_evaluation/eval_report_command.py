@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -70,7 +70,7 @@ def print_results(
     """Print the report, or the figures as JSON."""
     from memagent_evaluation.report import render_report, summary  # noqa: PLC0415
     from memagent_evaluation.standings import standings  # noqa: PLC0415
-    from memagent_evaluation.suites import suites_as_json  # noqa: PLC0415
+    from memagent_evaluation.suites import suite_scores  # noqa: PLC0415
 
     if as_json:
         values = {
@@ -81,7 +81,7 @@ def print_results(
             "missing": results.missing,
             "settings": results.settings,
             "results": summary(results, prices),
-            "suites": suites_as_json(results.rows),
+            "suites": [asdict(score) for score in suite_scores(results.rows)],
             "standings": [line.to_dict() for line in standings(results)],
         }
         print_json(values)

@@ -61,8 +61,6 @@ class NeedleLoss:
     chunk_index: int | None = None
     """The chunk whose memory lost it or changed its form, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, at
     a merge, or if only the answer changed the form."""
-    written_at: int | None = None
-    """The first chunk whose memory had it, in any form; None if a merge wrote it."""
 
 
 _ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
@@ -101,9 +99,8 @@ def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView
 def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
     trace = run.trace
     in_memory = _held(needle.gold, trace)
-    first = next((update.chunk_index for update in trace.final_path if in_memory[update.step]), None)
     if contains(reply, needle.gold):
-        return NeedleLoss(needle, Loss.ANSWERED, written_at=first)
+        return NeedleLoss(needle, Loss.ANSWERED)
     if not any(in_memory.values()):
         return _never_held(needle, run, completions)
     if _holds(trace.final_memory, needle.gold):
@@ -111,16 +108,16 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
             update for update in trace.final_path if in_memory[update.step] and not contains(update.memory, needle.gold)
         ]
         if other_form and not contains(trace.final_memory, needle.gold):
-            return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index, first)
+            return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index)
         loss = Loss.REFORMATTED if _in_another_form(reply, needle.gold) else Loss.IN_MEMORY
-        return NeedleLoss(needle, loss, written_at=first)
+        return NeedleLoss(needle, loss)
     losing = [
         update
         for update in trace.final_path
         if not in_memory[update.step] and any(in_memory[trace.updates[place].step] for place in trace.sources(update))
     ]
     loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
-    return NeedleLoss(needle, loss, losing[-1].chunk_index, first)
+    return NeedleLoss(needle, loss, losing[-1].chunk_index)
 
 
 def _held(gold: str, trace: Trace) -> dict[str, bool]:

@@ -78,11 +78,9 @@ class Comparison:
         """The p-value, for tables."""
         return "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
-    def not_worse(self, margin: float = MARGIN) -> bool:
-        """Return whether the first is not worse than the second by as much as a margin: the interval's lower end
-        decides.
-        """
-        return self.low > -margin
+    def not_worse(self) -> bool:
+        """Return whether the first is not worse than the second by `MARGIN`: the interval's lower end decides."""
+        return self.low > -MARGIN
 
 
 def compare(

@@ -158,7 +158,7 @@ def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
 
 
-def decisive_settings(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
+def decisive_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:
     """Return the settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
 
     Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
@@ -167,7 +167,7 @@ def decisive_settings(context: ReaderContext, tasks: TaskSettings, *, model: str
     sampling = context.sampling
     return {
         "policy": {
-            "model": model or context.policy.name,
+            "model": context.policy.name,
             "context_window": context.window or context.budget.context_window,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

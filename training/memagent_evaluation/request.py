@@ -7,26 +7,34 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from memagent_evaluation.grading import Grader, judge_rows
+from memagent_evaluation.eval_options import EvalOptions
+from memagent_evaluation.grading import judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
 from memagent_evaluation.markdown_tables import length_label
-from memagent_evaluation.planning import check_plan, data_identities, decisive_settings, load_tasks, plan_of
+from memagent_evaluation.planning import (
+    check_plan,
+    data_identities,
+    decisive_settings,
+    load_tasks,
+    parse_lengths,
+    plan_of,
+)
 from memagent_evaluation.result_journal import (
     CHECKPOINTS,
     KEPT_DOCUMENTS,
     OPEN_DOCUMENTS,
-    RUNS,
     ResultJournal,
     open_results,
 )
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
 from memagent_evaluation.samples import Sample, Task
+from memagent_evaluation.suites import with_suites
 from memagent_evaluation.systems import load_system
 from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.cli.progress import ProgressDisplay
@@ -41,149 +49,126 @@ from memagent_graph.storage.paths import default_store
 from memagent_graph.strategies.excerpts import words_around
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """The request of `memagent eval`."""
-
-    tasks: tuple[str, ...]
-    """Names for `load_task`."""
-    systems: tuple[str, ...]
-    lengths: tuple[int, ...] | None
-    """The same for all tasks; None means the tasks' own."""
-    count: int
-    """Questions of each task at each length."""
-    reader: ReadSettings
-    out: Path
-    """The folder."""
-    command: str
-    """The command line, for the report."""
-    seed: int = 0
-    small: bool = False
-    haystack: Path | None = None
-    data: Path | None = None
-    questions_per_document: int = 1
-    repeats: int = 1
-    """How often each system is asked each question."""
-    judge: ReadSettings | None = None
-    """The policy that grades answers, if any; only the policy's settings are used."""
-    limits: EvaluationLimits = field(default_factory=EvaluationLimits)
-    log: Path | None = None
-    """The run log; one in the folder if None."""
-    resume: bool = False
-    retry_failed: bool = False
-    checkpoints: bool = True
-    """Whether to resume to the chunk, not only to the question."""
-    keep_documents: bool = False
-    quiet: bool = False
-
-    @property
-    def log_path(self) -> Path:
-        """The run log."""
-        return self.log or self.out / RUNS
-
-    @property
-    def documents(self) -> Path:
-        """The document store: for kept documents where `memagent show` looks for them, next to the log or the user's
-        own.
-        """
-        if not self.keep_documents:
-            return self.out / OPEN_DOCUMENTS
-        return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
-
-
-async def carry_out(request: EvaluationRequest) -> EvaluationEnd:
+async def carry_out(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
     """Check everything, then run to the end, or to a limit.
+
+    Args:
+        options: those of the command.
+        log: the run log.
+        command: the command line, for the report.
 
     Raises:
         EvaluationError, MissingExtraError: the request cannot be fulfilled, or does not match the folder's results.
         PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: like the reader's first read; or the server
             went down, and the evaluation can be resumed.
     """
+    judge = _judge_settings(options)
     # The log is opened after all checks: a refused request leaves no files.
-    async with MemAgent(settings=request.reader, store=request.documents, run_log=False) as reader:
-        checked = await _check(request, reader)
-        with open_results(request.out, checked.settings, resume=request.resume) as journal:
-            journal.plan(checked.plan)
+    async with MemAgent(settings=options.settings(), store=_documents(options, log), run_log=False) as reader:
+        plan, tasks, settings = await _check(options, reader)
+        with open_results(options.out, settings, resume=options.resume) as journal:
+            journal.plan(plan)
+            journal.command(command)
             try:
-                ended = await _measure(request, journal, checked, reader)
-                if request.judge is not None:
-                    await _judge(request.judge, journal)
+                ended = await _measure(options, journal, plan, tasks, reader, log)
+                if judge is not None:
+                    await _judge(judge, journal)
                 return ended
             finally:
                 if journal.rows:
-                    write_table(journal.results, request.out / TABLE)
-                shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
+                    write_table(journal.results, options.out / TABLE)
+                shutil.rmtree(options.out / OPEN_DOCUMENTS, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A checked request."""
+def _documents(options: EvalOptions, log: Path) -> Path:
+    """Return the document store: for kept documents where `memagent show` looks for them, next to the log or the user's
+    own.
+    """
+    if not options.keep_documents:
+        return options.out / OPEN_DOCUMENTS
+    return options.out / KEPT_DOCUMENTS if log.parent == options.out else default_store()
 
-    plan: EvaluationPlan
-    tasks: Mapping[str, Task]
-    settings: Mapping[str, Any]
-    """The settings that determine a row."""
+
+def _judge_settings(options: EvalOptions) -> ReadSettings | None:
+    """Return the settings of the policy that grades answers, if there is one."""
+    if options.judge_model is None and options.judge_base_url is None:
+        return None
+    return ReadSettings(
+        model=options.judge_model,
+        base_url=options.judge_base_url or options.base_url,
+        api_key=options.judge_api_key or (None if options.judge_base_url else options.api_key),
+        concurrency=options.concurrency,
+        timeout=options.timeout,
+        retries=options.retries,
+    ).resolve()
 
 
-async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
+async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan, dict[str, Task], dict[str, Any]]:
+    """Return the plan, its tasks by name, and the settings that determine a row."""
+    systems = tuple(dict.fromkeys(filter(None, (name.strip() for name in options.systems.split(",")))))
+    if not systems:
+        raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
+    lengths = None if options.lengths is None else parse_lengths(options.lengths)
     context = await reader.aprepare()
-    if request.repeats > 1 and not context.sampling.temperature:
+    if options.repeats > 1 and not context.sampling.temperature:
         raise EvaluationError(
             "at temperature 0 all samples of an answer are alike", hint="Give a --temperature, or leave out --repeats."
         )
-    identities = [(name, await load_system(name, reader).identity()) for name in request.systems]
+    identities = [(name, await load_system(name, reader).identity()) for name in systems]
     task_settings = TaskSettings(
         context.tokenizer,
-        request.seed,
-        request.small,
-        request.haystack,
-        request.data,
-        request.questions_per_document,
+        options.seed,
+        options.small,
+        options.haystack,
+        options.data,
+        options.questions_per_document,
         words_around(context),
     )
-    tasks = load_tasks(request.tasks, task_settings)
-    plan = plan_of(request.systems, tasks, request.lengths, request.count, request.repeats)
-    check_plan(plan, tasks, context, seed=request.seed)
-    plan = replace(plan, data=data_identities(request.tasks, task_settings), identities=tuple(identities))
-    return _Checked(plan, tasks, decisive_settings(context, task_settings))
+    names = with_suites(options.tasks or ())
+    tasks = load_tasks(names, task_settings)
+    plan = plan_of(systems, tasks, lengths, options.count, options.repeats)
+    check_plan(plan, tasks, context, seed=options.seed)
+    plan = replace(plan, data=data_identities(names, task_settings), identities=tuple(identities))
+    return plan, tasks, decisive_settings(context, task_settings)
 
 
 async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:
     policy = make_policy(settings)
     try:
-        await judge_rows(journal, Grader(policy), concurrency=settings.concurrency)
+        await judge_rows(journal, policy, concurrency=settings.concurrency)
     finally:
         if hasattr(policy, "aclose"):
             await policy.aclose()
 
 
 async def _measure(
-    request: EvaluationRequest,
+    options: EvalOptions,
     journal: ResultJournal,
-    checked: _Checked,
+    plan: EvaluationPlan,
+    tasks: Mapping[str, Task],
     reader: MemAgent,
+    log_path: Path,
 ) -> EvaluationEnd:
-    plan, tasks = checked.plan, checked.tasks
-    journal.command(request.command)
     context = await reader.aprepare()
-    with closing(RunLog(request.log_path)) as log, ProgressDisplay("evaluating", quiet=request.quiet) as display:
-        saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
+    quiet = options.quiet or options.as_json
+    with closing(RunLog(log_path)) as log, ProgressDisplay("evaluating", quiet=quiet) as display:
+        saver = await open_saver(None if options.no_checkpoints else options.out / CHECKPOINTS)
         reader = reader.copy(run_log=log, checkpoints=saver)
         evaluation = Evaluation(
             plan=plan,
             tasks=tasks,
             systems={name: load_system(name, reader) for name in plan.systems},
             store=context.store,
-            seed=request.seed,
+            seed=options.seed,
             answer_format=context.prompts.answer_format,
             answer_tokens=context.budget.answer_tokens,
             scripted=is_scripted(context.policy),
             run_log=log,
             saver=saver,
-            keep_documents=request.keep_documents,
-            retry_failed=request.retry_failed,
-            concurrency=request.reader.concurrency,
-            limits=request.limits,
+            keep_documents=options.keep_documents,
+            retry_failed=options.retry_failed,
+            concurrency=options.concurrency,
+            limits=EvaluationLimits(options.max_questions, options.max_tokens_total, options.max_seconds),
         )
         try:
             ended = await evaluate(evaluation, journal, EvaluationProgress(display))
@@ -191,7 +176,7 @@ async def _measure(
             if saver is not None:
                 await saver.conn.close()  # type: ignore[attr-defined]
     if ended is EvaluationEnd.DONE:
-        for path in request.out.glob(f"{CHECKPOINTS}*"):
+        for path in options.out.glob(f"{CHECKPOINTS}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder holds the leases
     return ended
 

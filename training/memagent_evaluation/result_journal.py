@@ -30,7 +30,6 @@ from memagent_evaluation.result_table import (
     EvaluationPlan,
     ResultRow,
     Results,
-    fingerprint,
     read_table,
     require_same,
     table_of,
@@ -157,7 +156,6 @@ def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
                     {
                         "format": FORMAT,
                         "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
-                        "fingerprint": fingerprint(settings),
                         "settings": dict(settings),
                     }
                 )

@@ -1,13 +1,12 @@
 """An evaluation's results as a table: a row per question and system, stored as Parquet.
 
-    FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint are in the file's metadata
+    FOLDER/results.parquet    the rows, for data frames; their settings are in the file's metadata
 
 It is written from the journal (`result_journal`), which is authoritative while an evaluation runs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -252,7 +251,6 @@ def write_table(results: Results, path: Path) -> None:
     facts = {
         "format": FORMAT,
         "evaluation": results.evaluation,
-        "fingerprint": fingerprint(results.settings),
         "settings": json.dumps(results.settings, sort_keys=True),
         "missing": str(results.missing),
         "commands": json.dumps(results.commands),
@@ -274,11 +272,6 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror or error}",
             hint="Make room, or name another folder (--out); what was written is kept, and --resume continues.",
         ) from error
-
-
-def fingerprint(settings: Mapping[str, Any]) -> str:
-    """Return a short name for settings."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> None:

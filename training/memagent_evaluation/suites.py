@@ -10,8 +10,8 @@ Both are means of RULER's string match, in percent. `qa_1` and `qa_2` need data 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from memagent_evaluation.markdown_tables import grouped, interval, length_label, markdown
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow
@@ -80,11 +80,6 @@ def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
             table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
         parts += [f"**{title}**, string match in percent", markdown(table)]
     return parts
-
-
-def suites_as_json(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
-    """Return the aggregates, JSON-ready."""
-    return [asdict(score) for score in suite_scores(rows)]
 
 
 def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from memagent_corpus import CorpusDocument, CorpusInputs, open_inputs, source_access
-from memagent_corpus.corpus_inputs import InputOptions, require_unique_ids
+from memagent_corpus.corpus_inputs import require_unique_ids
 from memagent_corpus.source_access import SourceAccess, require_public_address
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import DocumentStore
@@ -70,9 +70,7 @@ def test_a_corpus_without_documents_is_an_error(source: str, tmp_path: Path) -> 
     (tmp_path / "folder/.hidden").write_text("no")
     (tmp_path / "table.csv").write_text("t\n")
     zipfile.ZipFile(tmp_path / "archive.zip", "w").close()
-    inputs = open_inputs(
-        source if "://" in source else f"{tmp_path}/{source}", InputOptions(columns=InputColumns(text="t"))
-    )
+    inputs = open_inputs(source if "://" in source else f"{tmp_path}/{source}", columns=InputColumns(text="t"))
     with pytest.raises(DocumentError, match=r"there are no documents in .*Check the name"):
         list(inputs.documents())
 
@@ -148,7 +146,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_document_that_is_larger_than_allowed_is_one_with_an_error(files: Path, tmp_path: Path) -> None:
-    inputs = open_inputs(str(files), InputOptions(access=SourceAccess(max_bytes=2)))
+    inputs = open_inputs(str(files), access=SourceAccess(max_bytes=2))
     assert all("has more than 2 bytes" in text for text in texts(inputs, tmp_path).values())
 
 
@@ -225,7 +223,7 @@ def test_a_table_of_texts(tmp_path: Path, kind: str) -> None:
     inputs = open_inputs(str(path))
     assert texts(inputs, tmp_path) == {f"t.{kind}#0": "one", f"t.{kind}#1": "two, three\nfour"}
     assert inputs.total().documents == 2
-    named = open_inputs(str(path), InputOptions(columns=InputColumns(id="name")))
+    named = open_inputs(str(path), columns=InputColumns(id="name"))
     assert list(texts(named, tmp_path)) == ["x", "y"] and list(named.ids() or ()) == ["x", "y"]
     before, after = [[each.version for each in open_inputs(str(path)).documents()] for _ in range(2)]
     assert before == after and len(set(before)) == 2
@@ -236,10 +234,8 @@ def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path, k
     path = table(tmp_path, kind, [{"body": "one", "n": "1"}])
     for columns in (InputColumns(), InputColumns(text="words"), InputColumns(text="body", id="key")):
         with pytest.raises(DocumentError, match="columns are: body, n"):
-            list(open_inputs(str(path), InputOptions(columns=columns)).documents())
-    assert texts(open_inputs(str(path), InputOptions(columns=InputColumns(text="body"))), tmp_path) == {
-        f"t.{kind}#0": "one"
-    }
+            list(open_inputs(str(path), columns=columns).documents())
+    assert texts(open_inputs(str(path), columns=InputColumns(text="body")), tmp_path) == {f"t.{kind}#0": "one"}
 
 
 def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path: Path) -> None:
@@ -284,7 +280,7 @@ def test_columns_come_from_all_rows_of_json_lines(files: Path, tmp_path: Path) -
     rows = [{"path": "a.txt"}, {"text": "two", "year": 2024}, {"path": "sub/b.md", "text": None}, {"other": 1}]
     path = files / "t.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    inputs = open_inputs(str(path), InputOptions(columns=InputColumns(copied=("year",))))
+    inputs = open_inputs(str(path), columns=InputColumns(copied=("year",)))
     assert [document.metadata for document in inputs.documents()] == [
         {"year": year} for year in (None, 2024, None, None)
     ]
@@ -294,7 +290,7 @@ def test_columns_come_from_all_rows_of_json_lines(files: Path, tmp_path: Path) -
 
 def test_the_name_of_a_row_without_an_id_is_no_other_row_s_id(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"id": "t.jsonl#1", "text": "one"}\n{"id": null, "text": "two"}\n')
-    inputs = open_inputs(str(tmp_path / "t.jsonl"), InputOptions(columns=InputColumns(id="id")))
+    inputs = open_inputs(str(tmp_path / "t.jsonl"), columns=InputColumns(id="id"))
     with pytest.raises(DocumentError, match=r"rows 0 and 1 .* have the same id 't\.jsonl#1'"):
         require_unique_ids(inputs)
 
@@ -303,10 +299,7 @@ def test_the_name_of_a_row_without_an_id_is_no_other_row_s_id(tmp_path: Path) ->
 def test_a_table_in_another_charset(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"t.{kind}"
     path.write_bytes("text\nfünf\n".encode("latin-1") if kind == "csv" else '{"text": "fünf"}'.encode("latin-1"))
-    assert (
-        "fünf"
-        in texts(open_inputs(str(path), InputOptions(access=SourceAccess(encoding="latin-1"))), tmp_path).values()
-    )
+    assert "fünf" in texts(open_inputs(str(path), access=SourceAccess(encoding="latin-1")), tmp_path).values()
     with pytest.raises(DocumentError, match=r"encoding|neither a column"):
         list(open_inputs(str(path)).documents())
 
@@ -322,7 +315,7 @@ def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:
 
     rows = {"id": ["a", "b"], "text": ["one", "two"]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
-    inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", InputOptions(columns=InputColumns(id="id")))
+    inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", columns=InputColumns(id="id"))
     assert texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
     assert list(inputs.ids() or ()) == ["a", "b"]
     with pytest.raises(DocumentError, match="cannot be loaded"):
@@ -381,9 +374,9 @@ def test_a_private_address_is_refused_unless_it_is_allowed(tmp_path: Path) -> No
     with web({"/a.txt": b"from the web"}) as url:
         with pytest.raises(RefusedSourceError, match="allow_private_addresses"):
             open_inputs(f"{url}/a.txt")
-        allowed = InputOptions(access=SourceAccess(allow_private=True))
-        assert texts(open_inputs(f"{url}/a.txt", allowed), tmp_path) == {"a.txt": "from the web"}
-        missing = texts(open_inputs(f"{url}/b.txt", allowed), tmp_path)
+        allowed = SourceAccess(allow_private=True)
+        assert texts(open_inputs(f"{url}/a.txt", access=allowed), tmp_path) == {"a.txt": "from the web"}
+        missing = texts(open_inputs(f"{url}/b.txt", access=allowed), tmp_path)
         assert "does not exist" in missing["b.txt"] or "cannot be fetched" in missing["b.txt"]
 
 

@@ -20,7 +20,6 @@ from support.made_documents import made_documents
 from support.scripts import perfect_reader
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
-from memagent_corpus.corpus_inputs import InputOptions
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_run import (
     CorpusLimits,
@@ -88,13 +87,13 @@ class World:
         self,
         *questions: str,
         source: str | None = None,
-        inputs: InputOptions | None = None,
+        columns: InputColumns | None = None,
         reader: dict[str, Any] | None = None,
         form: Any = None,
         **options: Any,
     ) -> CorpusSummary:
         async def read() -> CorpusSummary:
-            corpus = open_inputs(source or str(self.folder), inputs)
+            corpus = open_inputs(source or str(self.folder), columns=columns or InputColumns())
             table = TableFolder(str(self.out))
             with exclusive(table) as work:
                 private_file(work / "made")
@@ -586,7 +585,7 @@ def test_questions_of_a_column_are_asked_about_their_document_alone(world: World
     ]
     table.write_text("\n".join(map(json.dumps, lines)))
     columns = InputColumns(id="id", questions="ask", copied=("year",))
-    world.run(source=str(table), inputs=InputOptions(columns=columns), reader={})
+    world.run(source=str(table), columns=columns, reader={})
     rows = {(row["document"], row["question"]): row for row in rows_in(world.out)}
     assert {key: row["answer"] for key, row in rows.items()} == {
         ("x", HARBOR): "1", ("y", HARBOR): "2", ("y", CASTLE): "3", ("z", HARBOR): None,
@@ -598,7 +597,7 @@ def test_ids_that_are_not_unique_are_refused_before_anything_is_read(world: Worl
     table = tmp_path / "t.csv"
     table.write_text("id,text\na,one\nb,two\na,three\n")
     with pytest.raises(DocumentError, match=r"rows 0 and 2 of the table .* have the same id 'a'"):
-        world.run(source=str(table), inputs=InputOptions(columns=InputColumns(id="id")))
+        world.run(source=str(table), columns=InputColumns(id="id"))
     assert world.calls == 0
 
 
@@ -610,7 +609,7 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
         world.run("why? " * 100)
     table = tmp_path / "t.jsonl"
     table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
-    world.run(source=str(table), inputs=InputOptions(columns=InputColumns(questions="ask")))
+    world.run(source=str(table), columns=InputColumns(questions="ask"))
     assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
 
 

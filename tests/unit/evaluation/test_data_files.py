@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_evaluation.data_files import data_paths, data_task_names, data_task_of, load_data_task, read_records
+from memagent_evaluation.data_files import data_paths, data_task_names, data_task_of, load_data_task
 from memagent_evaluation.data_files.file_task import DamagedRowError, estimated_tokens
 from memagent_evaluation.data_files.formats import split_question
-from memagent_evaluation.data_files.qa_records import Paragraph
+from memagent_evaluation.data_files.qa_records import Paragraph, records_of
 from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.scorers import score
@@ -129,7 +129,7 @@ def hqa_row(passages: int = 50, **changes: Any) -> dict[str, Any]:
 
 
 def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -> None:
-    (record, other) = read_records(write_json(tmp_path / "h.json", [hotpot_row(), hotpot_row(1)]))
+    (record, other) = records_of([write_json(tmp_path / "h.json", [hotpot_row(), hotpot_row(1)])], "hotpotqa")
     assert (record.id, record.answers, other.id) == ("h0", ("1901",), "h1")
     assert [each.title for each in record.gold] == ["Port Alder", "Ada Born"]
     assert record.gold[0].text == "Port Alder is a town. Its mayor is Ada Born 0."
@@ -137,7 +137,7 @@ def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -
 
 
 def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(tmp_path) -> None:
-    records = read_records(write_json(tmp_path / "s.json", squad_file()))
+    records = records_of([write_json(tmp_path / "s.json", squad_file())], "squad")
     assert [each.id for each in records] == ["q1", "q2", "q4"]
     first, second, third = records
     assert first.answers == ("Oslo", "in Oslo")
@@ -151,7 +151,7 @@ def test_squad_is_found_however_its_file_is_written(tmp_path, indent, version_la
     content = squad_file()
     if version_last:
         content["version"] = content.pop("version")
-    records = read_records(write_json(tmp_path / "s.json", content, indent=indent))
+    records = records_of([write_json(tmp_path / "s.json", content, indent=indent)], "squad")
     assert [each.id for each in records] == ["q1", "q2", "q4"]
 
 
@@ -177,13 +177,12 @@ def test_the_hugging_face_datasets_give_the_same_records_from_every_kind_of_file
     import datasets
 
     published = write_json(tmp_path / "h.json", [hotpot_row()]), write_json(tmp_path / "s.json", squad_file())
-    for rows, original in zip(hugging_face_rows(), published, strict=True):
-        expected = read_records(original)
+    for name, rows, original in zip(("hotpotqa", "squad"), hugging_face_rows(), published, strict=True):
+        expected = records_of([original], name)
         folder = tmp_path / f"{original.stem}-folder"
         datasets.Dataset.from_list(rows).save_to_disk(folder)
-        assert read_records(write_lines(tmp_path / "rows.jsonl", rows)) == expected
-        assert read_records(write_parquet(tmp_path / "rows.parquet", rows)) == expected
-        assert read_records(folder) == expected
+        written = write_lines(tmp_path / "rows.jsonl", rows), write_parquet(tmp_path / "rows.parquet", rows), folder
+        assert all(records_of([path], name) == expected for path in written)
 
 
 def test_of_a_dataset_with_splits_one_must_be_named(tmp_path) -> None:
@@ -192,16 +191,16 @@ def test_of_a_dataset_with_splits_one_must_be_named(tmp_path) -> None:
     split = datasets.Dataset.from_list(hugging_face_rows()[0])
     datasets.DatasetDict({"train": split, "validation": split}).save_to_disk(tmp_path / "all")
     with pytest.raises(EvaluationError, match=r"several splits.* Name one: .*train, .*validation"):
-        read_records(tmp_path / "all")
-    assert len(read_records(tmp_path / "all" / "validation")) == 1
+        records_of([tmp_path / "all"], "hotpotqa")
+    assert len(records_of([tmp_path / "all" / "validation"], "hotpotqa")) == 1
 
 
 def test_a_folder_is_searched_for_the_published_names(tmp_path) -> None:
     write_json(tmp_path / "hotpot_dev_distractor_v1.json", [hotpot_row()])
     write_json(tmp_path / "dev-v2.0.json", squad_file())
     write_json(tmp_path / "dev-v1.1.json", {"data": []})
-    assert read_records(tmp_path, "hotpotqa")[0].id == "h0"
-    assert read_records(tmp_path, "squad")[0].id == "q1"
+    assert records_of(data_paths("hotpotqa", tmp_path), "hotpotqa")[0].id == "h0"
+    assert records_of(data_paths("squad", tmp_path), "squad")[0].id == "q1"
 
 
 # As tasks
@@ -590,7 +589,7 @@ def test_a_field_that_is_missing_is_named_with_those_that_are_there(tmp_path) ->
 def test_a_damaged_squad_file_is_refused(tmp_path, damage, message) -> None:
     path = write_json(tmp_path / "s.json", squad_file(**damage))
     with pytest.raises(EvaluationError) as raised:
-        read_records(path)
+        records_of([path], "squad")
     assert message in str(raised.value)
     assert "s.json" in str(raised.value)
 
@@ -630,10 +629,10 @@ def test_a_file_that_is_damaged_as_a_whole_is_refused(tmp_path, content, message
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path) -> None:
     with pytest.raises(EvaluationError, match="cannot be read"):
-        read_records(tmp_path)
+        records_of([tmp_path], "squad")
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "none.arrow"}]}')
     with pytest.raises(EvaluationError, match="cannot be read"):
-        read_records(tmp_path)
+        records_of([tmp_path], "squad")
 
 
 def test_near_misses_of_a_name_are_offered() -> None:

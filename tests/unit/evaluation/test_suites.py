@@ -8,7 +8,7 @@ import pytest
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.report import render_report
-from memagent_evaluation.suites import SUITES, suite_scores, suites_as_json, with_suites
+from memagent_evaluation.suites import SUITES, suite_scores, with_suites
 from memagent_evaluation.tasks import task_names
 
 THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
@@ -53,9 +53,9 @@ def test_where_a_task_is_missing_or_not_all_were_asked_equally_often_there_is_no
     other = [failed("full_context", 4096, each.index, outcome="does_not_fit") for each in rows]
     other = [replace(each, task=one.task, sample_id=one.sample_id)
              for each, one in zip(other, rows, strict=True)]  # fmt: skip
-    told = {each["system"]: each["score"] for each in suites_as_json([*rows, *other]) if each["aggregate"] == THIRTEEN}
+    told = {each.system: each.score for each in suite_scores([*rows, *other]) if each.aggregate == THIRTEEN}
     assert told["full_context"] is None
-    assert told["memagent"]["mean"] == 1.0
+    assert told["memagent"] is not None and told["memagent"].mean == 1.0
 
 
 def test_scores_of_a_script_are_no_scores() -> None:

@@ -10,20 +10,9 @@ import pytest
 
 from memagent_evaluation.english_facts import words
 from recipes.english.exclusion import Exclusion
-from recipes.english.facts_in_prose import AnswerSpan, spans
 from recipes.english.lessons import NOT_STATED, LessonMaker, plant
 from recipes.english.pinned_texts import read_pins
-from recipes.english.prose_questions import (
-    HELD_OUT_ROWS,
-    ROWS,
-    WRITTEN_ROWS,
-    ProseQuestion,
-    cursor,
-    is_well_formed,
-    question_rows,
-    questions_on,
-    read_rows,
-)
+from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, question_rows, read_rows
 from recipes.english.sections import SOURCES, ProseSection, cut
 
 PROSE = (
@@ -52,80 +41,30 @@ def test_a_table_is_no_prose() -> None:
     assert not ProseSection("a", "manual", 0, 9, "| x | 1 | 2 |\n+---+---+---+\n" * 20).is_prose
 
 
-def test_spans_are_the_answers_of_several_kinds() -> None:
-    assert {(span.kind, span.answer) for span in spans(PROSE)} >= {
-        ("when", "1887"),
-        ("why", "the old one had silted up"),
-        ("how many", "forty ships"),
-        ("who", "Martha Ellwood Green"),
-        ("where", "in the customs house"),
-    }
-
-
-@pytest.mark.parametrize(
-    ("question", "is_kept"),
-    [
-        ("When was the harbour built?", True),
-        ("When was it built?", False),
-        ("Where was the harbour built?", False),
-        ("Was the harbour built in 1887 or when?", False),
-        ("When was the harbour built in 1887 opened?", False),
-        ("When was the harbour built", False),
-        ("When did the sentence say so?", False),
-    ],
-)
-def test_a_question_stands_by_itself_fits_its_kind_and_does_not_hold_its_answer(question, is_kept) -> None:
-    assert is_well_formed(question, AnswerSpan("when", SENTENCE, "1887")) == is_kept
-
-
-class ScriptedWriter:
-    """Answers as it is told: the likelihood of each answer, by what it is shown."""
-
-    def __init__(self, here: float, without: float, elsewhere: float) -> None:
-        self.here, self.without, self.elsewhere = here, without, elsewhere
-
-    def write(self, asked):
-        return ["When did the harbour come into being?" if span.answer == "1887" else "nonsense" for span in asked]
-
-    def likelihood(self, section, pairs):
-        score = self.here if section == PROSE else self.elsewhere if "bell" in section else self.without
-        return [score] * len(pairs)
-
-
-@pytest.mark.parametrize(
-    ("here", "without", "elsewhere", "count"),
-    [(-0.5, -4.0, -4.0, 1), (-2.5, -9.0, -9.0, 0), (-0.5, -0.9, -4.0, 0), (-0.5, -4.0, -0.9, 0)],
-)
-def test_a_question_is_kept_if_only_its_section_answers_it(here, without, elsewhere, count) -> None:
-    other = ProseSection("tales/a.txt", "story", 900, 999, "The bell was repaired.")
-    counts: dict[str, int] = {}
-    rows = list(questions_on(SECTION, other, ScriptedWriter(here, without, elsewhere), Exclusion(frozenset()), counts))
-    assert len(rows) == count == counts.get("kept", 0)
-    assert all((row.answer, row.sentence) == ("1887", SENTENCE) for row in rows)
-    assert counts["well formed"] == 1 < counts["spans"]
-
-
-def test_an_excluded_question_is_dropped_and_counted() -> None:
-    from recipes.english.exclusion import run_hashes
-
-    exclusion = Exclusion(frozenset(run_hashes("when did the harbour come into being")))
-    assert not list(questions_on(SECTION, SECTION, ScriptedWriter(-0.5, -4, -4), exclusion, {}))
-    assert exclusion.overlaps == {"question": 1}
-
-
-def test_rows_go_on_after_the_last_section(tmp_path) -> None:
+def test_the_place_of_a_row_is_a_sentence(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
-    section = ProseSection(ROW.source, "story", ROW.start, ROW.end, PROSE)
-    assert (cursor(path), read_rows(path, sections=[section])) == (0, [])
-    line = ROW.row(PROSE)
-    assert SENTENCE not in line, "the file holds no sentence of the source"
-    path.write_text(f"{line}\n{json.dumps({'sections': 7})}\n", "utf-8")
-    assert (cursor(path), read_rows(path, path, sections=[section])) == (7, [ROW, ROW])
-    assert read_rows(path, sections=[]) == []
+    row = {name: getattr(ROW, name) for name in ROW.__slots__} | {"sentence": [0, 64]}
+    path.write_text(json.dumps(row), "utf-8")
+    assert read_rows(path, [SECTION]) == [ROW]
+    assert read_rows(path, []) == [], "another edition of the prose"
+    for place in ([1, 64], [0, 61], [0, len(PROSE) + 9]):
+        path.write_text(json.dumps(row | {"sentence": place}), "utf-8")
+        with pytest.raises(ValueError, match=r"is not at \d+ to \d+ of its section"):
+            read_rows(path, [SECTION])
+    path.write_text(json.dumps(row | {"sentence": None, "answer": NOT_STATED}), "utf-8")
+    assert not read_rows(path, [SECTION])[0].is_answered
+
+
+def test_a_question_that_its_section_does_not_answer_is_kept_and_not_stated() -> None:
+    row = ProseQuestion("tales/a.txt", 0, len(PROSE), "unanswered", "What is the harbour's depth?", NOT_STATED, "")
+    maker = LessonMaker([SECTION], [row])
+    lessons = [one for number in range(40) for one in maker.reading(random.Random(number)) if "depth" in one.prompt]
+    assert {one.reply for one in lessons if one.role == "gated_update"} == {"KEEP"}
+    assert {one.reply for one in lessons if one.role == "answer"} == {"\\boxed{not stated}"}
 
 
 def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() -> None:
-    trained, held_out = question_rows(ROWS, WRITTEN_ROWS), question_rows(HELD_OUT_ROWS)
+    trained, held_out = question_rows(ROWS), question_rows(HELD_OUT_ROWS)
     Exclusion.load().require_clear(row["question"] for row in trained)
     sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
     assert not any(sources[row["source"]] for row in trained)

@@ -1,62 +1,180 @@
-"""The training of `english` can be killed at any step, and a packed adapter is what the next session goes on from."""
+"""The training of `english`: conversations that share a beginning, the network that computes them, and runs."""
 
 from __future__ import annotations
 
 import json
+import random
+from itertools import pairwise
 
 import pytest
 
+from memagent_graph.policies.lora import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
-from recipes.english import supervision
 from recipes.english.lessons import LessonMaker
 from recipes.english.prose_questions import ProseQuestion
 from recipes.english.sections import ProseSection
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
+numpy = pytest.importorskip("numpy")
+transformers = pytest.importorskip("transformers")
+
+from recipes.english import supervision  # noqa: E402  after torch
+from recipes.english.encoded_lessons import encode, joined  # noqa: E402
+from recipes.english.encoded_trees import EncodedTrees, batches  # noqa: E402
+from recipes.english.network import AdaptedNetwork, nodes  # noqa: E402
+
 PROSE = "The harbour was built in 1887 because the old one had silted up. " * 3
 ROW = ProseQuestion("a", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", PROSE[:64].strip())
+LENGTH = 1024
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny network of the base's kind with random weights."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=len(transformers.AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rope_theta=1e6,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("base")
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    maker = LessonMaker([ProseSection("a", "story", 0, len(PROSE), PROSE)], [ROW])
+    return [maker.reading(random.Random(number)) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def trees(lessons, tokenizer):
+    return encode(tokenizer, lessons)
+
+
+def conversations(lessons, tokenizer):
+    """The ids of each prompt and each reply, in the order of the trees."""
+    for reading in lessons:
+        for lesson in sorted(reading, key=lambda lesson: lesson.role):
+            texts = lesson.text, f"{lesson.reply}<|im_end|>"
+            yield tuple(tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sequences_have_every_conversation_once(lessons, tokenizer, trees, rows) -> None:
+    replies = [reply for _, reply in conversations(lessons, tokenizer)]
+    targets = [
+        batch.targets_C[batch.conversations_C == number].tolist()
+        for batch in batches(trees, LENGTH, rows)
+        for number in range(len(batch.names_K))
+    ]
+    assert targets == replies
+    tokens = sum(len(prompt) + len(reply) for prompt, reply in conversations(lessons, tokenizer))
+    assert sum(batch.tokens for batch in batches(trees, LENGTH, rows)) < tokens / 2, "what they share is there once"
+
+
+def test_a_tree_that_is_too_long_loses_its_last_conversations(trees) -> None:
+    sizes = trees.segments_S4[:, 1] + trees.segments_S4[:, 2]
+    assert len(next(batches(trees, int(sizes[:3].sum()), 1)).names_K) == 2
+    assert not list(batches(trees, int(sizes[0]), 1))
+
+
+def test_the_network_computes_what_transformers_does_for_each_conversation_alone(
+    base, lessons, tokenizer, trees, tmp_path
+) -> None:
+    torch.manual_seed(1)
+    network = AdaptedNetwork(base, "cpu", compiled=False)
+    for name, weights in network.adapter().items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.05)
+    network.save_adapter(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, str(tmp_path))
+    with torch.no_grad():
+        own = torch.cat([supervision.score(network, batch)[0] for batch in batches(trees, LENGTH, 2)])
+        others = []
+        for prompt, reply in conversations(lessons, tokenizer):
+            logits = model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
+            others.append(logits.log_softmax(-1)[range(len(reply)), reply])
+    assert torch.allclose(own, torch.cat(others), atol=0.06), "bfloat16 against float32"
+    assert set(load_adapter(tmp_path).factors) == {
+        name.replace(".base_layer", "").removeprefix("base_model.model.")
+        for name in model.state_dict()
+        if name.endswith("base_layer.weight")
+    }
+
+
+def test_a_token_sees_its_conversation_and_what_its_tree_begins_with(trees) -> None:
+    batch = next(batches(trees, LENGTH, 2))
+    seen = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
+    for node in nodes(batch.trees_BS, batch.branches_BS):
+        seen[node.row, node.own, node.trunk] = True
+        seen[node.row, node.own, node.own] = torch.ones_like(seen[node.row, node.own, node.own]).tril()
+    same_tree = batch.trees_BS[:, :, None] == batch.trees_BS[:, None]
+    same_branch = (batch.branches_BS[:, None] == 0) | (batch.branches_BS[:, :, None] == batch.branches_BS[:, None])
+    assert torch.equal(seen, (same_tree & same_branch).tril())
+
+
+def test_files_keep_trees_and_can_be_joined(trees, tmp_path) -> None:
+    trees.save(tmp_path / "lessons.npz")
+    again = [EncodedTrees.load(tmp_path / "lessons.npz") for _ in range(2)]
+    both = joined(iter(again))
+    assert (both.ids_N[: len(trees.ids_N)] == trees.ids_N).all()
+    numbers = both.segments_S4[:, 0].tolist()
+    assert all(later - earlier in {0, 1} for earlier, later in pairwise(numbers))
+    assert numbers[-1] + 1 == 2 * (int(trees.segments_S4[-1, 0]) + 1)
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
-    section = ProseSection("a", "story", 0, len(PROSE), PROSE)
-    monkeypatch.setattr(
-        supervision, "make_lessons", lambda *, held_out: LessonMaker([section], [ROW], held_out=held_out)
-    )
-    monkeypatch.setattr(supervision, "SAVE_SECONDS", 0.0)
+def train(base, trees, tmp_path):
+    trees.save(tmp_path / "lessons.npz")
 
-    def run(out: str, until: int, *more: str):
-        words = ["--base", str(EMBEDDED_FOLDER), "--out", str(tmp_path / out), "--until-step", str(until), *more]
-        supervision.train(supervision.arguments_of([*words, "--tokens", "100"]))
+    def run(out: str, *more: str):
+        words = ["--base", base, "--lessons", tmp_path / "lessons.npz", "--check", tmp_path / "lessons.npz"]
+        words += ["--out", tmp_path / out, "--length", LENGTH, "--rows", "1", "--accumulated", "1", *more]
+        supervision.train(supervision.arguments_of(list(map(str, words))))
         return torch.load(tmp_path / out / "last.pt", weights_only=True)
 
     return run
 
 
 def test_a_run_that_was_cut_off_learns_the_same(train) -> None:
-    whole = train("whole", 3)
-    train("parts", 1)
-    parts = train("parts", 3)
+    whole = train("whole", "--steps", "3")
+    train("parts", "--steps", "3", "--until-step", "1")
+    parts = train("parts", "--steps", "3")
     assert parts["progress"]["step"] == whole["progress"]["step"] == 3
     assert parts["progress"]["tokens"] == whole["progress"]["tokens"]
     assert all(torch.equal(weight, parts["adapter"][name]) for name, weight in whole["adapter"].items())
 
 
-def test_a_packed_adapter_has_cursor_and_seed_and_goes_on_from_there(train, tmp_path, capsys) -> None:
-    train("first", 2, "--seed", "5", "--pack", str(tmp_path / "packed"))
-    table = json.loads((tmp_path / "packed" / "progress.json").read_text("utf-8"))
-    assert (table["step"], table["seed"], len(table["questions_sha256"])) == (2, 5, 64)
-    later = train("second", 3, "--seed", "5", "--adapter", str(tmp_path / "packed"))
-    assert later["progress"]["step"] == 3
-    assert later["progress"]["examples"] > table["examples"]
-    assert "step 3 loss" in capsys.readouterr().out
+def test_a_run_lowers_the_loss_and_says_what_it_was_made_of(train, tmp_path, capsys) -> None:
+    train("run", "--steps", "3", "--line-steps", "1", "--rate", "0.02")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert float(lines[-1][3]) < float(lines[0][3])
+    table = json.loads((tmp_path / "run" / "progress.json").read_text("utf-8"))
+    assert (table["progress"]["step"], table["rate"], len(table["lessons_sha256"])) == (3, 0.02, 64)
+    assert table["held_out"]["all"].endswith("/36")
 
 
-def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    from transformers import AutoTokenizer
+def test_a_run_begins_with_an_adapter(train, tmp_path) -> None:
+    first = train("first", "--steps", "1")
+    later = train("later", "--until-step", "0", "--adapter", str(tmp_path / "first"))
+    for name, weight in first["adapter"].items():
+        assert torch.equal(later["adapter"][name], weight.bfloat16().float()), "adapters are stored in bfloat16"
 
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
-    maker = LessonMaker([ProseSection("a", "story", 0, len(PROSE), PROSE)], [ROW])
-    one, same, other = (supervision.make_batch(maker, tokenizer, 1, step, 300) for step in (4, 4, 5))
-    assert one == same != other
+
+@pytest.mark.parametrize(("step", "share"), [(0, 0.1), (9, 1.0), (55, 0.525), (100, 0.05), (120, 0.05)])
+def test_the_rate_rises_and_falls(step, share) -> None:
+    assert supervision.rate_at(step, 100) == pytest.approx(share, abs=0.01)

@@ -131,7 +131,7 @@ def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop)
     plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
     options = {each.name for each in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
-    apart = {"collect", "measure", "reading", "collapse", "retries"}
+    apart = {"collect", "measure", "reading", "retries"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
     assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
 
@@ -346,7 +346,7 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--preset", "grpo"], ExitCode.USAGE, "longrlvr or memagent-paper"),
         (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
-        (["--reward", "fluent"], ExitCode.USAGE, "Choose one that does: exact_match"),
+        (["--reward", "fluent"], ExitCode.USAGE, "Choose one of exact_match"),
         (["--temperature", "0"], ExitCode.USAGE, "a temperature above 0"),
         (
             ["--base-url", "http://server/v1", "--server-option", "--seed 1"],

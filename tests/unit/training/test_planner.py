@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
-from memagent_training.algorithm.planner import INERT_TOKENS, Layout, StepPlan, optimizer_steps, plan_step
-from memagent_training.algorithm.prefixes import shared_prefix
+from memagent_training.algorithm.planner import (
+    INERT_TOKENS,
+    Layout,
+    StepPlan,
+    optimizer_steps,
+    plan_step,
+    shared_prefix,
+)
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.forward.prefix_tree import as_tree
 from memagent_training.training_errors import TrainingError

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rl_loops import record
 
-from memagent_training.rl.collapse import CollapsedError, CollapseSettings, check_metrics, check_rewards
+from memagent_training.rl.collapse import CollapsedError, check_metrics, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
-from memagent_training.training_errors import TrainingError
 
 REWARDS = st.lists(st.floats(0, 1), max_size=20)
 WINDOW = st.integers(1, 5)
@@ -26,9 +25,9 @@ def records(*rewards: float, stages: Sequence[int] = ()) -> list[CollectionRecor
     ]
 
 
-def has_collapsed(of: Sequence[CollectionRecord], **settings: float) -> bool:
+def has_collapsed(of: Sequence[CollectionRecord], window: int) -> bool:
     try:
-        check_rewards(of, CollapseSettings(**settings))  # type: ignore[arg-type]
+        check_rewards(of, window)
     except CollapsedError:
         return True
     return False
@@ -36,7 +35,7 @@ def has_collapsed(of: Sequence[CollectionRecord], **settings: float) -> bool:
 
 def test_a_fall_below_half_the_best_average_is_said_with_both_and_a_remedy() -> None:
     with pytest.raises(CollapsedError, match=r"last 2 collections is 0\.200, and it was 0\.700.*learning rate"):
-        check_rewards(records(0.6, 0.8, 0.3, 0.1), CollapseSettings(window=2))
+        check_rewards(records(0.6, 0.8, 0.3, 0.1), window=2)
 
 
 def test_one_bad_iteration_is_no_fall() -> None:
@@ -71,18 +70,17 @@ def test_nothing_is_said_before_there_is_something_to_compare_with(rewards: list
 
 
 @given(REWARDS, WINDOW)
-def test_growing_rewards_never_collapse_and_a_share_of_0_never_stops(rewards: list[float], window: int) -> None:
+def test_growing_rewards_never_collapse(rewards: list[float], window: int) -> None:
     assert not has_collapsed(records(*sorted(rewards)), window=window)
-    assert not has_collapsed(records(*rewards), window=window, share=0)
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=6, max_size=20), st.floats(0.05, 0.95))
-def test_what_decides_is_the_newest_average_over_the_best(rewards: list[float], share: float) -> None:
+@given(st.lists(st.floats(0.01, 1), min_size=6, max_size=20))
+def test_what_decides_is_the_newest_average_over_the_best(rewards: list[float]) -> None:
     window = 3
     averages = [sum(rewards[end - window : end]) / window for end in range(window, len(rewards) + 1)]
     ratio = averages[-1] / max(averages)
-    if not math.isclose(ratio, share, rel_tol=1e-6):
-        assert has_collapsed(records(*rewards), window=window, share=share) == (ratio < share)
+    if not math.isclose(ratio, 0.5, rel_tol=1e-6):
+        assert has_collapsed(records(*rewards), window=window) == (ratio < 0.5)
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
@@ -95,9 +93,3 @@ def test_a_loss_or_gradient_that_is_no_number_is_said_with_its_step(name: str, v
 def test_other_metrics_may_be_missing_or_no_numbers() -> None:
     check_metrics({"loss": 0.1, "entropy": math.nan}, 1)
     check_metrics({}, 1)
-
-
-@pytest.mark.parametrize("changes", [{"window": 0}, {"share": 1.0}, {"share": -0.1}, {"share": math.nan}], ids=str)
-def test_settings_that_cannot_be(changes: dict[str, float]) -> None:
-    with pytest.raises(TrainingError, match=r"window of 1 or more"):
-        CollapseSettings(**changes)  # type: ignore[arg-type]

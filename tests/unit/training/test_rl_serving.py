@@ -16,7 +16,7 @@ from support.rl_loops import small_job
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.measuring import measure
+from memagent_training.rl.loop import measure
 from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
 from memagent_training.serving.policy_sync import How, Served

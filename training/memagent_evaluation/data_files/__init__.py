@@ -15,12 +15,12 @@ from typing import Final
 from memagent_evaluation.data_files.file_task import FileTask
 from memagent_evaluation.data_files.formats import ROW_FORMATS, load_rows
 from memagent_evaluation.data_files.published import data_paths
-from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records, read_records
+from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records
 from memagent_evaluation.data_files.table_rows import open_rows
 from memagent_evaluation.samples import TaskSettings
 from memagent_graph.errors import EvaluationError
 
-__all__ = ["FileTask", "data_paths", "data_task_names", "data_task_of", "load_data_task", "read_records"]
+__all__ = ["FileTask", "data_paths", "data_task_names", "data_task_of", "load_data_task"]
 
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "hotpotqa": frozenset({"supporting_facts"}),

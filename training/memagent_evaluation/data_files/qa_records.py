@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, text_of, texts_of
-from memagent_evaluation.data_files.published import PUBLISHED, data_paths
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
@@ -34,7 +33,6 @@ _MOST_CHARACTERS: Final = 1 << 30
 """Of the rows of a data set, which are in memory together; HotpotQA has half of it."""
 _T = TypeVar("_T")
 RECORD_NAMES: Final = tuple(_HINTS)
-_EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +69,17 @@ class QARecord:
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
-def read_records(path: Path, name: str | None = None) -> list[QARecord]:
-    """Return all records of a file or dataset folder, in its order.
+def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
+    """Return all records of the files of "hotpotqa" or "squad", in their order.
 
     HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
     SQuAD: gold is the paragraph that the question was asked on, distractors the others of the same article, as RULER
     uses them; questions that SQuAD 2 marks as impossible have no answer and are left out.
 
-    Args:
-        path: the file or folder. In a folder of plain files, those with the data set's published name are taken.
-        name: "hotpotqa" or "squad", if it must be that; otherwise the rows determine it.
-
     Raises:
-        EvaluationError: the file is missing, damaged, or not that data set; the file and line are named.
+        EvaluationError: a file is missing, damaged, or not that data set; the file and line are named.
         MissingExtraError: the format needs pyarrow (the extra "eval").
     """
-    if name is not None:
-        return records_of(data_paths(name, path), name)
-    if not path.exists():
-        raise EvaluationError(f"there is no data file {path}", hint=_EITHER)
-    return records_of([path], None)
-
-
-def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
-    """Return the records of files of one data set; see `read_records`."""
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
@@ -106,9 +91,9 @@ def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
     else:
         raise EvaluationError(
             f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
-            hint=_EITHER,
+            hint=_HINTS[name],
         )
-    if name not in {None, kind}:
+    if name != kind:
         raise EvaluationError(f"{rows.place(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
     made = list(records)
     if not made:

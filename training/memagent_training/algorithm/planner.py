@@ -20,7 +20,6 @@ from enum import StrEnum
 from itertools import chain, pairwise
 
 from memagent_training.algorithm.advantages import TrainingRow
-from memagent_training.algorithm.prefixes import shared_prefix
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.training_errors import TrainingError
 
@@ -31,6 +30,8 @@ _SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
 """How much fuller than ideal a micro-batch may be: rows do not divide evenly, and inert ones take space."""
 _NEAR = 1.01
 """Plans within this share of the best are considered equal: one micro-batch more or less costs more."""
+_BLOCK = 512
+"""Tokens that are compared at once, which runs in C."""
 
 
 class Layout(StrEnum):
@@ -370,3 +371,13 @@ def _dealt(
             dealt[rank].append(batch)
             loads[rank] += batch.tokens
     return tuple(map(tuple, dealt))
+
+
+def shared_prefix(left: array[int], right: array[int]) -> int:
+    """Return how many tokens two sequences share at their beginning; a prefix tree saves these."""
+    shorter = min(len(left), len(right))
+    for start in range(0, shorter, _BLOCK):
+        end = min(start + _BLOCK, shorter)
+        if left[start:end] != right[start:end]:
+            return next(place for place in range(start, end) if left[place] != right[place])
+    return shorter

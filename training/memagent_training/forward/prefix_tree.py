@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from memagent_training.algorithm.prefixes import shared_prefix
+from memagent_training.algorithm.planner import shared_prefix
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         args: the settings.
         processing_class: the tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
         policy_versions: names of the weights that wrote the runs, oldest first, for the metric of staleness.
-        callbacks, optimizers, peft_config: as for `GRPOTrainer`.
+        callbacks, peft_config: as for `GRPOTrainer`.
 
     Raises:
         TrainingError: the groups cannot be trained on with this model, with the run's id and what to do.
@@ -77,7 +77,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         policy_versions: Sequence[str] = (),
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
         peft_config: Any = None,
     ) -> None:
         steps = args.max_steps
@@ -93,7 +92,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             train_dataset=Dataset.from_dict({"step": list(range(steps))}),
             processing_class=processing_class,
             callbacks=callbacks,
-            optimizers=optimizers,
             peft_config=peft_config,
         )
         if self.aux_loss_enabled:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.bounded_files import json_value
@@ -35,9 +35,6 @@ from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.training_errors import TrainingError
-
-if TYPE_CHECKING:
-    from transformers import TrainerCallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     return prepared
 
 
-def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -> TrainedPolicy:
+def train(prepared: PreparedJob) -> TrainedPolicy:
     """Train, and leave a policy folder in `out`. To be called on every rank.
 
     Raises:
@@ -183,7 +180,6 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
             prepared.replay.groups,
             prepared.config,
             policy_versions=job.policy_versions or (),
-            callbacks=list(callbacks),
             peft_config=None if job.lora_rank is None else lora_of_rank(job.lora_rank),
         )
     except OSError as error:

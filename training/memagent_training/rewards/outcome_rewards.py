@@ -1,7 +1,7 @@
 """Rewards of whole runs: a comparison of the answer with the gold one, as in an evaluation.
 
 They compare with their own gold answers, or else with those of the run, as in the closed loop. Rewards of single
-conversations are in `step_rewards`, a language model's judgement in `judge`.
+conversations are in `step_rewards`.
 """
 
 from __future__ import annotations

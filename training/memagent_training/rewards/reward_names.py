@@ -7,7 +7,7 @@ reward in the log, from `RunLog.reward` or `collect`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -86,8 +86,7 @@ def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
     """
     if not isinstance(reward, str):
         return name_of(reward), reward
-    name = REWARD_NAMES.get(reward, reward)
-    return name, _built_in(name)(None)
+    return REWARD_NAMES.get(reward, reward), _outcome_reward(reward, None)
 
 
 def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
@@ -103,7 +102,7 @@ def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFun
     own: RewardFunction | None = _own(text)
     if own is not None:
         return own
-    return text if gold is None else _built_in(REWARD_NAMES.get(text, text))(gold)
+    return text if gold is None else _outcome_reward(text, gold)
 
 
 def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | StepRewardFunction:
@@ -120,10 +119,7 @@ def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | Ste
         return FORMAT_REWARDS[name]
     if name in STEP_REWARDS:
         return STEP_REWARDS[name](gold)
-    name_of_outcome = REWARD_NAMES.get(name, name)
-    if name_of_outcome not in OUTCOME_REWARDS:
-        raise RewardError(f"there is no reward {name!r}", hint=_nearest(name))
-    return OUTCOME_REWARDS[name_of_outcome](gold)
+    return _outcome_reward(name, gold, [*OUTCOME_REWARDS, *STEP_REWARDS, *FORMAT_REWARDS])
 
 
 def term_rewards(
@@ -159,16 +155,15 @@ def term_rewards(
     return found
 
 
-def _nearest(name: str) -> str:
-    known = [*OUTCOME_REWARDS, *STEP_REWARDS, *FORMAT_REWARDS]
-    return did_you_mean(name, known, f"Choose one of {', '.join(known)}.")
-
-
-def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
-    if name in OUTCOME_REWARDS:
-        return OUTCOME_REWARDS[name]
-    hint = did_you_mean(name, OUTCOME_REWARDS, f"Choose one that does: {', '.join(OUTCOME_REWARDS)}.")
-    raise RewardError(f"no reward {name!r} compares with gold answers", hint=hint)
+def _outcome_reward(
+    name: str, gold: GoldAnswers | None, known: Collection[str] = tuple(OUTCOME_REWARDS)
+) -> RewardFunction:
+    """Return a reward of whole runs; `known` are the names for the message if there is none."""
+    reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
+    if reward is None:
+        hint = did_you_mean(name, known, f"Choose one of {', '.join(known)}.")
+        raise RewardError(f"there is no reward {name!r} that comes with the package", hint=hint)
+    return reward(gold)
 
 
 def _own(text: str) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -124,9 +123,7 @@ class Collector:
         latest = self._journal.records[-_COLLECTIONS_AT_MOST:]
         is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
         if is_stuck and latest[0].stage == self._prepared.curriculum.stage(self._journal.records):
-            collapse = self._prepared.job.collapse
-            soon = replace(collapse, window=min(collapse.window, _COLLECTIONS_AT_MOST))
-            check_rewards(self._journal.records, soon)  # reads that are all wrong do not differ either
+            check_rewards(self._journal.records, _COLLECTIONS_AT_MOST)  # reads that are all wrong do not differ either
             raise EndOfLoop(
                 f"reads of a question no longer differ: of {record.asked} questions, {record.all_right} were always "
                 f"answered right, {record.other_uniform} never or all the same, {record.groups} now and then, and "

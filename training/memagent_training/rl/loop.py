@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from transformers import PrinterCallback, TrainerCallback
 
+from memagent_evaluation.samples import Sample
+from memagent_evaluation.scorers import score
+from memagent_evaluation.statistics import estimate
+from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.memory_estimate import lora_of_rank
 from memagent_training.job.policy_card import write_card
-from memagent_training.job.saved_policy import save_policy
-from memagent_training.rl.best_policy import BestPolicy
+from memagent_training.job.saved_policy import merge_adapter, save_policy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
-from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
-from memagent_training.rl.rl_job import JOURNAL, Engine, PreparedLoop, RLJob, prepare
+from memagent_training.rl.rl_job import BEST, JOURNAL, Engine, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.reference import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")
+_BEFORE: Final = f"{BEST}.before"
+"""The best policy so far, while a better one replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,36 @@ def _facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> dict[s
     return facts
 
 
+class _BestPolicy:
+    """Keeps a copy of the best policy; restores it if a kill interrupted its replacement."""
+
+    def __init__(self, prepared: PreparedLoop) -> None:
+        self._prepared = prepared
+        self._folder = prepared.job.out / BEST
+        self._before = self._folder.with_name(_BEFORE)
+        if self._before.is_dir() and not self._folder.exists():
+            self._before.rename(self._folder)
+
+    @property
+    def folder_if_any(self) -> Path | None:
+        """Its folder; None if nothing was measured yet."""
+        return self._folder if self._folder.is_dir() else None
+
+    def keep(self, policy: Path) -> None:
+        """Replace the best policy by a copy of this folder; the copy appears when it is complete."""
+        unfinished = self._folder.with_name(f"{BEST}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(policy, unfinished)
+        if self._prepared.job.serves_adapters:  # adapters alone are not a policy to start from
+            adapter = unfinished / output.ADAPTER_FOLDER
+            merge_adapter(self._prepared.base, adapter, unfinished, self._prepared.config)
+        shutil.rmtree(self._before, ignore_errors=True)
+        if self._folder.exists():
+            self._folder.rename(self._before)
+        unfinished.rename(self._folder)
+        shutil.rmtree(self._before, ignore_errors=True)
+
+
 class _Source:
     """The trainer's source of groups: everything in an iteration except the training itself."""
 
@@ -135,7 +173,7 @@ class _Source:
         self._logprobs: RowLogProbs | None = None
         """The trainer's, with the weights that were exported last."""
         self._collector = Collector(prepared, serving, journal)
-        self.best = BestPolicy(prepared)
+        self.best = _BestPolicy(prepared)
 
     def close(self) -> None:
         """Stop running work, and the server."""
@@ -163,7 +201,7 @@ class _Source:
             self._during(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
             record = self._during(iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
-        check_rewards(self.journal.records, self._job.collapse)
+        check_rewards(self.journal.records)
         for each in self.journal.records[self._told :]:
             self._watcher.collected(each)
         self._told = len(self.journal.records)
@@ -239,6 +277,63 @@ class _Source:
     def _during(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
         self._begins(iteration, phase)
         return run_sync(work)
+
+
+async def measure(
+    prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float, *, as_used: bool = False
+) -> Measurement:
+    """Read every held-out question once; a read that fails is wrong, and counted.
+
+    Args:
+        prepared: the questions, and how many.
+        agent: reads with the weights to measure.
+        iteration: the one that begins with these weights.
+        temperature: the sampling temperature.
+        as_used: whether the agent refuses invented memories as the policy's profile says.
+
+    Raises:
+        PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
+    """
+    job = prepared.job
+    slots = asyncio.Semaphore(job.collect.concurrency)
+    profile = prepared.profile
+    answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
+    began = time.monotonic()
+
+    async def score_of(sample: Sample) -> float | None:
+        async with slots:
+            try:
+                text = await asyncio.to_thread(lambda: "".join(sample.text()))
+                result = await agent.aread(text, sample.question)
+                return score(sample, result.answer, result.raw_answer, answer_format=answer_format).strict
+            except (PolicyUnreachableError, PolicyAuthenticationError):
+                raise
+            except MemAgentError:
+                return None
+
+    samples = [
+        (length, sample)
+        for length in prepared.measured_lengths
+        for sample in prepared.curriculum.held_out(length, job.measure.count)
+    ]
+    reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
+    try:
+        found = await asyncio.gather(*reads)  # the first error unchanged; a TaskGroup would wrap it
+    finally:
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+    scores: dict[int, list[float]] = {}
+    for (length, _), right in zip(samples, found, strict=True):
+        scores.setdefault(length, []).append(right or 0.0)
+    return Measurement(
+        iteration=iteration,
+        temperature=temperature,
+        accuracy={length: estimate(values) for length, values in scores.items()},
+        failed=found.count(None),
+        seconds=time.monotonic() - began,
+        as_used=as_used,
+    )
 
 
 class _Told(TrainerCallback):

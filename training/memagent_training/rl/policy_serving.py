@@ -91,20 +91,18 @@ class Serving(ABC):
         """Return the iteration that began with the weights of that name."""
         return int(version.removeprefix(_VERSION))
 
-    def reader(self, temperature: float, *, as_used: bool = False) -> MemAgent:
-        """Return a reader of the newest version to measure with.
+    def _trained_reader(self) -> MemAgent:
+        return self.reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
+
+    def reader(self, temperature: float, *, as_used: bool = False, **options: Any) -> MemAgent:
+        """Return a reader of the newest version.
 
         Args:
             temperature: the sampling temperature.
             as_used: keep the `top_p` of the policy's profile and its rule for invented words, as those who use it do.
                 Otherwise every memory is kept as the policy wrote it, as in training.
+            options: further settings; without them nothing is logged.
         """
-        return self._reader(temperature, as_used=as_used)
-
-    def _trained_reader(self) -> MemAgent:
-        return self._reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
-
-    def _reader(self, temperature: float, *, as_used: bool = False, **options: Any) -> MemAgent:
         job = self._prepared.job
         if not as_used:
             # Rewards are for what the policy wrote itself, and the loss is about its whole distribution.

@@ -35,7 +35,6 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, named_reward, term_rewards
-from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, answered_without
 from memagent_training.rl.reading_settings import profile_of, reading_profile
@@ -127,7 +126,6 @@ class RLJob:
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: WordingSettings = field(default_factory=WordingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
-    collapse: CollapseSettings = field(default_factory=CollapseSettings)
     small: bool = False
     """The tasks' small-context variants."""
     haystack: Path | None = None

@@ -28,7 +28,25 @@ _ASIDES: Final = (
     "According to the text, {q}", "Tell me: {q}", "I would like to know: {q}", "{q} Answer briefly.",
     "Please answer this: {q}", "In this document, {q}", "{q} Thank you.",
 )  # fmt: skip
-_ROLES: Final = {"update": 0.5, "gated_update": 0.5}
+_ROLES: Final = {"gated_update": 0.75, "update": 0.25}
+_NOTES_CHARACTERS: Final = 900
+"""The longest notes to learn; of longer ones only what answers is kept."""
+_MISTAKES: Final = (0.55, 0.2, 0.15, 0.1)
+"""How likely it is that notes have no, one, two, three sentences that do not answer."""
+_PLACES: Final = (
+    "bakery", "bell tower", "brewery", "bridge", "cloister", "fish market", "granary", "guest house", "hayloft",
+    "infirmary", "pottery", "printing shop", "quarry", "school room", "shipyard", "stable", "tavern", "toll house",
+    "weaving mill",
+)  # fmt: skip
+_MOVES: Final = (
+    "{who} went to the {where}.", "{who} moved on to the {where}.", "{who} returned to the {where}.",
+    "Then {who} ran to the {where}.", "{who} was seen going into the {where}.", "{who} is now in the {where}.",
+    "After that {who} left for the {where}.", "{who} came to the {where}.",
+)  # fmt: skip
+_WHERE: Final = (
+    "Where is {who} now?", "Where is {who} at the end?", "Where did {who} go last?", "In which place is {who}?",
+    "According to the text, where is {who} in the end?",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +115,14 @@ class LessonMaker:
         for question in questions:
             self._on.setdefault((question.source, question.start), []).append(question)
         self._with_questions = [section for section in sections if (section.source, section.start) in self._on]
-        self._questions = list(questions)
+        self._answered = [question for question in questions if question.is_answered]
+        self._of_source: dict[str, list[ProseQuestion]] = {}
+        for question in self._answered:
+            self._of_source.setdefault(question.source, []).append(question)
 
     def reading(self, rng: random.Random, count: int = 9) -> list[Lesson]:
         """Return `count` conversations of one role on one section, and a third as many answers from notes."""
-        has_questions = bool(self._with_questions) and rng.random() < 0.6
+        has_questions = bool(self._with_questions) and rng.random() < 0.7
         section = rng.choice(self._with_questions if has_questions else self._sections)
         facts = EnglishFacts(rng, held_out=self._held_out, more=self._more)
         makers, statements = self._plant(rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4))
@@ -130,14 +151,12 @@ class LessonMaker:
         text = section.text.casefold()
         near = [
             row
-            for row in self._questions
-            if (row.source, row.start) != (section.source, section.start)
-            and row.source == section.source
-            and row.answer.casefold() not in text
+            for row in self._of_source.get(section.source, ())
+            if row.start != section.start and row.answer.casefold() not in text
         ]
-        if near and rng.random() < 0.5:
+        if near and rng.random() < 0.6:
             return near
-        return [row for row in self._questions if row.source != section.source]
+        return [row for row in rng.sample(self._answered, min(len(self._answered), 50)) if row.source != section.source]
 
     def _conversation(self, rng: random.Random, role: str, quest: Inquiry, section: str) -> Lesson:
         question = _aside(rng, quest.question)
@@ -157,15 +176,18 @@ class LessonMaker:
     def _of_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
         """Return a question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
         noise = _mistakes(rng, others)
+        if not row.is_answered:
+            return Inquiry(row.question, noise, noise, NOT_STATED)
         if rng.random() < 0.2:
-            return Inquiry(row.question, (row.sentence,), (row.sentence,), row.answer)
-        return Inquiry(row.question, noise, (*noise, row.sentence), row.answer)
+            notes = _shuffled(rng, (*noise, row.sentence))
+            return Inquiry(row.question, notes, notes, row.answer)
+        return Inquiry(row.question, noise, _shortened((*noise, row.sentence)), row.answer)
 
     def _of_other_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
         """Return a question that this section does not answer; an earlier one may have done so."""
         noise = _mistakes(rng, others)
-        is_noted = rng.random() < 0.4
-        notes = (*noise, row.sentence) if is_noted else noise
+        is_noted = rng.random() < 0.5
+        notes = _shuffled(rng, (*noise, row.sentence)) if is_noted else noise
         return Inquiry(row.question, notes, notes, row.answer if is_noted else NOT_STATED)
 
     def _plant(
@@ -174,8 +196,8 @@ class LessonMaker:
         """Functions that make quests, and the statements that the section needs for them, in order."""
         makers: list[Callable[[random.Random], Inquiry]] = []
         statements: list[str] = []
-        kinds = (self._one, self._change, self._two, self._list, self._whether)
-        for kind in rng.choices(kinds, (36, 18, 20, 12, 14), k=count):
+        kinds = (self._one, self._change, self._two, self._list, self._whether, self._move)
+        for kind in rng.choices(kinds, (36, 16, 18, 12, 10, 8), k=count):
             new_makers, new_statements = kind(rng, facts)
             makers += new_makers
             statements += new_statements
@@ -199,13 +221,16 @@ class LessonMaker:
             if rng.random() < 0.2:
                 notes = (facts.state(fact.relation, fact.subject, fact.value),)
                 return Inquiry(question, notes, notes, answer)
-            noise = (other.statement,) if rng.random() < 0.3 else ()
-            return Inquiry(question, noise, (*noise, fact.statement), answer)
+            noise: tuple[str, ...] = (other.statement,) if rng.random() < 0.3 else ()
+            noise += tuple(facts.fact().statement for _ in range(_count_mistakes(rng)))
+            return Inquiry(question, noise, _shortened((*noise, fact.statement)), answer)
 
         def elsewhere(rng: random.Random) -> Inquiry:
             question, answer = facts.question(other)
-            notes = (other.statement,) if rng.random() < 0.5 else ()
-            return Inquiry(question, notes, notes, answer if notes else NOT_STATED)
+            noise = tuple(facts.fact().statement for _ in range(_count_mistakes(rng)))
+            is_noted = rng.random() < 0.5
+            notes = _shuffled(rng, (*noise, other.statement)) if is_noted else noise
+            return Inquiry(question, notes, notes, answer if is_noted else NOT_STATED)
 
         statements = [fact.statement, *([miss.statement] if rng.random() < 0.7 else [])]
         return [here, here, elsewhere], rng.sample(statements, len(statements))
@@ -281,6 +306,26 @@ class LessonMaker:
 
         return [ask], [fact.statement]
 
+    def _move(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
+        """Return people who go from place to place: where somebody goes last counts."""
+        people = list(dict.fromkeys(facts.draw("first_names") for _ in range(3)))
+        moves = [(rng.choice(people), rng.choice(_PLACES)) for _ in range(rng.randint(1, 7))]
+        texts = [rng.choice(_MOVES).format(who=who, where=where) for who, where in moves]
+        last = {who: (text, where) for (who, where), text in zip(moves, texts, strict=True)}
+
+        def ask(rng: random.Random) -> Inquiry:
+            who, before = rng.choice(people), rng.choice(_PLACES)
+            notes = (rng.choice(_MOVES).format(who=who, where=before),) if rng.random() < 0.7 else ()
+            question = rng.choice(_WHERE).format(who=who)
+            if who in last:
+                text, where = last[who]
+                return Inquiry(question, notes, (text,), f"the {where}")
+            return Inquiry(question, notes, notes, f"the {before}" if notes else NOT_STATED)
+
+        return [ask, ask], texts
+
 
 def plant(rng: random.Random, text: str, statements: Sequence[str]) -> str:
     """Return the text with the statements in it, in order, each between two sentences."""
@@ -293,9 +338,24 @@ def plant(rng: random.Random, text: str, statements: Sequence[str]) -> str:
     return "".join([*pieces, text[last:]])
 
 
+def _count_mistakes(rng: random.Random) -> int:
+    return rng.choices(range(len(_MISTAKES)), _MISTAKES)[0]
+
+
 def _mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
-    """Return a sentence that was noted by mistake, in some notes."""
-    return (rng.choice(others).sentence,) if others and rng.random() < 0.3 else ()
+    """Return sentences that were noted by mistake."""
+    count = min(_count_mistakes(rng), len(others))
+    return _shortened(tuple(row.sentence for row in rng.sample(list(others), count)))
+
+
+def _shuffled(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
+    notes = _shortened(notes)
+    return tuple(rng.sample(notes, len(notes)))
+
+
+def _shortened(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the notes, or the last of them alone if they are too long."""
+    return notes if sum(map(len, notes)) <= _NOTES_CHARACTERS else notes[-1:]
 
 
 def _aside(rng: random.Random, question: str) -> str:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Train the adapter of `english` from its base, on the questions of this folder. Continues where it was stopped.
 #
-#     training/recipes/english/make.sh FOLDER               (about an hour on one core)
+#     training/recipes/english/make.sh FOLDER               (minutes on a GPU; days on a processor)
 #     SMALL=1 training/recipes/english/make.sh FOLDER       (two short steps)
 #
-# The texts are pinned in prose.toml. The step, the seed and the rate are those of the adapter in this folder.
+# The texts are pinned in prose.toml; seeds, rate and schedule are below.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 python=$(realpath --no-symlinks "${PYTHON:-$root/.venv/bin/python}")
@@ -12,9 +12,13 @@ export PYTHONPATH="$root:$root/training:$root/integrations" OMP_WAIT_POLICY=pass
 mkdir -p "${1:?name a folder}"
 cd "$1"
 export MEMAGENT_HOME=${MEMAGENT_HOME:-$PWD/home}
-size=(--until-step 237)
-[[ -z ${SMALL:-} ]] || size=(--until-step 2 --tokens 100)
+base="$MEMAGENT_HOME/policies/english-untrained"
+readings=(--readings 30000); check=(--readings 120); size=()
+if [[ -n ${SMALL:-} ]]; then
+    readings=(--readings 4); check=(--readings 1); size=(--length 1536 --rows 1 --accumulated 1 --steps 2)
+fi
 "$python" -m memagent_graph policy add english-untrained
-"$python" -m recipes.english.supervision --base "$MEMAGENT_HOME/policies/english-untrained" --out training --seed 0 --minutes 100000 \
-    "${size[@]}" --pack adapter
+[[ -f lessons.npz ]] || "$python" -m recipes.english.encoded_lessons --base "$base" "${readings[@]}" --seed 0 --out lessons.npz
+[[ -f check.npz ]] || "$python" -m recipes.english.encoded_lessons --base "$base" "${check[@]}" --seed 1 --held-out --out check.npz
+"$python" -m recipes.english.supervision --base "$base" --lessons lessons.npz --check check.npz --out adapter --rate 6e-4 "${size[@]}"
 echo "the adapter is in $PWD/adapter"

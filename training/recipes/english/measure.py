@@ -35,7 +35,7 @@ CHAT: Final = (
 PROFILE: Final = {
     "context_window": 2048,
     "chunk_tokens": 512,
-    "memory_tokens": 192,
+    "memory_tokens": 256,
     "question_tokens": 96,
     "answer_tokens": 64,
     "boundary": "sentence",

@@ -76,14 +76,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Prompts as token ids, of at least two tokens each, and the number of tokens to sample after each."""
+    """Prompts as token ids, of at least two tokens each."""
 
     prompts: tuple[tuple[int, ...], ...]
-    tokens: int = _SAMPLED
-
-    def __post_init__(self) -> None:
-        if not self.prompts or min(map(len, self.prompts)) < 2 or self.tokens < 1:
-            raise ValueError("a probe needs prompts of two tokens or more, and a token to sample")
 
     @classmethod
     def of_size(cls, vocabulary: int, window: int | None) -> Probe:
@@ -109,7 +104,7 @@ class Probe:
         cached = 0
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
-            reply = await api.complete(self._body(model, prompt, self.tokens) | {"logprobs": 0, "seed": _SEED})
+            reply = await api.complete(self._body(model, prompt, _SAMPLED) | {"logprobs": 0, "seed": _SEED})
             scores = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
@@ -117,8 +112,8 @@ class Probe:
                 values = [float(each) for each in choice["logprobs"]["token_logprobs"]]
                 of_prompt = scores["choices"][0]["prompt_logprobs"][1:]
                 own = [float(at[str(each)]["logprob"]) for at, each in zip(of_prompt, prompt[1:], strict=True)]
-                if not len(ids) == len(values) == self.tokens:
-                    raise ValueError(f"{len(values)} of {self.tokens} tokens")
+                if not len(ids) == len(values) == _SAMPLED:
+                    raise ValueError(f"{len(values)} of {_SAMPLED} tokens")
             except (LookupError, TypeError, ValueError) as error:
                 raise SyncError(
                     f"{api.root_url} returns no log-probs that can be compared: {error!r}",

@@ -89,7 +89,7 @@ class ServerAPI:
             if "has already been loaded" in error.message:
                 return
             if "No adapter found" in error.message:
-                error.hint = f"The server must be able to read {path}; map paths to its own with path_on_server."
+                error.hint = f"The server must be able to read {path}, under the same path as this machine."
             raise
 
     async def unload_adapter(self, name: str) -> None:

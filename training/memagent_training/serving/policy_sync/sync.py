@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,12 +34,14 @@ log = logging.getLogger(__name__)
 
 _TOLERANCE: Final = 1e-3
 _NARROW_TOLERANCE: Final = 1.0
+_ADAPTERS_KEPT: Final = 2
+"""How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """A vLLM server that you start and stop."""
+    """A vLLM server that you start and stop. It must read policies' folders under the same paths as this machine."""
 
     base_url: str
     """The readers' URL, ending in /v1."""
@@ -48,8 +50,6 @@ class RemoteServer:
     api_key: str | None = None
     model: Path | None = None
     """The weights that it was started with, if this machine has access: a swap must change its answers as theirs."""
-    path_on_server: Callable[[Path], str] = str
-    """The server's path for a folder of this machine, for example the same path on a shared file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,6 @@ class SyncSettings:
     """The largest difference between log-probs of server and trainer. None means 1e-3, as for float32, where 1e-4 was
     measured; for a server of our own in another number format 1: in bfloat16 it was 0.4 to 0.9 with a small model and
     random prompts. Then only large errors are detected, and weights that did not move with the trainer's."""
-    keep_adapters: int = 2
-    """How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
     reload_tied: bool = False
     """Whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The probe decides
     then."""
@@ -72,10 +70,10 @@ class SyncSettings:
 
     def __post_init__(self) -> None:
         tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
-        if not self.ways or not tolerance > 0 or self.keep_adapters < 1 or not self.timeout > 0:
+        if not self.ways or not tolerance > 0 or not self.timeout > 0:
             raise TrainingError(
                 f"weights cannot be synced with {self}",
-                hint="Give at least one way, a tolerance and a timeout above 0, and keep_adapters of 1 or more.",
+                hint="Give at least one way, and a tolerance and a timeout above 0.",
             )
 
 
@@ -90,7 +88,6 @@ class PolicySync:
         server: the server. After a reload or a restart, the `model` of your own server is the new folder.
         settings: how.
         reference: the trainer's log-probs; by default `folder_logprobs`.
-        probe: the prompts to compare; by default random ones.
     """
 
     def __init__(
@@ -99,7 +96,6 @@ class PolicySync:
         *,
         settings: SyncSettings | None = None,
         reference: ReferenceLogProbs = folder_logprobs,
-        probe: Probe | None = None,
     ) -> None:
         self.settings = settings or SyncSettings()
         self.server = server
@@ -111,7 +107,7 @@ class PolicySync:
             timeout=self.settings.timeout,
             trust_env=urlsplit(server.base_url).hostname not in _OWN_HOSTS,
         )
-        self._probe = probe
+        self._probe: Probe | None = None
         self._remote_base = server.model
         self._model = server.model_name
         self._adapters: list[str] = []
@@ -256,7 +252,7 @@ class PolicySync:
     async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
         assert folder.adapter is not None  # noqa: S101  else this way is not tried
         name = folder.adapter_name(version)
-        await self._api.load_adapter(name, self._on_server(folder.adapter))
+        await self._api.load_adapter(name, str(folder.adapter))
         self._adapters = [*(each for each in self._adapters if each != name), name]
         return name
 
@@ -269,7 +265,7 @@ class PolicySync:
         try:
             await self._pause()
             self._remote_base = None  # unknown until all is well
-            await self._api.reload_weights(self._on_server(folder.path))
+            await self._api.reload_weights(str(folder.path))
             await self._api.reset_prefix_cache()
         finally:
             with suppress(SyncError):  # a broken engine does not resume
@@ -333,7 +329,7 @@ class PolicySync:
         return reading.arranged(await asyncio.to_thread(scored, reading.rows))
 
     async def _unload_surplus(self) -> None:
-        for name in self._adapters[: -self.settings.keep_adapters]:
+        for name in self._adapters[:-_ADAPTERS_KEPT]:
             # Other calls may have run while this one waited for the server.
             if name in self._adapters and not self._readers[name] and name != self._model:
                 self._adapters.remove(name)
@@ -344,6 +340,3 @@ class PolicySync:
             await self._api.unload_adapter(name)
         except SyncError as error:  # it only costs memory
             log.warning("the adapters %s stay loaded: %s", name, error)
-
-    def _on_server(self, folder: Path) -> str:
-        return str(folder) if isinstance(self.server, VLLMServer) else self.server.path_on_server(folder)

@@ -1,0 +1,116 @@
+"""The options of `memagent eval`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memagent_graph.cli.options import (
+    AsJSON,
+    Haystack,
+    MaxSeconds,
+    MaxTokensTotal,
+    PriceIn,
+    PriceOut,
+    Quiet,
+    ReaderOptions,
+    Small,
+)
+from memagent_graph.settings import SamplingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(ReaderOptions, SamplingSettings):
+    """The options of the command."""
+
+    context: typer.Context
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TASKS", help="What to measure: tasks, suites; your own: path/to/file.py:Name."),
+    ] = None
+    list_names: Annotated[bool, typer.Option("--list", help="List the tasks, suites and systems.")] = False
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Document lengths, in the tasks' unit (tokens, passages). 1k is 1024, 1M is 1024k.",
+            show_default="8k,32k,128k; passages: 50,200,800; data files: all theirs",
+        ),
+    ] = None
+    count: Annotated[
+        int,
+        typer.Option(
+            "--n",
+            "-n",
+            min=1,
+            help="Questions of each task at each length; of a data file that has fewer, without --lengths, all.",
+        ),
+    ] = 128
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Samples of each answer, at a --temperature above 0; the report has pass@k.")
+    ] = 1
+    systems: Annotated[
+        str,
+        typer.Option(help="What is measured: systems, strategies, file.py:Name; others are compared with the first."),
+    ] = "memagent"
+    answer_tokens: Annotated[
+        int | None,
+        typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
+    ] = None
+    small: Small = False
+    haystack: Haystack = None
+    questions_per_document: Annotated[
+        int,
+        typer.Option(min=1, help="Questions that share a document; RULER's needle tasks and those of our own can."),
+    ] = 1
+    data: Annotated[Path | None, typer.Option(help="Data files of the tasks that need some: a file or folder.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of the tasks, and of sampling where it is not greedy.")] = 0
+    logprobs: Annotated[
+        bool,
+        typer.Option(
+            "--logprobs",
+            help="Ask for token ids and log-probs and log them, so that the runs can be trained on; without it the log "
+            "has their texts alone.",
+        ),
+    ] = False
+    judge_model: Annotated[
+        str | None, typer.Option(help="A model that grades the answers in the end, as one more score.")
+    ] = None
+    judge_base_url: Annotated[
+        str | None, typer.Option(help="Its server's API, OpenAI-compatible.", show_default="the policy's")
+    ] = None
+    judge_api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Its server's key.", envvar="MEMAGENT_JUDGE_API_KEY", show_default="the policy's on its server"
+        ),
+    ] = None
+    price_in: PriceIn = None
+    price_out: PriceOut = None
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions, and requests, in flight.")] = 128
+    max_questions: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
+    ] = None
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
+    out: Annotated[Path, typer.Option(help="Folder for results, report, plots and run log.")] = Path("memagent-eval")
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with what is in the folder, or add to it.")] = False
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: repeat questions that failed.")
+    ] = False
+    log: Annotated[
+        Path | None, typer.Option(help="SQLite file for the run log.", show_default="runs.sqlite in the folder")
+    ] = None
+    no_checkpoints: Annotated[
+        bool, typer.Option("--no-checkpoints", help="Resume to the question only, not to the chunk.")
+    ] = False
+    keep_documents: Annotated[
+        bool,
+        typer.Option(
+            "--keep-documents", help="Keep the texts in the folder, so that `memagent show` has the chunks, too."
+        ),
+    ] = False
+    as_json: AsJSON = False
+    quiet: Quiet = False

@@ -1,0 +1,122 @@
+"""The conversations of a training run as one file of token ids, so that the run itself needs torch alone.
+
+    python -m recipes.english.encoded_lessons --base FOLDER --readings 24000 --seed 0 --out lessons.npz
+
+A reading's conversations are trees: the tokens that they begin with are stored, and later computed, once. Reading
+number i depends on the seed and on i alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+
+from memagent_evaluation.english_facts import MoreFacts
+from recipes.english.encoded_trees import NAMES, EncodedTrees
+from recipes.english.exclusion import Exclusion
+from recipes.english.lessons import Lesson, LessonMaker
+from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
+from recipes.english.sections import all_sections
+
+RELATIONS: Final = Path(__file__).parent.parent / "language" / "training_facts.toml"
+END: Final = "<|im_end|>"
+_AT_ONCE: Final = 50
+
+
+def make_lessons(*, held_out: bool) -> LessonMaker:
+    """Return the maker of a split's readings, all of whose prose and questions are clear of the exclusion file."""
+    exclusion = Exclusion.load()
+    sections = all_sections(exclusion, held_out=held_out)
+    questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
+    exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
+    more = None if held_out else MoreFacts.read(RELATIONS)
+    return LessonMaker(sections, questions, held_out=held_out, more=more)
+
+
+def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees:
+    """Return the conversations of some readings: of each, those of a role are a tree."""
+    ids: list[int] = []
+    segments: list[tuple[int, int, int, int]] = []
+    number = 0
+    for reading in readings:
+        for _, lessons in groupby(sorted(reading, key=_role), key=_role):
+            rows = [(lesson, *_ids_of(tokenizer, lesson)) for lesson in lessons]
+            prompts = [prompt for _, prompt, _ in rows]
+            alike = sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*prompts, strict=False)))
+            shared = min(alike, *(len(prompt) - 1 for prompt in prompts))
+            ids += rows[0][1][:shared]
+            segments.append((number, shared, 0, 0))
+            for lesson, prompt, reply in rows:
+                ids += prompt[shared:] + reply
+                name = NAMES.index(f"{lesson.role} {'writes' if lesson.writes else 'keeps'}")
+                segments.append((number, len(prompt) - shared, len(reply), name))
+            number += 1
+    return EncodedTrees(numpy.array(ids, numpy.uint32), numpy.array(segments, numpy.int32))
+
+
+def _role(lesson: Lesson) -> str:
+    return lesson.role
+
+
+def _ids_of(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:
+    prompt, reply = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (lesson.text, lesson.reply + END)
+    )
+    return prompt, reply
+
+
+@cache
+def _tools(base: Path, held_out: bool) -> tuple[LessonMaker, Any]:
+    from transformers import AutoTokenizer  # noqa: PLC0415  slow to import
+
+    return make_lessons(held_out=held_out), AutoTokenizer.from_pretrained(base)
+
+
+def _encode_some(base: Path, held_out: bool, seed: int, numbers: range) -> EncodedTrees:
+    maker, tokenizer = _tools(base, held_out)
+    return encode(tokenizer, [maker.reading(random.Random(f"{seed}/{number}")) for number in numbers])
+
+
+def joined(parts: Iterator[EncodedTrees]) -> EncodedTrees:
+    """Return several files' trees as one."""
+    all_parts = list(parts)
+    first = 0
+    for part in all_parts:
+        part.segments_S4[:, 0] += first
+        first = int(part.segments_S4[-1, 0]) + 1
+    return EncodedTrees(
+        numpy.concatenate([part.ids_N for part in all_parts]),
+        numpy.concatenate([part.segments_S4 for part in all_parts]),
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--base", type=Path, required=True, help="the base in transformers' format; its tokenizer")
+    parser.add_argument("--out", type=Path, required=True, help="a file .npz")
+    parser.add_argument("--readings", type=int, default=24_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", action="store_true", help="for the check: prose, people and wordings kept apart")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    numbers = [
+        range(start, min(start + _AT_ONCE, arguments.readings)) for start in range(0, arguments.readings, _AT_ONCE)
+    ]
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        work = partial(_encode_some, arguments.base, arguments.held_out, arguments.seed)
+        trees = joined(iter(pool.map(work, numbers)))
+    trees.save(arguments.out)
+    print(f"{len(trees.ids_N):,} tokens, {(trees.segments_S4[:, 2] > 0).sum():,} conversations in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

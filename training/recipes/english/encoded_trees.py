@@ -1,0 +1,160 @@
+"""Conversations as token ids: trees of those that begin with the same tokens, and sequences filled with trees.
+
+Letters: N all tokens, S segments or the tokens of a sequence, B sequences, C scored tokens, K conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+NAMES: Final = tuple(
+    f"{role} {reply}" for role in ("gated_update", "update", "answer") for reply in ("keeps", "writes")
+)
+"""The rows of the table of a check: a role, and whether its reply adds something."""
+DECISION_TOKENS, DECISION_WEIGHT = 2, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTrees:
+    """Trees of conversations, one after the other.
+
+    Attributes:
+        ids_N: the token ids of all segments.
+        segments_S4: of each segment its tree's number, the tokens of its prompt and of its reply, and the index of its
+            name. A tree's first segment is what its conversations begin with, and has no reply.
+    """
+
+    ids_N: NDArray[numpy.uint32]
+    segments_S4: NDArray[numpy.int32]
+
+    @classmethod
+    def load(cls, path: Path) -> EncodedTrees:
+        """Read a file."""
+        with numpy.load(path) as arrays:
+            return cls(arrays["ids_N"], arrays["segments_S4"])
+
+    def save(self, path: Path) -> None:
+        """Write a file."""
+        numpy.savez(path, ids_N=self.ids_N, segments_S4=self.segments_S4)
+
+
+@dataclass(frozen=True, slots=True)
+class LessonBatch:
+    """B sequences of S tokens, and the C tokens of replies that are scored."""
+
+    ids_BS: Tensor
+    places_BS: Tensor
+    trees_BS: Tensor
+    branches_BS: Tensor
+    before_C: Tensor
+    """The place in the flattened sequences of the token before each scored one."""
+    targets_C: Tensor
+    weights_C: Tensor
+    conversations_C: Tensor
+    names_K: tuple[int, ...]
+    """Of each conversation, the index of its name."""
+    tokens: int
+
+    def to(self, device: str) -> LessonBatch:
+        """Return the batch on a device."""
+        tensors = {
+            name: value.to(device, non_blocking=True)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return LessonBatch(**tensors, names_K=self.names_K, tokens=self.tokens)
+
+
+def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[LessonBatch]:
+    """Yield all trees in their order, in batches of `rows` sequences of `length` tokens; a single one is not padded.
+
+    The last conversations of a tree that is longer than a sequence are left out, and so is one of which none fits.
+    """
+    packer = _Packer(length)
+    sequences: list[_Packer] = []
+    ends = numpy.cumsum(trees.segments_S4[:, 1] + trees.segments_S4[:, 2])
+    firsts = numpy.flatnonzero(numpy.diff(trees.segments_S4[:, 0], prepend=-1))
+    for first, last in zip(firsts, [*firsts[1:], len(ends)], strict=True):
+        start = int(ends[first - 1]) if first else 0
+        tree = trees.ids_N[start : ends[last - 1]], trees.segments_S4[first:last]
+        if not packer.add(*tree):
+            sequences.append(packer)
+            packer = _Packer(length)
+            packer.add(*tree)
+        if len(sequences) == rows:
+            yield _batch(sequences)
+            sequences = []
+    if packer.size:
+        sequences.append(packer)
+    if sequences:
+        yield _batch(sequences + [_Packer(length) for _ in range(rows - len(sequences))])
+
+
+class _Packer:
+    """A sequence, as trees are added to it; what stays empty is a tree of its own."""
+
+    def __init__(self, length: int) -> None:
+        self.size = 0
+        self.ids, self.places, self.branches = (numpy.zeros(length, numpy.int64) for _ in range(3))
+        self.trees = numpy.full(length, -1)
+        self.scored: list[tuple[int, int]] = []
+        """Where each conversation's reply begins and ends."""
+        self.names: list[int] = []
+
+    def add(self, ids: NDArray[numpy.uint32], segments: NDArray[numpy.int32]) -> bool:
+        """Add a tree, or as much as fits into an empty sequence; return False if it does not fit beside others."""
+        sizes = segments[:, 1] + segments[:, 2]
+        fitting = int((numpy.cumsum(sizes) <= len(self.ids) - self.size).sum())
+        if fitting < len(segments) and self.size:
+            return False
+        if fitting < 2:
+            return True
+        trunk, start = int(sizes[0]), 0
+        for branch, (tree, prompt, _reply, name) in enumerate(segments[:fitting].tolist()):
+            size = int(sizes[branch])
+            here = slice(self.size, self.size + size)
+            first = trunk if branch else 0
+            self.ids[here] = ids[start : start + size]
+            self.places[here] = numpy.arange(first, first + size)
+            self.trees[here] = tree
+            self.branches[here] = branch
+            if branch:
+                self.scored.append((self.size + prompt, self.size + size))
+                self.names.append(name)
+            self.size, start = self.size + size, start + size
+        return True
+
+
+def _batch(sequences: Sequence[_Packer]) -> LessonBatch:
+    length = len(sequences[0].ids) if len(sequences) > 1 else sequences[0].size
+    spans = [
+        (row * length + start, row * length + end)
+        for row, sequence in enumerate(sequences)
+        for start, end in sequence.scored
+    ]
+    scored = numpy.concatenate([numpy.arange(start, end) for start, end in spans])
+    steps = numpy.concatenate([numpy.arange(end - start) for start, end in spans])
+    ids_BS, places_BS, trees_BS, branches_BS = (
+        numpy.stack([getattr(sequence, name)[:length] for sequence in sequences])
+        for name in ("ids", "places", "trees", "branches")
+    )
+    return LessonBatch(
+        ids_BS=torch.from_numpy(ids_BS),
+        places_BS=torch.from_numpy(places_BS),
+        trees_BS=torch.from_numpy(trees_BS),
+        branches_BS=torch.from_numpy(branches_BS),
+        before_C=torch.from_numpy(scored - 1),
+        targets_C=torch.from_numpy(ids_BS.reshape(-1)[scored]),
+        weights_C=torch.from_numpy(numpy.where(steps < DECISION_TOKENS, DECISION_WEIGHT, 1.0)).float(),
+        conversations_C=torch.from_numpy(numpy.repeat(numpy.arange(len(spans)), [end - start for start, end in spans])),
+        names_K=tuple(name for sequence in sequences for name in sequence.names),
+        tokens=sum(sequence.size for sequence in sequences),
+    )
