@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
-from memagent_graph.entry_points import POLICIES, added, failure_of
+from memagent_graph.entry_points import POLICIES, failure_of, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
@@ -45,7 +45,7 @@ def make_policy(settings: PolicySettings) -> Policy:
         return _BUILT_IN[name](settings)
     if name in KNOWN:
         return _in_process(name, settings)
-    entries = added(POLICIES)
+    entries = list_entry_points(POLICIES)
     if name not in entries:
         names = policy_names()
         hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}. A server's model is named with --model.")
@@ -170,7 +170,7 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
 
 def policy_names() -> tuple[str, ...]:
     """Return the names that `make_policy` knows: those that come with the package, then those that were added."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *added(POLICIES))))
+    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *list_entry_points(POLICIES))))
 
 
 def _local(settings: PolicySettings) -> Policy:

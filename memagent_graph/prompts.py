@@ -239,7 +239,7 @@ def load_prompts(
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
     """
     own = Prompts(_shipped("update_paper.txt"), _shipped("answer_boxed.txt"), control_tokens=frozenset(control_tokens))
-    return changed_prompts(
+    return change_prompts(
         own,
         layout=layout,
         answer_format=answer_format,
@@ -249,7 +249,7 @@ def load_prompts(
     )
 
 
-def changed_prompts(
+def change_prompts(
     prompts: Prompts,
     *,
     layout: PromptLayout | str | None = None,

@@ -89,7 +89,7 @@ class WordRetriever:
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the texts' numbers, best first; equally good texts stay in their order."""
-        return await asyncio.to_thread(ranked_by_words, texts, query)
+        return await asyncio.to_thread(rank_by_words, texts, query)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class VectorRetriever:
         return _best_first(numpy.concatenate(scores))
 
 
-def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
+def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
     library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
     logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs each index at DEBUG, and would show that by itself

@@ -97,21 +97,21 @@ ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), bound="answer_toke
 
 
 @cache
-def shipped(name: str) -> str:
+def read_template(name: str) -> str:
     """Return a template that comes with the package."""
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 def answer_form(answer_format: AnswerFormat) -> str:
     """Return the end of the shipped prompt for the answer: how the answer is to be written."""
-    return shipped(f"answer_{answer_format.value}").rpartition("\n\n")[2]
+    return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
 
 REPAIR = Role(
     "repair",
     Writes.ANSWER,
     frozenset({"memory", "schema", "reply", "error"}),
-    lambda _: shipped("repair"),
+    lambda _: read_template("repair"),
     bound="answer_tokens",
 )
 """An answer that does not have the form that was asked for, written once more."""

@@ -31,7 +31,7 @@ from typing import IO, Any, Final, cast
 import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, arrow_schema
-from memagent_corpus.source_access import SourceAccess, scheme_of, shown, store_errors
+from memagent_corpus.source_access import SourceAccess, display_url, scheme_of, store_errors
 from memagent_corpus.typed_columns import TypedColumn, columns_of
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
@@ -122,7 +122,7 @@ class TableFolder:
     @property
     def shown(self) -> str:
         """The location for messages."""
-        return shown(self.location)
+        return display_url(self.location)
 
     @property
     def work(self) -> Path:

@@ -18,9 +18,9 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.inputs import checked_questions
+from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.reading.structured import structured
+from memagent_graph.reading.structured import expect_structure
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
@@ -37,7 +37,7 @@ from memagent_mcp.tool_results import (
     answer_data,
     answer_text,
     run_text,
-    shortened,
+    shorten_line,
 )
 
 MOST_QUESTIONS = 16
@@ -161,7 +161,7 @@ class Tools:
         read = self.active.find(run_id)
         if read is None:
             raise RunError(
-                f"no read with this id is running here: {shortened(run_id)}",
+                f"no read with this id is running here: {shorten_line(run_id)}",
                 hint="If it was interrupted, or the server was restarted, resume_read continues it.",
             )
         return await shielded(self._await_result(context, read, seconds))
@@ -171,7 +171,7 @@ class Tools:
         read = self.active.find(run_id)
         if read is None or not read.is_running:
             raise RunError(
-                f"no read with this id is running here: {shortened(run_id)}", hint="There is nothing to cancel."
+                f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
             )
         await self.active.cancel(read)
         return await _reading(read.document, None, [read])
@@ -235,8 +235,8 @@ class Tools:
                 as all reads have ended.
         """
         form = None if schema is None else ResponseFormat.of(schema)
-        store, prepared = self._reader.store, structured(await self._reader.aprepare(), form)
-        texts = checked_questions(questions, prepared)
+        store, prepared = self._reader.store, expect_structure(await self._reader.aprepare(), form)
+        texts = check_questions(questions, prepared)
         bounds = tightest(self._ceilings, limits)
         if isinstance(document, Document):
             # Store the document once for all questions.

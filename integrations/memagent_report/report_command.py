@@ -21,7 +21,7 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Store,
-    kept_reader,
+    open_reader,
     questions_of,
 )
 from memagent_graph.errors import DocumentError
@@ -131,7 +131,7 @@ class ReportDocuments(ReaderOptions):
         console.policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.working("loading the policy"):
-            loaded = kept_reader(self, settings)
+            loaded = open_reader(self, settings)
         async with loaded as reader:
             return await console.follow_documents(
                 len(documents),

@@ -26,7 +26,7 @@ from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, Trouble, shipped
+from memagent_graph.roles import Parsed, Role, Trouble, read_template
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -114,7 +114,7 @@ def _role(
     fields: frozenset[str] = frozenset({"chunk"}),
     bound: Literal["answer_tokens"] | int = "answer_tokens",
 ) -> Role:
-    return Role(name, Writes.DECISION, fields, shipped(name), bound=bound, parse=parse, optional=True)
+    return Role(name, Writes.DECISION, fields, read_template(name), bound=bound, parse=parse, optional=True)
 
 
 QUESTIONS: Final = _role("report_questions", parse_questions)

@@ -95,7 +95,7 @@ def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
 _CALLS: Final = ("tool_calls", "function_call")
 
 
-def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
+def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
     """Determine what to read so that the rest fits.
 
     Args:

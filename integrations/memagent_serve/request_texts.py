@@ -250,7 +250,7 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
     ]
 
 
-def shortened_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
+def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
     """Return the body of a front end's task with only its instructions and its text, which loses its middle.
 
     Args:

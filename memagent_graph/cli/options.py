@@ -102,7 +102,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
-def kept_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
+def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
     """Return a reader with a command's checkpoints, log and store, or those of the data folder.
 
     A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.

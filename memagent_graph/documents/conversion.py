@@ -23,7 +23,7 @@ from typing import IO, Any, Final, TypeVar
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.converters import TOO_SLOW, Block, Omission, Parts
 from memagent_graph.documents import conversion_program
-from memagent_graph.entry_points import CONVERTERS, added
+from memagent_graph.entry_points import CONVERTERS, list_entry_points
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
 
 T = TypeVar("T")
@@ -132,11 +132,11 @@ def converter_kinds() -> Mapping[str, tuple[str, str]]:
     """Return by kind of file where its converter is ("module:function"), and the extra that it needs, or ""."""
     return {
         kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
-        for kind, entry in added(CONVERTERS).items()
+        for kind, entry in list_entry_points(CONVERTERS).items()
     }
 
 
-def converted(
+def convert_parts(
     name: str,
     kind: str,
     file: IO[bytes],

@@ -56,7 +56,7 @@ class SharedDocumentStore(DocumentStore):
     @property
     def place(self) -> str:
         """The URL, without a user's name and password."""
-        return shown_url(self.url)
+        return display_url(self.url)
 
     def add(
         self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
@@ -123,7 +123,7 @@ class _RemoteFiles:
             self._filesystem, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise DocumentStoreError(
-                f"the document store {shown_url(url)} cannot be opened: {error}",
+                f"the document store {display_url(url)} cannot be opened: {error}",
                 hint="Install the package of this kind of URL, such as s3fs, gcsfs or adlfs, or name another URL.",
             ) from None
         self._root = root.rstrip("/")
@@ -190,7 +190,7 @@ class _RemoteFiles:
         except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
             reason = error.strerror if isinstance(error, OSError) else None
             raise DocumentStoreError(
-                f"the document store {shown_url(self._url)} cannot be {done}: {reason or type(error).__name__}",
+                f"the document store {display_url(self._url)} cannot be {done}: {reason or type(error).__name__}",
                 hint="Check the URL, your rights there, and the connection; then start again. What is on this machine "
                 "is kept.",
             ) from error
@@ -221,6 +221,6 @@ def store_of(document: DocumentRef, log: Path) -> DocumentStore:
     return beside
 
 
-def shown_url(url: str) -> str:
+def display_url(url: str) -> str:
     """Return the URL without a user's name and password."""
     return re.sub(r"//[^/@]*@", "//", url)

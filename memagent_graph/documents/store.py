@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Literal, Self
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import ConversionCancellation, in_thread
 from memagent_graph.documents.headings import MOST_HEADINGS, headings, is_markdown
-from memagent_graph.documents.loaders import READ_BYTES, opened
+from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import sentence_of, summary_of
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
@@ -89,7 +89,7 @@ class DocumentStore:
         with self._disk_errors_translated():
             self._make_folders()
             replace, converter = replace_undecodable, self._converter
-            opening = opened(document, replace=replace, cancellation=cancellation, converter=converter)
+            opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
                 key, size, sections, titles = _write(parts, file, document.name, omissions, replace=replace)

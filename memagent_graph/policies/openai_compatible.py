@@ -44,13 +44,13 @@ from memagent_graph.policies.sending import (
     certificates,
     proxy_for,
 )
-from memagent_graph.policies.served_models import chosen_model, info_from_origin, is_vllm, model_entries
+from memagent_graph.policies.served_models import choose_model, info_from_origin, is_vllm, model_entries
 from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
     basic_authorization,
+    check_url,
     checked_header,
-    checked_url,
     password,
     request_headers,
     without_password,
@@ -148,7 +148,7 @@ class OpenAICompatiblePolicy:
         self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
         self._trust = None if ca_file is None else certificates(ca_file)
-        self._proxy = proxy_for(self.base_url) if proxy is None else checked_url(proxy)
+        self._proxy = proxy_for(self.base_url) if proxy is None else check_url(proxy)
         secrets = (
             key,
             password(url),
@@ -298,7 +298,7 @@ class OpenAICompatiblePolicy:
                 models, _ = await self._send(
                     self._url("models"), None, model_entries, largest=_LARGEST_LIST, seconds=self._timeouts.connect
                 )
-                served = chosen_model(models, self._model, self.base_url, self._redacted)
+                served = choose_model(models, self._model, self.base_url, self._redacted)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:

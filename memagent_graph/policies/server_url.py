@@ -18,7 +18,7 @@ _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
 """User name and password, even in an address that is otherwise wrong."""
 
 
-def checked_url(url: str) -> str:
+def check_url(url: str) -> str:
     """Return the address, unchanged.
 
     Raises:

@@ -17,7 +17,7 @@ from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunM
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderState
-from memagent_graph.run_log.records import edited_by
+from memagent_graph.run_log.records import editor_detail
 from memagent_graph.trace import Trace
 
 
@@ -110,7 +110,7 @@ async def edit_memory(
         for place, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
-            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, edited_by(author)))
+            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, editor_detail(author)))
             edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
             steps = [*state["steps"][:place], stored_call(edited), *state["steps"][place + 1 :]]
             change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}

@@ -23,10 +23,10 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.execution import Execution, StepAccounts, Turn
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, inherited
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, config_entry
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.reading.tracing import observed, trace_ids
+from memagent_graph.reading.tracing import observe, trace_ids
 
 REPORT_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
 """After "memagent.", the `type` of a call in custom streams."""
@@ -75,7 +75,7 @@ class StepNode(Runnable[Any, Change]):
     ) -> tuple[Change, Sequence[Call]]:
         recording, context = execution.running.recording, execution.context
         accounts = StepAccounts(self.node, turn, {} if recording is None else trace_ids(config))
-        step = StepContext(state, observed(context, config), execution, accounts)
+        step = StepContext(state, observe(context, config), execution, accounts)
         begin = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)
@@ -163,7 +163,7 @@ class LoopNode(StepNode):
 
 def _is_observed(context: ReaderContext, config: RunnableConfig | None) -> bool:
     """Return whether checkpoints or callbacks would see a superstep with several steps in it."""
-    return inherited(config, CHECKPOINTER) is not None or observed(context, config) is not context
+    return config_entry(config, CHECKPOINTER) is not None or observe(context, config) is not context
 
 
 def _with_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Change:

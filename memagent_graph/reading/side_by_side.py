@@ -25,7 +25,7 @@ from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, shipped
+from memagent_graph.roles import Parsed, Role, read_template
 
 _MOST_PLACES = 512
 _LINE_TOKENS = 2
@@ -83,7 +83,7 @@ class SideBySide(Strategy):
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
-        return context.beginning(joined(findings, context), context.budget.memory_tokens), _steps(findings)
+        return context.beginning(join_findings(findings, context), context.budget.memory_tokens), _steps(findings)
 
     def edited(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""
@@ -191,7 +191,7 @@ def with_finding(reply: Reply, step: StepContext, *, instead_of: Iterable[str] =
 async def merge_findings(state: Branch, step: StepContext) -> Change:
     """Merge a group of findings into one."""
     group = state["group"]
-    texts = joined(group.values(), step.context)
+    texts = join_findings(group.values(), step.context)
     previous = step.context.beginning(texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
     return with_finding(reply, step, instead_of=group)
@@ -200,7 +200,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
 async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
     """Ask for the answer from all findings that are left."""
     findings = in_order(state.get("findings", {})).values()
-    return await answer_from(joined(findings, step.context), step, _steps(findings))
+    return await answer_from(join_findings(findings, step.context), step, _steps(findings))
 
 
 def _steps(findings: Iterable[Finding]) -> list[str]:
@@ -229,10 +229,12 @@ def unless_none(text: str, prompts: Prompts) -> Parsed:
     return Parsed("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
 
-MERGE = Role("merge", fields=frozenset({"chunk"}), template=shipped("merge"), parse=unless_none, stand_in="update")
+MERGE = Role(
+    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=unless_none, stand_in="update"
+)
 
 
-def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
+def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Return findings, one below the other; several are each cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:

@@ -325,7 +325,7 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
     if reason := step.limit():
         return step.stopped(reason)
     if state.get("span") is not None:
-        step.require_progress(chosen(state))
+        step.require_progress(chosen_chunk(state))
         return {"span": state["span"]}
     cursor = state.get("cursor") or start_cursor()
     span, following = await step.next_chunk(cursor) or (None, cursor)
@@ -340,7 +340,7 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
 async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role; the reply's text is the new memory."""
     memory = state.get("memory") or ""
-    return await step.read(role, chosen(state), memory=memory, previous=memory)
+    return await step.read(role, chosen_chunk(state), memory=memory, previous=memory)
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
@@ -356,10 +356,10 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
         step: the step that asks.
         parents: the calls that wrote the memory; the trunk's newest if left out.
     """
-    return answered(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
+    return end_with_answer(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
 
 
-def answered(reply: Reply, memory: str, step: StepContext) -> Change:
+def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
     """Return the change that ends the run with an answer; `memory` is what it is based on."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.invalid is not None:
@@ -369,7 +369,7 @@ def answered(reply: Reply, memory: str, step: StepContext) -> Change:
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
 
 
-def chosen(state: Mapping[str, Any]) -> Span:
+def chosen_chunk(state: Mapping[str, Any]) -> Span:
     """Return the chunk that `read_chunk` chose, or that a branch was sent to read.
 
     Raises:

@@ -51,7 +51,7 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
     return ids
 
 
-def observed(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
+def observe(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
     """Return the context for a step that runs under `config`: its policy reports to the handlers, if there are any.
 
     Without handlers, which is the common and the fast case, it is the same context.

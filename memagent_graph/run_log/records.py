@@ -29,7 +29,7 @@ Time: TypeAlias = Annotated[float, Meta(ge=0, le=253_402_000_000)]
 _A_PERSON: Final = "a person"
 
 
-def edited_by(author: str | None) -> str:
+def editor_detail(author: str | None) -> str:
     """Return the detail of the event that a person replaced a memory."""
     return f"{author or _A_PERSON} replaced the memory"
 

@@ -109,7 +109,7 @@ def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
     insert(connection, "rewards", row_of(replace(reward, id=None)))
 
 
-def withdrawn(reward: Reward, time: float) -> LoggedEvent:
+def withdraw_reward(reward: Reward, time: float) -> LoggedEvent:
     """Return the event that replaces a run's reward when a new attempt begins."""
     detail = f"{reward.name} = {reward.value:g} by {reward.source} was of an earlier attempt"
     return LoggedEvent(time, "reward_withdrawn", detail)
@@ -123,7 +123,7 @@ def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -
     """
     of_run = "run_id = ? AND conversation IS NULL"
     for row in connection.execute(f"SELECT * FROM rewards WHERE {of_run} ORDER BY time, id", (run_id,)).fetchall():  # noqa: S608
-        insert_event(connection, run_id, withdrawn(Reward(**row), time))
+        insert_event(connection, run_id, withdraw_reward(Reward(**row), time))
     connection.execute(f"DELETE FROM rewards WHERE {of_run}", (run_id,))  # noqa: S608
 
 

@@ -107,7 +107,7 @@ def is_server(checkpoints: Path | str) -> bool:
     return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES)
 
 
-def shown_checkpoints(checkpoints: Path | str) -> str:
+def display_checkpoints(checkpoints: Path | str) -> str:
     """Where checkpoints are, for messages and commands: a URL is shown without its password."""
     place = str(checkpoints)
     if is_server(checkpoints):
@@ -120,4 +120,4 @@ async def _open_postgres(url: str) -> BaseCheckpointSaver[Any]:
         from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
     except ImportError:
         raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
-    return await PostgresSaver.open(url, shown_checkpoints(url), CompressedSerializer())
+    return await PostgresSaver.open(url, display_checkpoints(url), CompressedSerializer())

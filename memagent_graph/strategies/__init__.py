@@ -30,7 +30,7 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Final, get_type_hints
 
-from memagent_graph.entry_points import STRATEGIES, added, failure_of
+from memagent_graph.entry_points import STRATEGIES, failure_of, list_entry_points
 from memagent_graph.errors import ProfileError, StrategyError
 from memagent_graph.own_code import load_own
 from memagent_graph.plain_text import did_you_mean
@@ -56,7 +56,7 @@ _STOP_RULES: Final = {"converged": "Converged"}
 
 def strategy_names() -> tuple[str, ...]:
     """Return the names that `load_strategy` takes."""
-    return tuple(dict.fromkeys((*_SHIPPED, *added(STRATEGIES))))
+    return tuple(dict.fromkeys((*_SHIPPED, *list_entry_points(STRATEGIES))))
 
 
 def is_strategy(text: str) -> bool:
@@ -138,7 +138,7 @@ def _named(text: str, *, own_code: bool) -> Strategy:
         )
     if ":" in name:
         return _check(load_own(name, what="a strategy", error=StrategyError), name, options)
-    entries = added(STRATEGIES)
+    entries = list_entry_points(STRATEGIES)
     if name in entries:
         try:
             loaded = entries[name].load()

@@ -260,7 +260,7 @@ def test_a_large_file_is_stored_by_the_megabyte_and_its_charset_not_guessed(stor
     """Anything done line by line, or to the whole text, would take seconds where this takes a fraction of one."""
     path = tmp_path / "large.txt"
     path.write_text("A line of plain prose, as books have it.\n" * 366_000)
-    monkeypatch.setattr("memagent_graph.documents.decoding.detected_charset", lambda sample: pytest.fail("guessed"))
+    monkeypatch.setattr("memagent_graph.documents.decoding.detect_charset", lambda sample: pytest.fail("guessed"))
     written = []
     monkeypatch.setattr(
         "memagent_graph.documents.store._utf8", lambda text, *rest, **options: written.append(text) or text.encode()

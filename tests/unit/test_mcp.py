@@ -39,7 +39,7 @@ from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server, transports
 from memagent_mcp.client_roots import local_path
 from memagent_mcp.tools import shielded, tightest
-from memagent_mcp.transports import allowed_names, url_of
+from memagent_mcp.transports import allow_names, url_of
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -707,7 +707,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
 
 
 def test_names_given_are_answered_besides_this_machines_own() -> None:
-    settings = allowed_names(["reader.example.org", "::2"])
+    settings = allow_names(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
     assert "https://reader.example.org:*" in settings.allowed_origins

@@ -81,7 +81,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
     return tuple(_analyse(needle, run, reply or "", completions or {}) for needle in sample.needles)
 
 
-def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
+def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
     """Return a run of a log, with the policy's completion at each step, for `analyse`. Blocks.
 
     Raises:

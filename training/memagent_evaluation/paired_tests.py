@@ -180,7 +180,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     return tuple(adjusted)
 
 
-def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+def correct_for_number(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Comparisons with p-values corrected for their number (Holm)."""
     p_values = holm([comparison.p_value for comparison in comparisons])
     number = len(comparisons)

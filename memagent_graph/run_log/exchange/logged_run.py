@@ -14,7 +14,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.run_log.columns import columns_of
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunFilter
-from memagent_graph.run_log.rows import withdrawn
+from memagent_graph.run_log.rows import withdraw_reward
 
 NUMBERS: Final = {
     name: "I" if column.arrow == "ids" else "f"
@@ -95,7 +95,7 @@ def merged(parts: Sequence[LoggedRun]) -> LoggedRun:
         [
             events,
             *(
-                [withdrawn(reward, attempt) for reward in rewards if _is_withdrawn(reward, attempt)]
+                [withdraw_reward(reward, attempt) for reward in rewards if _is_withdrawn(reward, attempt)]
                 for rewards, attempt in zip(rewards_by_part, attempts, strict=True)
             ),
         ]

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memagent_evaluation.paired_tests import Test, compare, corrected, holm, mcnemar, newcombe
+from memagent_evaluation.paired_tests import Test, compare, correct_for_number, holm, mcnemar, newcombe
 from memagent_evaluation.statistics import estimate, mean_interval, wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
@@ -232,7 +232,7 @@ def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
 
 def test_a_corrected_comparison_says_for_how_many() -> None:
     pairs = [compare(binary(128, 100), binary(128, 70)), compare(binary(128, 9), binary(128, 9))]
-    first, second = corrected(pairs)
+    first, second = correct_for_number(pairs)
     assert first.p_value == pytest.approx(2 * pairs[0].p_value)
     assert (first.corrected_for, first.p) == (2, "< 0.001")
     assert second.p_value == 1
