@@ -177,7 +177,7 @@ class StepContext:
             PolicyError: the policy could not be called.
             StrategyError: the strategy does not list the role.
         """
-        if not self.context.prompts.has(role.name):
+        if role.name not in self.context.prompts.templates:
             raise StrategyError(
                 f"the role {role.name!r} has no template here", hint="List it in the strategy's `roles`."
             )
@@ -227,7 +227,7 @@ class StepContext:
     ) -> Reply:
         """Return the first reply after repairs that has the form of a structured answer, or else the last one."""
         context, tries = self.context, self.context.rules.retries
-        for number in range(tries if context.prompts.has(REPAIR.name) else 0):
+        for number in range(tries if REPAIR.name in context.prompts.templates else 0):
             repair = {
                 "memory": fields.get("memory", ""),
                 "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
