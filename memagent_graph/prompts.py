@@ -144,15 +144,10 @@ class Prompts:
             **{name: template.text for name, template in sorted(self.others.items())},
         }
 
-    def has(self, role: str) -> bool:
-        """Whether there is a template for a role."""
-        return role in {"update", "answer"} or role in self.others
-
-    def template(self, role: str) -> PromptTemplate:
-        """Return the template of a role."""
-        if role == "update":
-            return self.update
-        return self.answer if role == "answer" else self.others[role]
+    @cached_property
+    def templates(self) -> Mapping[str, PromptTemplate]:
+        """The templates by the names of their roles."""
+        return {"update": self.update, "answer": self.answer, **self.others}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -167,8 +162,7 @@ class Prompts:
     @cached_property
     def _guarded(self) -> dict[str, re.Pattern[str]]:
         """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
-        templates = (self.update, self.answer, *self.others.values())
-        tags = "|".join(sorted(map(re.escape, frozenset[str]().union(*(each.tags for each in templates)))))
+        tags = "|".join(sorted(map(re.escape, {tag for each in self.templates.values() for tag in each.tags})))
         following: dict[str, list[str]] = {}
         if tags:
             following["<"] = [rf"\s*/?\s*(?:{tags})\b"]
@@ -190,7 +184,7 @@ class Prompts:
 
     def messages(self, role: str, question: str, **fields: str) -> list[Message]:
         """Return the prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""
-        template = self.template(role)
+        template = self.templates[role]
         values = {name: self.neutralise(fields.get(name, "")) for name in template.fields}
         values["prompt"] = self.neutralise(question)
         if "memory" in values:

@@ -277,7 +277,7 @@ async def read_on(
         return memory
     context = await agent.aprepare()
     budget, tokenizer = context.budget, context.tokenizer
-    purpose = shortened(question, budget.question_tokens, tokenizer) if question else None
+    purpose = shortened(question, budget.question_tokens, tokenizer.count) if question else None
     purpose = purpose or about_history(None, budget.question_tokens, tokenizer)
 
     async def new_state(report: Report) -> Mapping[str, Any]:

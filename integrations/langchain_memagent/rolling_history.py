@@ -150,7 +150,7 @@ def _within_a_quarter(
     position, text = request
     message = messages[position]
     assert isinstance(message, HumanMessage)  # noqa: S101  latest_request looks for nothing else
-    short = shortened(text, max(1, tokens // 4), tokenizer)
+    short = shortened(text, max(1, tokens // 4), tokenizer.count)
     return message if short == text else message.model_copy(update={"content": short})
 
 

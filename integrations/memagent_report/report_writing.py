@@ -128,13 +128,13 @@ def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, own_words_only: 
 
     With `own_words_only`, the policy understands only its own prompts, so those of the package do not count.
     """
-    return not own_words_only or all(prompts.has(role.name) for role in roles)
+    return not own_words_only or all(role.name in prompts.templates for role in roles)
 
 
 def custom_templates(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
-    own = {role.name: prompts.template(role.name).text for role in roles if prompts.has(role.name)}
+    own = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
     others = {role.name: "" for role in roles if own_words_only and role.name not in own}
     return own | others
 

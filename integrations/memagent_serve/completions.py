@@ -425,7 +425,7 @@ def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
     most = tokens
     while (excess := context.shown_tokens(question) - tokens) > 0 and most > 1:
         most = max(1, most - excess)
-        question = shortened(question, most, context.tokenizer)
+        question = shortened(question, most, context.tokenizer.count)
     return question
 
 

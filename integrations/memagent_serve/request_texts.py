@@ -267,7 +267,7 @@ def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes
     share = max(1, room // len(kept) - MESSAGE_TOKENS)
     texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in kept]
     messages = [
-        {"role": message.role, "content": shortened(text, share, tokenizer)}
+        {"role": message.role, "content": shortened(text, share, tokenizer.count)}
         for message, text in zip(kept, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

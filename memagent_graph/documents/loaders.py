@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.charsets import byte_order_mark, web_codec
-from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, convert_parts
+from memagent_graph.documents.conversion import ConversionCancellation, convert_parts
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
@@ -77,7 +77,6 @@ def open_document(
         find_charset(document.encoding)  # also where it is not needed, as for PDF
     convert = partial(
         convert_parts,
-        bounds=ConversionBounds.from_environment(),
         cancellation=cancellation or ConversionCancellation(),
         converter=converter,
     )

@@ -39,8 +39,6 @@ from memagent_graph.errors import (
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.private_files import private_folder, write_whole
 
-__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
-
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 ABANDONED_SECONDS: Final = 86_400
 """After so long, a file that is being written has been given up."""

@@ -125,8 +125,8 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
 async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
     """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
-    if reason := step.limit():
-        return {"spans": [], **step.stopped(reason)}
+    if stop := step.limit():
+        return {"spans": [], **stop}
     most = step.chunks_left(width)
     while len(spans) < most and (choice := await step.next_chunk(cursor)):
         span, cursor = choice

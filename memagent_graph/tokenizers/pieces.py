@@ -8,13 +8,9 @@ of megabytes also keeps its regular expressions below their limits: 1 MB of spac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from memagent_graph.words import is_character_end
-
-if TYPE_CHECKING:
-    from memagent_graph.tokenizers.loading import Tokenizer
 
 PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
@@ -62,14 +58,14 @@ _LONGEST_TOKEN = 16
 """Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
 
 
-def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens."""
-    if len(text) <= tokens * _LONGEST_TOKEN and tokenizer.count(text) <= tokens:
+def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
+    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens, as `count` counts them."""
+    if len(text) <= tokens * _LONGEST_TOKEN and count(text) <= tokens:
         return text
     fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
     while fitting + 1 < beyond:
         middle = (fitting + beyond) // 2
-        if tokenizer.count(_ends(text, middle)) <= tokens:
+        if count(_ends(text, middle)) <= tokens:
             fitting = middle
         else:
             beyond = middle

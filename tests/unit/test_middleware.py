@@ -605,7 +605,7 @@ class TestQuestions:
 
     def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:
         text = "Begin here. " + "and so on " * 500 + "The end."
-        short = shortened(text, 50, self.tokenizer)
+        short = shortened(text, 50, self.tokenizer.count)
         assert short.startswith("Begin here.")
         assert short.endswith("The end.")
         assert " [...] " in short
