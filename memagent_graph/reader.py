@@ -558,7 +558,7 @@ class MemAgent:
         if document is None:
             return graph, state
         try:
-            await self.store.reattach_async(
+            await self.store.reattach(
                 state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
             )
         except DocumentMismatchError as error:

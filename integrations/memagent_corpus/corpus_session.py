@@ -36,9 +36,9 @@ from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import questions_of
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
-from memagent_graph.cli.question_files import questions_of
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import counted, in_one_line

@@ -37,8 +37,7 @@ from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
 from memagent_graph.storage.paths import data_folder
-from memagent_graph.storage.private_files import private_folder
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import private_folder, whole_file
 
 MANIFEST: Final = "_manifest.json"
 WORK: Final = "_work"

@@ -24,7 +24,7 @@ from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
@@ -262,8 +262,7 @@ class Tools:
             defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
             if defects or len(failures) == len(reads):
                 raise (defects or failures)[0]
-        size = await asyncio.to_thread(store.size, reference)
-        return await _reading(reference["name"], size, [reads[text] for text in texts])
+        return await _reading(reference["name"], reference["size"], [reads[text] for text in texts])
 
     def _earlier(self, run_id: str) -> ActiveRead:
         """Return an earlier run, to be continued.

@@ -22,8 +22,8 @@ from memagent_graph.cli.options import (
     ReaderOptions,
     Store,
     kept_reader,
+    questions_of,
 )
-from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import json_file
 

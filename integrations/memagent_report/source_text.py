@@ -51,7 +51,7 @@ class SourceText:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        size = store.size(document)
+        size = document["size"]
         return cls(store.read_bytes(document, 0, size or 0).decode(errors="replace"), store.sections(document))
 
     def page(self, start: int) -> str | None:

@@ -23,7 +23,7 @@ from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.fitting import shortened, shown_tokens
+from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.api_errors import ApiError, bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodySpace, bounded, whole_body
 from memagent_serve.chat_replies import (
@@ -412,9 +412,9 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
 def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
     """Return a question that is within its budget also where tags in it are escaped."""
     most = tokens
-    while (excess := shown_tokens(context, question) - tokens) > 0 and most > 1:
+    while (excess := context.shown_tokens(question) - tokens) > 0 and most > 1:
         most = max(1, most - excess)
-        question = shortened(question, most, context.tokenizer)
+        question = shortened(question, most, context.tokenizer.count)
     return question
 
 

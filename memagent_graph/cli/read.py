@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import ReaderOptions, kept_reader
-from memagent_graph.cli.question_files import questions_of
+from memagent_graph.cli.options import ReaderOptions, kept_reader, questions_of
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.settings import SamplingSettings
 

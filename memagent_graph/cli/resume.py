@@ -52,7 +52,7 @@ class Resume(RunOptions):
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.concurrency.pace import AT_ONCE, in_passes
-            from memagent_graph.documents.store import Document
+            from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.outcome import raise_first, result_of
             from memagent_graph.response_format import ResponseFormat

@@ -10,8 +10,14 @@ from typing import Literal
 
 from charset_normalizer import from_bytes
 
-from memagent_graph.documents.alphabets import is_hebrew, latin_charset
-from memagent_graph.documents.charsets import AS_C1, byte_order_mark, seven_bit_codec, web_codec
+from memagent_graph.documents.charsets import (
+    AS_C1,
+    byte_order_mark,
+    is_hebrew,
+    latin_charset,
+    seven_bit_codec,
+    web_codec,
+)
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]

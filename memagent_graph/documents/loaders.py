@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.charsets import byte_order_mark, web_codec
-from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
+from memagent_graph.documents.conversion import ConversionCancellation, converted
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
@@ -55,7 +55,6 @@ def opened(
     document: Document,
     *,
     replace: bool = False,
-    bounds: ConversionBounds | None = None,
     cancellation: ConversionCancellation | None = None,
     converter: str | None = None,
 ) -> Iterator[tuple[str, Parts]]:
@@ -64,8 +63,7 @@ def opened(
     Args:
         document: the source. Most kinds of files are recognised by their first bytes, whatever their names are; pages
             and e-mail by how they begin, if the name has no known suffix.
-        replace: put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
-        bounds: limits of a conversion; from the environment if left out.
+        replace: put U+FFFD for bytes that cannot be decoded.
         cancellation: ends a conversion early.
         converter: the user's own, as in `conversion.converted`.
 
@@ -73,13 +71,12 @@ def opened(
         DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
         MissingExtraError: its converter needs an extra that is not installed.
     """
-    errors: Errors = "replace" if replace else document.errors
+    errors: Errors = "replace" if replace else "strict"
     content = document.content
     if document.encoding is not None:
         known_charset(document.encoding)  # also where it is not needed, as for PDF
     convert = partial(
         converted,
-        bounds=bounds or ConversionBounds.from_environment(),
         cancellation=cancellation or ConversionCancellation(),
         converter=converter,
     )

@@ -26,7 +26,6 @@ from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role, shipped
-from memagent_graph.tokenizers.fitting import beginning, shown_tokens
 
 _MOST_PLACES = 512
 _LINE_TOKENS = 2
@@ -84,7 +83,7 @@ class SideBySide(Strategy):
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
-        return beginning(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
+        return context.beginning(joined(findings, context), context.budget.memory_tokens), _steps(findings)
 
     def edited(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""
@@ -126,8 +125,8 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
 async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
     """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
-    if reason := step.limit():
-        return {"spans": [], **step.stopped(reason)}
+    if stop := step.limit():
+        return {"spans": [], **stop}
     most = step.chunks_left(width)
     while len(spans) < most and (choice := await step.next_chunk(cursor)):
         span, cursor = choice
@@ -193,7 +192,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
     """Merge a group of findings into one."""
     group = state["group"]
     texts = joined(group.values(), step.context)
-    previous = beginning(step.context, texts, step.context.budget.memory_tokens)
+    previous = step.context.beginning(texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
     return with_finding(reply, step, instead_of=group)
 
@@ -238,7 +237,7 @@ def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
         longest = _longest(context)
-        texts = [beginning(context, text, longest) for text in texts]
+        texts = [context.beginning(text, longest) for text in texts]
     return "\n".join(texts)
 
 
@@ -253,7 +252,7 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     if len(findings) <= 1:
         return []
     longest, room = _longest(context), context.budget.chunk_tokens
-    lengths = {name: shown_tokens(context, finding["text"]) for name, finding in findings.items()}
+    lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
     sizes = {name: min(longest, length) + _LINE_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []

@@ -125,7 +125,7 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
     schema = count(prompts.neutralise(form.text))
     carried = budget.question_tokens + budget.memory_tokens + schema + budget.answer_tokens + CHAT_TEMPLATE_TOKENS
     answer = carried + count(prompts.answer.literal)
-    repair = carried + count(prompts.template(REPAIR.name).literal) + budget.answer_tokens + ERROR_TOKENS
+    repair = carried + count(prompts.templates[REPAIR.name].literal) + budget.answer_tokens + ERROR_TOKENS
     if (needed := max(answer, repair)) > budget.context_window:
         raise BudgetError(
             f"a structured answer needs {needed} tokens, {schema} of them for the schema, and the context window has "

@@ -18,19 +18,20 @@ from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
 from memagent_graph.run_log.columns import bounded, record_of
-from memagent_graph.run_log.filters import RunFilter, RunTotals
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
     Redaction,
     Reward,
+    RunFilter,
     RunRecord,
+    RunTotals,
     StrategyId,
     TextKind,
     edited_by,
 )
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.rows import connect
 from memagent_graph.run_log.writer import Writer
 from memagent_graph.storage.database import OtherTablesError
 from memagent_graph.trace import Trace

@@ -76,7 +76,7 @@ class ExcerptWindow:
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.question
-        self.asks_once = self.context.prompts.has(QUESTION.name)
+        self.asks_once = QUESTION.name in self.context.prompts.templates
         self.role = QUESTION if self.asks_once else UPDATE
         self.window = self.context.window or self.context.budget.context_window
         self.reply_tokens = self.role.tokens(self.context.budget)
@@ -182,7 +182,7 @@ def words_around(context: ReaderContext) -> int:
     Documents that have to fit in a window with these must be shorter by this number.
     """
     prompts = prompts_for(Excerpt.roles, context.prompts, own_words_only=context.own_words_only)
-    template = prompts.template(QUESTION.name if prompts.has(QUESTION.name) else UPDATE.name)
+    template = prompts.templates[QUESTION.name if QUESTION.name in prompts.templates else UPDATE.name]
     return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + SEAM_TOKENS
 
 

@@ -73,16 +73,12 @@ class Gated(Strategy):
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "roles", (self._role, ANSWER))
-
-    @property
-    def _role(self) -> Role:
-        return GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE
+        object.__setattr__(self, "roles", (GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE, ANSWER))
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop, with an early exit."""
         wire_line(graph, "update_or_keep", self._update_or_keep, leave=unless_enough("read_chunk"))
 
     async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
-        reply = await read_with_memory(self._role, state, step)
+        reply = await read_with_memory(self.roles[0], state, step)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}

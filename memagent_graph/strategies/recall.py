@@ -17,7 +17,6 @@ from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, 
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
 from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
-from memagent_graph.tokenizers.fitting import shown_tokens
 
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
@@ -144,7 +143,7 @@ class Recall(Strategy):
         for number in ranking[:_MOST]:
             place = places[number - len(earlier)] if number >= len(earlier) else None
             text = _text_of(place, step) if place else earlier[number]
-            tokens = shown_tokens(step.context, text) + 2
+            tokens = step.context.shown_tokens(text) + 2
             if tokens > room:
                 continue
             room -= tokens

@@ -23,7 +23,6 @@ class RunComparison:
 
     a: Timeline
     b: Timeline
-    same_question: bool
     same_document: bool
     """Whether the text is the same, independent of its name."""
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -53,7 +52,6 @@ def compare_runs(
     return RunComparison(
         a=left,
         b=right,
-        same_question=a.question == b.question,
         same_document=a.document["key"] == b.document["key"],
         settings={
             name: (given_a.get(name), given_b.get(name))

@@ -76,11 +76,6 @@ class Totals:
     seconds: float
     events: dict[EventKind, int]
 
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion tokens together."""
-        return self.prompt_tokens + self.completion_tokens
-
 
 @dataclass(frozen=True)
 class Timeline:

@@ -24,7 +24,7 @@ from urllib.parse import quote as quoted
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import write_whole
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import re
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import MessagesState
 from langgraph.prebuilt import ToolNode
@@ -99,11 +97,8 @@ class TestWhatTheModelGets:
         (message,) = told(agent.invoke({"messages": [("user", "?")], "found": documents}))
         assert ", b.txt)" in message.text
 
-    @pytest.mark.parametrize(
-        "said", ["unknown", "Not found.", "none", "Nicht angegeben.", "未提及。", "उल्लेख नहीं है।", "لم يذكر"]
-    )
-    def test_a_plain_statement_where_the_document_does_not_hold_the_answer(self, make_tool, said) -> None:
-        tool = make_tool(ScriptedPolicy(lambda prompt: "nothing" if "<section>" in prompt else f"\\boxed{{{said}}}"))
+    def test_a_plain_statement_where_the_document_does_not_hold_the_answer(self, make_tool) -> None:
+        tool = make_tool(ScriptedPolicy(lambda prompt: "nothing" if "<section>" in prompt else "\\boxed{unknown}"))
         message = call(tool, questions=[HARBOR], text=TEXT)
         assert message.text == "The document does not say."
         assert message.artifact["readings"][0]["answer"] is None
@@ -139,10 +134,6 @@ class TestWhatTheModelGets:
         assert "Notes so far: harbor 4711" in message.text
         assert message.artifact["readings"][0]["stop_reason"] == "max_chunks"
 
-    def test_several_questions_in_the_order_in_which_they_were_asked(self, make_tool) -> None:
-        content = call(make_tool(), questions=[HARBOR, CASTLE], text=TEXT).text
-        assert content.index(f"Question 1: {HARBOR}\nAnswer: 4711") < content.index(f"Question 2: {CASTLE}\nAnswer: 12")
-
     def test_one_question_may_be_a_plain_string(self, make_tool) -> None:
         assert "4711" in call(make_tool(), questions=HARBOR, text=TEXT).text
 
@@ -175,16 +166,6 @@ class TestWhatTheProgramGets:
         call(make_tool(), questions=[HARBOR, CASTLE], text=TEXT)
         assert len(list((tmp_path / "documents" / "texts").iterdir())) == 1
 
-    def test_questions_are_read_side_by_side(self, make_tool) -> None:
-        policy = ScriptedPolicy(perfect_reader, delay=0.002)
-        call(make_tool(policy), questions=[HARBOR, CASTLE], text=TEXT)
-        asked = ["harbor" in part(prompt, "problem") for prompt in policy.prompts]
-        assert sum(left != right for left, right in itertools.pairwise(asked)) > 10
-
-    async def test_asynchronously_the_same(self, make_tool) -> None:
-        content = await make_tool().ainvoke({"questions": [HARBOR], "text": TEXT})
-        assert content.startswith("Answer: 4711")
-
     async def test_a_synchronous_call_works_inside_a_running_loop(self, make_tool) -> None:
         tool = make_tool()
         assert (await tool.ainvoke({"questions": [HARBOR], "text": TEXT})).startswith("Answer: 4711")
@@ -215,22 +196,6 @@ class TestWhatTheModelMayRead:
         path = str(tmp_path / "secret.txt") if path == "ABSOLUTE" else path
         message = refusal(make_tool(roots=[root]), path=path)
         assert message == f"there is no file {path!r} that may be read. Name a file below roots/."
-
-    @pytest.mark.parametrize("path", ["file:///etc/passwd", "http://localhost/x", "data:text/plain,x"])
-    def test_an_address_as_a_path_is_refused(self, make_tool, tmp_path, path) -> None:
-        assert "is an address, and only paths are accepted here" in refusal(make_tool(roots=[tmp_path]), path=path)
-
-    def test_a_folder_and_a_device_are_refused(self, make_tool, tmp_path) -> None:
-        (tmp_path / "a book.txt").write_text("a book")
-        assert "is a folder, not a file. Read its files one by one; it contains a book.txt." in refusal(
-            make_tool(roots=[tmp_path]), path="."
-        )
-        assert "is not a regular file" in refusal(make_tool(roots=["/dev"]), path="/dev/zero")
-
-    def test_a_sparse_file_of_ten_gigabytes_is_refused_by_its_size(self, make_tool, tmp_path) -> None:
-        with (tmp_path / "big.txt").open("wb") as file:
-            file.truncate(10 * 2**30)
-        assert "10,737,418,240 bytes, more than" in refusal(make_tool(roots=[tmp_path]), path="big.txt")
 
     def test_a_text_over_the_ceiling_is_refused(self, make_tool) -> None:
         assert "more than the 100 that are allowed" in refusal(make_tool(max_bytes=100), text="x" * 101)
@@ -463,24 +428,6 @@ class TestInAnAgent:
         assert parts[-1]["progress"] == 1.0
         assert {(each["question"], each["run_id"]) for each in parts} == {(HARBOR, parts[0]["run_id"])}
 
-    @pytest.mark.parametrize("checkpointer", [None, InMemorySaver()])
-    async def test_progress_is_streamed_asynchronously(self, make_tool, checkpointer) -> None:
-        agent = self.agent(make_tool(), checkpointer=checkpointer)
-        config: Any = {"configurable": {"thread_id": "progress-async"}, **TIGHT}
-        stream = agent.astream({"messages": [("user", "?")]}, config, stream_mode="custom")
-        parts = [each async for each in stream if each["type"] == "memagent.memory_update"]
-        assert len(parts) > 30
-        assert parts[-1]["progress"] == 1.0
-
-    def test_several_calls_of_several_questions_in_one_message_do_not_mix(self, make_tool) -> None:
-        texts = [document_with({0.5: f"The key of harbor is {n}.", 0.7: f"The key of castle is {n}0."}) for n in (1, 2)]
-        calls = [{"questions": [HARBOR, CASTLE], "text": text} for text in texts]
-        agent = self.agent(make_tool(), *calls, checkpointer=InMemorySaver())
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        state = agent.invoke({"messages": [("user", "?")]}, config)
-        answers = [[each["answer"] for each in message.artifact["readings"]] for message in told(state)]
-        assert answers == [["1", "10"], ["2", "20"]]
-
     def test_a_second_turn_on_the_same_thread_reads_afresh(self, make_tool) -> None:
         tool, saver = make_tool(), InMemorySaver()
         config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
@@ -529,21 +476,6 @@ class TestAReadThatFails:
         assert text.endswith("). Start it.")
         assert ", chunk " in text
 
-    def test_the_answers_to_other_questions_are_not_lost(self, make_tool, policy) -> None:
-        message = call(make_tool(policy), questions=[HARBOR, CASTLE], text=TEXT)
-        assert f"Question 1: {HARBOR}\nThe read failed: the server is gone" in message.text
-        assert f"Question 2: {CASTLE}\nAnswer: 12" in message.text
-        assert message.artifact["readings"][0]["run_id"]
-
-    @pytest.mark.parametrize("checkpointer", [None, InMemorySaver()])
-    def test_the_agent_goes_on(self, make_tool, policy, checkpointer) -> None:
-        agent = create_agent(
-            asking({"questions": [HARBOR], "text": TEXT}), [make_tool(policy)], checkpointer=checkpointer
-        )
-        state = agent.invoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "goes-on"}})
-        assert told(state)[0].status == "error"
-        assert state["messages"][-1].text == "done"
-
     def test_with_checkpoints_of_its_own_the_reader_can_resume_it(self, make_reader, policy) -> None:
         reader = make_reader(policy, checkpoints=InMemorySaver(), run_log=False)
         agent = create_agent(
@@ -558,140 +490,6 @@ class TestAReadThatFails:
         result = reader.resume(failed["run_id"])
         assert result.answer == "4711"
         assert len(policy.prompts) - asked < result.chunks_read - failed["chunks_read"] + 2
-
-    @pytest.mark.parametrize("own", [False, True])
-    def test_raised_it_stops_the_agent_which_goes_on_at_the_chunk(self, make_reader, policy, own) -> None:
-        reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if own else {}))
-        tool = ReadLongDocument(agent=reader, on_failure="raise")
-        agent = create_agent(
-            asking({"questions": [HARBOR, CASTLE], "text": TEXT}), [tool], checkpointer=InMemorySaver()
-        )
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        with pytest.raises(PolicyUnreachableError) as caught:
-            agent.invoke({"messages": [("user", "?")]}, config, durability="sync")
-        policy.gone = False
-        (message,) = told(agent.invoke(None, config))
-        harbor, castle = message.artifact["readings"]
-        assert (harbor["answer"], castle["answer"]) == ("4711", "12")
-        assert harbor["run_id"] == caught.value.run_id
-        assert harbor["evidence"]
-        sections = Counter(
-            (part(prompt, "problem"), part(prompt, "section")) for prompt in policy.prompts if "<section>" in prompt
-        )
-        # Both questions are at the same chunk, so the other one may have failed there, too.
-        again = [question for (question, _), times in sections.items() for _ in range(times - 1)]
-        assert again and len(again) == len(set(again)), "only the chunk that failed was read again"
-
-
-CHUNKS = 200
-KILLED_AT = 100
-AGENT = """
-import os, signal, sys
-from pathlib import Path
-
-from langchain.agents import create_agent
-from langgraph.checkpoint.sqlite import SqliteSaver
-from langchain_memagent.read_long_document import ReadLongDocument
-from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
-
-folder, killed_at = Path(sys.argv[1]), int(sys.argv[2])
-sys.path.insert(0, sys.argv[3])
-from support.scripts import part, perfect_reader
-from unit.test_tool import asking
-
-def script(prompt):
-    section = part(prompt, "section")
-    if section:
-        with (folder / "sections.txt").open("a") as file:
-            file.write(section.replace("\\n", " ") + "\\n")
-        if sum(1 for _ in (folder / "sections.txt").open()) == killed_at + 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return perfect_reader(prompt)
-
-reader = MemAgent(
-    ScriptedPolicy(script),
-    tokenizer="embedded",
-    budget=Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60),
-    prompts=load_prompts(),
-    store=DocumentStore(folder / "documents"),
-    run_log=folder / "runs.sqlite",
-)
-tool = ReadLongDocument(agent=reader, roots=[folder])
-with SqliteSaver.from_conn_string(str(folder / "agent.sqlite")) as saver:
-    agent = create_agent(
-        asking({"questions": ["What is the key of harbor?"], "path": "book.txt"}), [tool], checkpointer=saver
-    )
-    config = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
-    snapshot = agent.get_state(config)
-    given = None if snapshot.next else {"messages": [("user", "?")]}
-    if given is None:
-        agent = create_agent(asking(then="unused"), [tool], checkpointer=saver)
-    for part_of_stream in agent.stream(given, config, stream_mode="custom"):
-        if part_of_stream["type"] == "memagent.memory_update":
-            print("progress", part_of_stream["chunk_index"], part_of_stream["run_id"], flush=True)
-    (message,) = [each for each in agent.get_state(config).values["messages"] if each.type == "tool"]
-    reading = message.artifact["readings"][0]
-    spans = [(each["chunk_index"], each["quote"]) for each in reading["evidence"]]
-    print("result", reading["answer"], reading["chunks_read"], reading["run_id"], spans, flush=True)
-"""
-
-
-def test_an_agent_killed_at_chunk_100_of_200_goes_on_at_chunk_100(tmp_path: Path) -> None:
-    from memagent_graph import RunLog, load_tokenizer
-
-    tokenizer = load_tokenizer("embedded")
-    text = document_with({0.1: "The key of harbor is 4711."}, words=9_000)
-    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
-    (tmp_path / "book.txt").write_text(text)
-    (tmp_path / "agent.py").write_text(AGENT)
-    command = [
-        sys.executable,
-        str(tmp_path / "agent.py"),
-        str(tmp_path),
-        str(KILLED_AT),
-        str(Path(__file__).parents[1]),
-    ]
-
-    killed = run_program(command, stdout=subprocess.PIPE)
-    assert killed.returncode == -signal.SIGKILL
-    before = [line.split() for line in killed.stdout.splitlines()]
-    assert [int(chunk) for _, chunk, _ in before] == list(range(len(before)))
-    assert len(before) >= KILLED_AT - 1, "the kill may come before the last report, which another thread prints"
-
-    resumed = run_program(command, stdout=subprocess.PIPE, check=True)
-    *after, result = [line.split(maxsplit=4) for line in resumed.stdout.splitlines()]
-    chunks_read = int(result[2])
-    assert chunks_read >= CHUNKS
-    assert [int(chunk) for _, chunk, _ in after] == list(range(KILLED_AT, chunks_read))
-    assert {run_id for _, _, run_id in [*before, *after]} == {result[3]}, "it is the same run"
-    assert result[1] == "4711"
-    assert "harbor is 4711" in result[4], "evidence from before the kill is found again"
-    sections = (tmp_path / "sections.txt").read_text().splitlines()
-    assert len(sections) == chunks_read + 1, "only the chunk at which it was killed was shown twice"
-    assert len([*RunLog(tmp_path / "runs.sqlite").conversations(result[3])]) == chunks_read + 1
-
-
-async def test_an_asynchronous_agent_resumes_at_the_chunk_with_a_default_durability(make_reader, tmp_path) -> None:
-    """The tool itself sees to it that the reader's steps are saved, however the agent is invoked."""
-    stopped = True
-
-    def script(prompt: str) -> Any:
-        if stopped and "4711" in part(prompt, "section"):
-            raise KeyError("a defect somewhere")
-        return perfect_reader(prompt)
-
-    policy = ScriptedPolicy(script)
-    tool = ReadLongDocument(agent=make_reader(policy, run_log=False))
-    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "agent.sqlite")) as saver:
-        agent = create_agent(asking({"questions": [HARBOR], "text": TEXT}), [tool], checkpointer=saver)
-        with pytest.raises(KeyError):
-            await agent.ainvoke({"messages": [("user", "?")]}, config)
-        stopped = False
-        (message,) = told(await agent.ainvoke(None, config))
-    assert message.text.startswith("Answer: 4711")
-    sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
-    assert len(sections) == len(set(sections)) + 1
 
 
 def test_calls_that_share_one_task_go_on_with_their_own_reads(make_reader) -> None:
@@ -828,8 +626,7 @@ class TestAskingTheSameAgain:
         assert len(sections) == len(set(sections)) + 2, "only the two chunks that went wrong were read again"
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_a_resumed_agent_does_not_open_the_document_again(make_reader, is_async) -> None:
+def test_a_resumed_agent_does_not_open_the_document_again(make_reader) -> None:
     gone = True
 
     def script(prompt: str) -> Any:
@@ -847,11 +644,9 @@ async def test_a_resumed_agent_does_not_open_the_document_again(make_reader, is_
     agent = create_agent(model, [tool], checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
     with pytest.raises(PolicyUnreachableError):
-        await agent.ainvoke({"messages": [("user", "?")]}, config) if is_async else agent.invoke(
-            {"messages": [("user", "?")]}, config
-        )
+        agent.invoke({"messages": [("user", "?")]}, config)
     gone = False
-    (message,) = told(await agent.ainvoke(None, config) if is_async else agent.invoke(None, config))
+    (message,) = told(agent.invoke(None, config))
     assert message.text.startswith("Answer: 4711")
     assert len(fetched) == 1
 
@@ -917,7 +712,8 @@ async def main():
                 asking(then="x"), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver
             )
         state = await agent.ainvoke(None if begun else {"messages": [("user", "?")]}, config)
-    print([[each["answer"] for each in m.artifact["readings"]] for m in state["messages"] if m.type == "tool"])
+    readings = [m.artifact["readings"] for m in state["messages"] if m.type == "tool"]
+    print([[(each["answer"], bool(each["evidence"])) for each in of_call] for of_call in readings])
 
 asyncio.run(main())
 """
@@ -926,17 +722,17 @@ asyncio.run(main())
 def test_two_calls_of_two_questions_killed_three_times_go_on_each_at_its_own_chunk(tmp_path: Path) -> None:
     for name, number in (("a.txt", 1), ("b.txt", 2)):
         facts = {0.2: f"The key of harbor is {number}. " * 2, 0.6: f"The key of castle is {number}0. " * 2}
-        (tmp_path / name).write_text(document_with(facts, words=2400 + 300 * number).replace("word", f"word{name[0]}"))
+        (tmp_path / name).write_text(document_with(facts, words=900 + 200 * number).replace("word", f"word{name[0]}"))
     (tmp_path / "agent.py").write_text(ASYNC_AGENT)
     folders = [str(tmp_path / "agent.py"), str(tmp_path)]
-    for killed_at in (30, 110, 170):
+    for killed_at in (20, 50, 80):
         command = [sys.executable, *folders, str(killed_at), str(Path(__file__).parents[1])]
         assert run_program(command).returncode == -signal.SIGKILL
     command = [sys.executable, *folders, "-1", str(Path(__file__).parents[1])]
     done = run_program(command, stdout=subprocess.PIPE, check=True)
-    assert done.stdout == "[['1', '10'], ['2', '20']]\n"
+    assert done.stdout == "[[('1', True), ('10', True)], [('2', True), ('20', True)]]\n"
     asked = Counter((tmp_path / "asked.txt").read_text().splitlines())
-    assert len(asked) > 200
+    assert len(asked) > 100
     assert sum(asked.values()) <= len(asked) + 3 * 4, "at every kill, each of the four reads loses one chunk at most"
 
 

@@ -61,7 +61,7 @@ class Demo:
 
         from memagent_evaluation.planted_document import compose  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.documents.store import Document  # noqa: PLC0415
+        from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.settings import ReadSettings  # noqa: PLC0415
 

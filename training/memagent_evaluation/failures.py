@@ -17,8 +17,7 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
-from memagent_graph.timeline.run_views import view_of_run
-from memagent_graph.timeline.view import RunView
+from memagent_graph.timeline.view import RunView, view_of_run
 from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})

@@ -18,7 +18,7 @@ from memagent_evaluation.markdown_tables import grouped, length_label
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
 from memagent_evaluation.standings import accuracy
 from memagent_graph.extra_modules import extra_module
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import whole_file
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""

@@ -49,7 +49,7 @@ from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import suite_parts
 from memagent_graph.plain_text import counted, in_one_line
 from memagent_graph.prices import Prices
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import write_whole
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "

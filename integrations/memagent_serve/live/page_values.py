@@ -132,7 +132,7 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
         raise not_found("the run has not read this passage, or its text is no longer stored")
     first = span.start_byte + len(text[: start - span.start_char].encode())
     last = first + len(text[start - span.start_char : end - span.start_char].encode())
-    size = store.size(view.document) or last
+    size = view.document["size"] or last
     began, ended = max(0, first - _AROUND_BYTES), min(size, last + _AROUND_BYTES)
     before, passage, after = (
         store.read_bytes(view.document, *span).decode(errors="ignore")

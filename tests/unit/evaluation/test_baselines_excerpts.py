@@ -13,7 +13,7 @@ from langchain_core.embeddings import Embeddings
 from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
-from memagent_graph.retriever import ranked_by_vectors, ranked_by_words
+from memagent_graph.retriever import VectorRetriever, ranked_by_words
 from memagent_graph.strategies.excerpts import DocumentEnds, longest_fitting
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -92,4 +92,4 @@ class Directions(Embeddings):
 
 async def test_vectors_are_ranked_by_direction_and_not_by_length() -> None:
     texts = iter(["9 9", "0.1 0", "0 0", "0 5"])
-    assert await ranked_by_vectors(texts, "2 0", Directions()) == [1, 0, 2, 3]
+    assert await VectorRetriever(Directions()).rank(iter(texts), "2 0") == [1, 0, 2, 3]

@@ -33,7 +33,7 @@ class GoldAnswers:
         """Return the same in the form that a run has, with the evidence if known."""
         document = run.record.document
         of_document = ((str(document[by]), run.question) for by in ("key", "name"))
-        keys = (run.run_id, *of_document, run.question)
+        keys: tuple[str | tuple[str, str], ...] = (run.run_id, *of_document, run.question)
         found = next((self.answers[key] for key in keys if key in self.answers), ())
         if isinstance(found, Gold):
             return found if found.answers or found.evidence else None
