@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import fields
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
@@ -191,7 +190,7 @@ class Tools:
         """
         read = self.active.find(run_id)
         if read is None or not read.is_running:
-            bounds = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
+            bounds = self._ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
             read = await asyncio.to_thread(self._earlier, run_id)
             self.active.register(read)
             self.active.start_in_background(
@@ -237,7 +236,7 @@ class Tools:
         form = None if schema is None else ResponseFormat.of(schema)
         store, prepared = self._reader.store, structured(await self._reader.aprepare(), form)
         texts = checked_questions(questions, prepared)
-        bounds = tightest(self._ceilings, limits)
+        bounds = self._ceilings.lowered(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
@@ -338,15 +337,6 @@ class _Progress:
         which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
         share = sum(self._shares) / len(self._shares)
         await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
-
-
-def tightest(ceilings: Limits, requested: Limits) -> Limits:
-    """Return the lower limit of each pair."""
-    lowest: dict[str, Any] = {}
-    for limit in fields(Limits):
-        values = (getattr(ceilings, limit.name), getattr(requested, limit.name))
-        lowest[limit.name] = min((value for value in values if value is not None), default=None)
-    return Limits(**lowest)
 
 
 async def shielded(work: Coroutine[Any, Any, Result]) -> Result:

@@ -11,7 +11,7 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, cast
 
 from langgraph.channels import Topic
@@ -181,6 +181,11 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")
+
+    def lowered(self, other: Limits) -> Limits:
+        """Return the lower limit of each pair."""
+        pairs = ((getattr(self, limit.name), getattr(other, limit.name)) for limit in fields(self))
+        return Limits(*(min((value for value in pair if value is not None), default=None) for pair in pairs))
 
 
 @dataclass(frozen=True)
