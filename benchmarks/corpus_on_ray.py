@@ -27,7 +27,7 @@ from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server
 from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
 from memagent_corpus.corpus_run import CHECKPOINTS, exclusive, run_corpus
-from memagent_corpus.on_ray import ActorPlan, RayEngine, connected
+from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusSize
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
@@ -121,7 +121,7 @@ def measure() -> list[Figure]:
         with ExitStack() as stack:
             url = stack.enter_context(slow_server(0))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            stack.enter_context(connected("local", num_cpus=4, object_store_memory=200 * 2**20))
+            stack.enter_context(connect("local", num_cpus=4, object_store_memory=200 * 2**20))
             return _figures(url, folder)
     finally:
         throughput.DELAY_MS = before

@@ -28,7 +28,7 @@ from memagent_evaluation.scorers import score
 from memagent_evaluation.statistics import estimate
 from memagent_evaluation.tasks.registry import load_task
 from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
-from memagent_graph.policies import LocalPolicy
+from memagent_graph.policies.local import LocalPolicy
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policy import Messages, SamplingParams, TokenIds
 

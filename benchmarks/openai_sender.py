@@ -27,6 +27,7 @@ class _OpenAISender:
     """Stands for `sending.Sender`, as far as a read without faults needs it."""
 
     def __init__(self, base_url: str) -> None:
+        self.slots = asyncio.Semaphore(DOCUMENTS)
         self._client = openai.AsyncOpenAI(
             base_url=base_url, api_key="none", max_retries=4, timeout=300.0, http_client=openai.DefaultAioHttpClient()
         )
@@ -42,6 +43,7 @@ class _OpenAISender:
         return decode(reply.content), 0
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._client.close()
 
 
@@ -49,14 +51,8 @@ def _openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgen
     reader = reader_of(url, store, logprobs=logprobs)
     policy = reader.policy
     assert isinstance(policy, OpenAICompatiblePolicy)
-    connect = policy._connect
-
-    def connected() -> Any:
-        connection = connect()
-        object.__setattr__(connection, "sender", _OpenAISender(url))
-        return connection
-
-    policy._connections._make = connected
+    connections: Any = policy._connections
+    connections._make, connections._close = lambda: _OpenAISender(url), _OpenAISender.close
     return reader
 
 

@@ -6,7 +6,7 @@ Its runs are logged, resumed, edited, shown, exported and trained on like those 
 """
 
 from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, Role, Strategy, Trouble, Writes
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk, update_memory
+from memagent_graph.reading.steps import after_read_chunk, answer, chosen_chunk, read_chunk, update_memory
 
 
 def yes_or_no(text, prompts):
@@ -48,7 +48,7 @@ class OwnGate(Strategy):
 
 async def ask_gate(state, step):
     """Ask whether the chosen chunk has anything new; anything but a clear no counts as yes."""
-    span = chosen(state)
+    span = chosen_chunk(state)
     reply = await step.ask(GATE, memory=state["memory"], chunk=step.text(span), reads=[span])
     if reply.value is False:
         step.has_read(span)

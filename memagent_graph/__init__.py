@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from memagent_graph.events import ReadEvent as ReadEvent
     from memagent_graph.events import StopReason as StopReason
     from memagent_graph.events import UpdateRule as UpdateRule
-    from memagent_graph.policies import ChatModelPolicy as ChatModelPolicy
-    from memagent_graph.policies import LocalPolicy as LocalPolicy
-    from memagent_graph.policies import OpenAICompatiblePolicy as OpenAICompatiblePolicy
-    from memagent_graph.policies import ScriptedPolicy as ScriptedPolicy
+    from memagent_graph.policies.chat_model import ChatModelPolicy as ChatModelPolicy
+    from memagent_graph.policies.local import LocalPolicy as LocalPolicy
+    from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy as OpenAICompatiblePolicy
+    from memagent_graph.policies.scripted import ScriptedPolicy as ScriptedPolicy
     from memagent_graph.policy import Completion as Completion
     from memagent_graph.policy import FinishReason as FinishReason
     from memagent_graph.policy import Policy as Policy
@@ -104,7 +104,10 @@ _HOMES = {
     ),
     "provenance.evidence": ("Evidence",),
     "reading.graph": ("ReaderGraph", "build_graph"),
-    "policies": ("ChatModelPolicy", "LocalPolicy", "OpenAICompatiblePolicy", "ScriptedPolicy"),
+    "policies.chat_model": ("ChatModelPolicy",),
+    "policies.local": ("LocalPolicy",),
+    "policies.openai_compatible": ("OpenAICompatiblePolicy",),
+    "policies.scripted": ("ScriptedPolicy",),
     "policy": ("Completion", "FinishReason", "Policy", "SamplingParams", "TokenUsage"),
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
     "reader": ("MemAgent",),

@@ -34,14 +34,8 @@ class Budget:
         Raises:
             BudgetError: it does not fit; the message names the excess and what to shrink.
         """
-        update = (
-            self.question_tokens
-            + self.memory_tokens
-            + self.chunk_tokens
-            + self.memory_tokens
-            + update_template_tokens
-            + CHAT_TEMPLATE_TOKENS
-        )
+        carried = self.question_tokens + self.memory_tokens + CHAT_TEMPLATE_TOKENS
+        update = carried + self.chunk_tokens + self.memory_tokens + update_template_tokens
         if update > self.context_window:
             excess = update - self.context_window
             largest = max(("chunk_tokens", "memory_tokens", "question_tokens"), key=lambda name: getattr(self, name))
@@ -56,14 +50,7 @@ class Budget:
                 f"{self.context_window}",
                 hint=f"{remedy}, or serve the model with a window of at least {update} tokens.",
             )
-        answer = (
-            self.question_tokens
-            + self.memory_tokens
-            + self.answer_tokens
-            + answer_template_tokens
-            + CHAT_TEMPLATE_TOKENS
-        )
-        if answer > self.context_window:
+        if (answer := carried + self.answer_tokens + answer_template_tokens) > self.context_window:
             raise BudgetError(
                 f"an answer needs {answer} tokens and the context window has {self.context_window}",
                 hint=f"Shrink --answer-tokens (now {self.answer_tokens}) by {answer - self.context_window}.",

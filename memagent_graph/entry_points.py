@@ -19,7 +19,7 @@ STRATEGIES: Final = "memagent.strategies"
 """Each names a subclass of `memagent_graph.Strategy`, or an instance of one."""
 
 
-def added(group: str) -> Mapping[str, EntryPoint]:
+def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, sorted; of two with one name, the first on the Python path."""
     found: dict[str, EntryPoint] = {}
     for each in entry_points(group=group):

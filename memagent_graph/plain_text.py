@@ -25,7 +25,7 @@ def in_one_line(text: str, longest: int | None = None) -> str:
     return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-def counted(count: int, what: str) -> str:
+def quantity(count: int, what: str) -> str:
     """As in "1 run", "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 

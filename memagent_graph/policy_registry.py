@@ -12,23 +12,25 @@ where `make_policy` takes the `PolicySettings`, of which it uses what it needs, 
 from __future__ import annotations
 
 import os
+from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
+from urllib.parse import quote
 
-from memagent_graph import policies
-from memagent_graph.entry_points import POLICIES, added, failure_of
-from memagent_graph.errors import MemAgentError, PolicyError
+from memagent_graph.entry_points import POLICIES, failure_of, list_entry_points
+from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
-from memagent_graph.policies.client_settings import is_openai_client
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
 from memagent_graph.storage.bounded_files import json_value
 
 PolicyFactory: TypeAlias = Callable[[PolicySettings], Policy]
+_OPENAI_CLIENTS: Final = {("openai", "OpenAI"), ("openai", "AsyncOpenAI")}
+"""Also those for Azure are of these classes. The package need not be imported."""
 
 
 def make_policy(settings: PolicySettings) -> Policy:
@@ -43,7 +45,7 @@ def make_policy(settings: PolicySettings) -> Policy:
         return _BUILT_IN[name](settings)
     if name in KNOWN:
         return _in_process(name, settings)
-    entries = added(POLICIES)
+    entries = list_entry_points(POLICIES)
     if name not in entries:
         names = policy_names()
         hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}. A server's model is named with --model.")
@@ -65,16 +67,21 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
         MemAgentError: something is set that belongs to the object itself.
     """
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
-    if is_openai_client(value):
+    if not kinds.isdisjoint(_OPENAI_CLIENTS):
         options = _server_options(settings)
         if settings.timeout == PolicySettings.timeout:
             del options["read_timeout"]
         if settings.retries == PolicySettings.retries:
             del options["max_retries"]
-        return policies.OpenAICompatiblePolicy.from_client(value, settings.model, **options)
+        from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
+
+        own = {**_client_options(value, settings.model), "model": settings.model}
+        return OpenAICompatiblePolicy(**own | options)
     if ("langchain_core", "BaseChatModel") in kinds:
         require_own_settings(settings, besides={"unsupported"})
-        return policies.ChatModelPolicy(cast(Any, value), unsupported=_names(settings.unsupported))
+        from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
+
+        return ChatModelPolicy(cast(Any, value), unsupported=_names(settings.unsupported))
     if not isinstance(value, type) and isinstance(value, Policy):
         require_own_settings(settings)
         return value
@@ -87,6 +94,60 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
         "or an object with a name and an async method complete(prompt, sampling).",
     )
+
+
+def _client_options(client: Any, model: str | None) -> dict[str, Any]:
+    """Return the settings of a client of the `openai` package as arguments of an `OpenAICompatiblePolicy`.
+
+    Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are taken
+    over, also those of Azure; a transport or hooks of its own are not.
+
+    Raises:
+        PolicyRequestError: its key comes from a function, or it is Azure's and names no deployment.
+    """
+    if getattr(client, "_api_key_provider", None) or getattr(client, "_azure_ad_token_provider", None):
+        raise PolicyRequestError(
+            "the client's key comes from a function, which only the client itself calls",
+            hint="Make the client with a key (api_key=... or azure_ad_token=...), or use MemAgent(ChatOpenAI(...)) or "
+            "MemAgent(AzureChatOpenAI(...)).",
+        )
+    base_url = str(client.base_url).rstrip("/")
+    names = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
+    headers = {**{name: value for name, value in names.items() if value}, **client._custom_headers}
+    settings: dict[str, Any] = {"api_key": client.api_key}
+    if hasattr(client, "_azure_deployment"):
+        if "/deployments/" not in base_url:
+            if model is None:
+                raise PolicyRequestError(
+                    "the client is Azure's, and its deployment is not named",
+                    hint='Name it: MemAgent(client, model="DEPLOYMENT").',
+                )
+            base_url = f"{base_url}/deployments/{model}"
+        token = getattr(client, "_azure_ad_token", None)
+        settings = {"api_key": token} if token else {"api_key": None}
+        headers |= {} if token else {"api-key": client.api_key}
+    settings |= {
+        "base_url": base_url,
+        "default_headers": {name: str(value) for name, value in headers.items() if isinstance(value, str)},
+        "default_query": {name: str(value) for name, value in client.default_query.items()},
+        "max_retries": client.max_retries,
+    }
+    timeout = client.timeout
+    if isinstance(timeout, int | float):
+        settings["read_timeout"] = float(timeout)
+    elif getattr(timeout, "read", None):
+        settings["read_timeout"] = float(timeout.read)
+        if timeout.connect:
+            settings["connect_timeout"] = float(timeout.connect)
+    pool = getattr(client._client._transport_for_url(client.base_url), "_pool", None)
+    if url := getattr(pool, "_proxy_url", None):
+        secret = dict(getattr(pool, "_proxy_headers", ())).get(b"Proxy-Authorization", b"").removeprefix(b"Basic ")
+        user = "".join(f"{quote(part, '')}:" for part in b64decode(secret).decode().split(":", 1))[:-1]
+        host = f"{url.host.decode()}:{url.port}" if url.port else url.host.decode()
+        settings["proxy"] = f"{url.scheme.decode()}://{user}{'@' if user else ''}{host}"
+    if context := getattr(pool, "_ssl_context", None):
+        settings["ca_file"] = context
+    return settings
 
 
 def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()) -> None:
@@ -109,7 +170,7 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
 
 def policy_names() -> tuple[str, ...]:
     """Return the names that `make_policy` knows: those that come with the package, then those that were added."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *added(POLICIES))))
+    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *list_entry_points(POLICIES))))
 
 
 def _local(settings: PolicySettings) -> Policy:
@@ -120,7 +181,9 @@ def _local(settings: PolicySettings) -> Policy:
 
 def _in_process(model: str, settings: PolicySettings) -> Policy:
     arguments = template_arguments(settings.chat_template_kwargs)
-    return policies.LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
+    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
+
+    return LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
 
 
 def _server(settings: PolicySettings) -> Policy:
@@ -136,7 +199,9 @@ def _server(settings: PolicySettings) -> Policy:
             f"{settings.dtype} was asked for, but a server chooses its own number format",
             hint="Start the server with it, and leave --dtype out.",
         )
-    return policies.OpenAICompatiblePolicy(
+    from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
+
+    return OpenAICompatiblePolicy(
         settings.model, base_url=settings.base_url, api_key=settings.api_key, **_server_options(settings)
     )
 

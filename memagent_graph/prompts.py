@@ -130,9 +130,8 @@ class Prompts:
     """The templates of other roles, by name; see `memagent_graph.roles`."""
 
     def __post_init__(self) -> None:
-        everything = frozenset({"prompt", "memory", "chunk"})
-        self.update.require(needed=everything, allowed=everything)
-        self.answer.require(needed=everything - {"chunk"}, allowed=ANSWER_FIELDS)
+        self.update.require(needed=COMMON_FIELDS, allowed=COMMON_FIELDS)
+        self.answer.require(needed=COMMON_FIELDS - {"chunk"}, allowed=ANSWER_FIELDS)
 
     @property
     def wording(self) -> dict[str, str]:
@@ -145,15 +144,10 @@ class Prompts:
             **{name: template.text for name, template in sorted(self.others.items())},
         }
 
-    def has(self, role: str) -> bool:
-        """Whether there is a template for a role."""
-        return role in {"update", "answer"} or role in self.others
-
-    def template(self, role: str) -> PromptTemplate:
-        """Return the template of a role."""
-        if role == "update":
-            return self.update
-        return self.answer if role == "answer" else self.others[role]
+    @cached_property
+    def templates(self) -> Mapping[str, PromptTemplate]:
+        """The templates by the names of their roles."""
+        return {"update": self.update, "answer": self.answer, **self.others}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -168,8 +162,7 @@ class Prompts:
     @cached_property
     def _guarded(self) -> dict[str, re.Pattern[str]]:
         """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
-        templates = (self.update, self.answer, *self.others.values())
-        tags = "|".join(sorted(map(re.escape, frozenset[str]().union(*(each.tags for each in templates)))))
+        tags = "|".join(sorted(map(re.escape, {tag for each in self.templates.values() for tag in each.tags})))
         following: dict[str, list[str]] = {}
         if tags:
             following["<"] = [rf"\s*/?\s*(?:{tags})\b"]
@@ -191,7 +184,7 @@ class Prompts:
 
     def messages(self, role: str, question: str, **fields: str) -> list[Message]:
         """Return the prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""
-        template = self.template(role)
+        template = self.templates[role]
         values = {name: self.neutralise(fields.get(name, "")) for name in template.fields}
         values["prompt"] = self.neutralise(question)
         if "memory" in values:
@@ -239,19 +232,18 @@ def load_prompts(
     Raises:
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
     """
-    layout, answer_format = PromptLayout(layout), AnswerFormat(answer_format)
-    return Prompts(
-        update=template_file(update_file) if update_file else _shipped(f"update_{layout.value}.txt"),
-        answer=template_file(answer_file, ANSWER_FIELDS)
-        if answer_file
-        else _shipped(f"answer_{answer_format.value}.txt"),
+    own = Prompts(_shipped("update_paper.txt"), _shipped("answer_boxed.txt"), control_tokens=frozenset(control_tokens))
+    return change_prompts(
+        own,
+        layout=layout,
         answer_format=answer_format,
+        update_template=update_file,
+        answer_template=answer_file,
         empty_memory=empty_memory,
-        control_tokens=frozenset(control_tokens),
     )
 
 
-def changed_prompts(
+def change_prompts(
     prompts: Prompts,
     *,
     layout: PromptLayout | str | None = None,
@@ -273,21 +265,17 @@ def changed_prompts(
     Raises:
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
     """
-    found = load_prompts(
-        layout or PromptLayout.PAPER,
-        answer_format or prompts.answer_format,
-        update_file=update_template,
-        answer_file=answer_template,
-        empty_memory=empty_memory or prompts.empty_memory,
-        control_tokens=prompts.control_tokens,
-    )
-    return replace(
-        found,
-        update=found.update if layout or update_template else prompts.update,
-        answer=found.answer if answer_format or answer_template else prompts.answer,
-        others=prompts.others,
-        guards_families=prompts.guards_families,
-    )
+    update, answer, form = prompts.update, prompts.answer, AnswerFormat(answer_format or prompts.answer_format)
+    if update_template:
+        update = template_file(update_template)
+    elif layout:
+        update = _shipped(f"update_{PromptLayout(layout).value}.txt")
+    if answer_template:
+        answer = template_file(answer_template, ANSWER_FIELDS)
+    elif answer_format:
+        answer = _shipped(f"answer_{form.value}.txt")
+    empty = empty_memory or prompts.empty_memory
+    return replace(prompts, update=update, answer=answer, answer_format=form, empty_memory=empty)
 
 
 def _shipped(name: str) -> PromptTemplate:

@@ -34,11 +34,11 @@ from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
-from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, checked_questions, stored
+from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
-from memagent_graph.reading.structured import format_for_resume, structured
+from memagent_graph.reading.structured import expect_structure, format_for_resume
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -558,7 +558,7 @@ class MemAgent:
         if document is None:
             return graph, state
         try:
-            await self.store.reattach_async(
+            await self.store.reattach(
                 state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
             )
         except DocumentMismatchError as error:
@@ -572,7 +572,7 @@ class MemAgent:
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         check_options(options)
         replaces = self.settings.replace_undecodable
-        return await stored(document, self.store, pages=options.get("pages"), replace_undecodable=replaces)
+        return await store_document(document, self.store, pages=options.get("pages"), replace_undecodable=replaces)
 
     async def _read_each(
         self,
@@ -586,9 +586,9 @@ class MemAgent:
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
-        context = structured((await self._graph()).reader_context, options.get("response_format"))
+        context = expect_structure((await self._graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
-        several = checked_questions(questions, context)
+        several = check_questions(questions, context)
         reference = await self._reference(document, options)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:

@@ -103,9 +103,8 @@ class ReadResult:
 
     def view(self) -> RunView:
         """Return the result in the form that timelines use; see `memagent_graph.timeline`."""
-        from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import texts_of  # noqa: PLC0415
-        from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
+        from memagent_graph.documents import DocumentStore  # noqa: PLC0415
+        from memagent_graph.timeline.view import RunView, texts_of  # noqa: PLC0415  rarely needed
 
         store = DocumentStore(self.store_root) if self.store_root else None
         return RunView(

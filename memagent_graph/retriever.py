@@ -89,25 +89,49 @@ class WordRetriever:
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the texts' numbers, best first; equally good texts stay in their order."""
-        return await asyncio.to_thread(ranked_by_words, texts, query)
+        return await asyncio.to_thread(rank_by_words, texts, query)
 
 
 @dataclass(frozen=True)
 class VectorRetriever:
-    """Ranks by the cosine of an embedder's vectors.
-
-    Raises:
-        MissingExtraError: numpy is not installed.
-    """
+    """Ranks by the cosine of an embedder's vectors; all texts are ranked."""
 
     embeddings: Embeddings
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """Return the texts' numbers, best first; all of them."""
-        return await ranked_by_vectors(texts, query, self.embeddings)
+        """Return the texts' numbers, best first by their cosine with the query. Texts are read in other threads.
+
+        Raises:
+            RetrievalError: the embedder fails.
+            MissingExtraError: numpy is not installed.
+        """
+        numpy = extra_module("numpy", "recall", "retrieval with an embedder")
+
+        async def unit(vectors: Awaitable[Any]) -> Any:
+            """Vectors scaled to length 1; a zero vector stays as it is."""
+            try:
+                matrix = numpy.asarray(await vectors, dtype="float32")
+            except Exception as error:
+                raise RetrievalError(
+                    f"the embedder {type(self.embeddings).__name__} failed: {type(error).__name__}: {error}",
+                    hint="Check its model and key, or leave it out to rank by BM25.",
+                ) from error
+            lengths = numpy.linalg.norm(matrix, axis=-1, keepdims=True)
+            return matrix / numpy.where(lengths > 0, lengths, 1)
+
+        asked = await unit(self.embeddings.aembed_query(query))
+        scores = []
+        while batch := await asyncio.to_thread(list, islice(texts, _BATCH)):
+            vectors = await unit(self.embeddings.aembed_documents(batch))
+            if len(vectors) != len(batch):
+                raise RetrievalError(
+                    f"the embedder returned {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
+                )
+            scores.append(vectors @ asked)
+        return _best_first(numpy.concatenate(scores))
 
 
-def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
+def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
     library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
     logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs each index at DEBUG, and would show that by itself
@@ -125,39 +149,6 @@ def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
     index.index((numbered, numbers), show_progress=False)
     scores = index.get_scores(asked)
     return [number for number in _best_first(scores) if scores[number] > 0]
-
-
-async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Embeddings) -> list[int]:
-    """Return the texts' numbers, best first by their cosine with the question. Texts are read in other threads.
-
-    Raises:
-        RetrievalError: the embedder fails.
-        MissingExtraError: numpy is not installed.
-    """
-    numpy = extra_module("numpy", "recall", "retrieval with an embedder")
-
-    async def unit(vectors: Awaitable[Any]) -> Any:
-        """Vectors scaled to length 1; a zero vector stays as it is."""
-        try:
-            matrix = numpy.asarray(await vectors, dtype="float32")
-        except Exception as error:
-            raise RetrievalError(
-                f"the embedder {type(embeddings).__name__} failed: {type(error).__name__}: {error}",
-                hint="Check its model and key, or leave it out to rank by BM25.",
-            ) from error
-        lengths = numpy.linalg.norm(matrix, axis=-1, keepdims=True)
-        return matrix / numpy.where(lengths > 0, lengths, 1)
-
-    asked = await unit(embeddings.aembed_query(question))
-    scores = []
-    while batch := await asyncio.to_thread(list, islice(texts, _BATCH)):
-        vectors = await unit(embeddings.aembed_documents(batch))
-        if len(vectors) != len(batch):
-            raise RetrievalError(
-                f"the embedder returned {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
-            )
-        scores.append(vectors @ asked)
-    return _best_first(numpy.concatenate(scores))
 
 
 def _best_first(scores: Any) -> list[int]:

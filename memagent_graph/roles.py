@@ -97,21 +97,21 @@ ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), bound="answer_toke
 
 
 @cache
-def shipped(name: str) -> str:
+def read_template(name: str) -> str:
     """Return a template that comes with the package."""
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 def answer_form(answer_format: AnswerFormat) -> str:
     """Return the end of the shipped prompt for the answer: how the answer is to be written."""
-    return shipped(f"answer_{answer_format.value}").rpartition("\n\n")[2]
+    return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
 
 REPAIR = Role(
     "repair",
     Writes.ANSWER,
     frozenset({"memory", "schema", "reply", "error"}),
-    lambda _: shipped("repair"),
+    lambda _: read_template("repair"),
     bound="answer_tokens",
 )
 """An answer that does not have the form that was asked for, written once more."""
@@ -140,7 +140,7 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
         roles: a strategy's.
         prompts: the reader's; a template in them for a role has priority.
         own_words_only: whether these are the templates of a policy that understands no others. An optional role they
-            lack, and that has no `stand_in`, then has no template; see `Prompts.has`.
+            lack, and that has no `stand_in`, then has no template; see `Prompts.templates`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
@@ -148,28 +148,26 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
     """
     found: dict[str, PromptTemplate] = {}
     for role in roles:
-        given = {"update": prompts.update, "answer": prompts.answer, **prompts.others}.get(role.name)
+        given = prompts.templates.get(role.name)
         needed = role.fields | {"prompt"}
         if given is not None:
             template = replace(given, names=COMMON_FIELDS | role.fields)
             template.require(needed=needed, allowed=needed)
-        elif own_words_only:
-            if role.stand_in is None and not role.optional:
-                raise StrategyError(
-                    f"the policy has no prompt for the role {role.name!r}",
-                    hint="It understands only the prompts that it was trained on, and its profile has no "
-                    f"templates/{role.name}.txt. Use a policy that follows instructions, or another --strategy.",
-                )
-            if role.stand_in is None:
-                continue
-            template = prompts.template(role.stand_in)
-        elif role.template:
+        elif role.template and not own_words_only:
             template = PromptTemplate(
                 role.words(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
             )
             template.require(needed=needed, allowed=needed)
         elif role.stand_in is not None:
-            template = prompts.template(role.stand_in)
+            template = prompts.templates[role.stand_in]
+        elif own_words_only and role.optional:
+            continue
+        elif own_words_only:
+            raise StrategyError(
+                f"the policy has no prompt for the role {role.name!r}",
+                hint="It understands only the prompts that it was trained on, and its profile has no "
+                f"templates/{role.name}.txt. Use a policy that follows instructions, or another --strategy.",
+            )
         else:
             raise StrategyError(
                 f"the role {role.name!r} has no template", hint="Give it a template, with {prompt} between tags."
@@ -204,9 +202,9 @@ def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count
 
 
 def _excess(role: Role, prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    if role.name in {"update", "answer"} or not prompts.has(role.name):
+    if role.name in {"update", "answer"} or role.name not in prompts.templates:
         return 0
-    template = prompts.template(role.name)
+    template = prompts.templates[role.name]
     parts = {"prompt": budget.question_tokens, "chunk": 1 if role.fills_window else budget.chunk_tokens}
     filled = sum(parts.get(name, budget.memory_tokens) for name in template.fields & (role.fields | {"prompt"}))
     return filled + count(template.literal) + role.tokens(budget) + CHAT_TEMPLATE_TOKENS - budget.context_window

@@ -146,16 +146,6 @@ class Trace:
         step = self.by_id[step_id]
         return (step.text or "") if step.writes is Writes.MEMORY else self.memory_before(step_id)
 
-    def path(self, step_id: str) -> tuple[Call, ...]:
-        """Return a step with all its ancestors, in order."""
-        wanted = {step_id}
-        path = []
-        for step in reversed(self.steps):
-            if step.id in wanted:
-                wanted.update(step.parents)
-                path.append(step)
-        return tuple(reversed(path))
-
     @cached_property
     def turns(self) -> int:
         """The critical path: the smallest number of steps in sequence, with everything else in parallel.

@@ -38,7 +38,7 @@ from memagent_graph.reading.steps import Change, StepContext, read_chunk, update
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 _FORMAT = 1
 _NAMESPACE = ("memagent", "conversations")
@@ -277,7 +277,7 @@ async def read_on(
         return memory
     context = await agent.aprepare()
     budget, tokenizer = context.budget, context.tokenizer
-    purpose = shortened(question, budget.question_tokens, tokenizer) if question else None
+    purpose = shortened(question, budget.question_tokens, tokenizer.count) if question else None
     purpose = purpose or about_history(None, budget.question_tokens, tokenizer)
 
     async def new_state(report: Report) -> Mapping[str, Any]:

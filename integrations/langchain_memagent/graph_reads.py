@@ -24,11 +24,11 @@ from memagent_graph.concurrency.background import Cancellation, run_sync
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
-from memagent_graph.reading.inputs import stored
+from memagent_graph.reading.inputs import store_document
 from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
 from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
-from memagent_graph.reading.structured import structured
+from memagent_graph.reading.structured import expect_structure
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.storage.paths import default_checkpoints
 from memagent_graph.trace import MemoryUpdate
@@ -62,11 +62,13 @@ class GraphReads:
 
     async def prepare(self) -> ReaderContext:
         """Return what the reader works with. Raises what `MemAgent.aprepare` raises."""
-        return structured(await self.reader.aprepare(), self._format)
+        return expect_structure(await self.reader.aprepare(), self._format)
 
     async def store(self, document: Any) -> DocumentRef:
         """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""
-        return await stored(document, self.reader.store, replace_undecodable=self.reader.settings.replace_undecodable)
+        return await store_document(
+            document, self.reader.store, replace_undecodable=self.reader.settings.replace_undecodable
+        )
 
     async def read_each(
         self,

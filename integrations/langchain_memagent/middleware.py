@@ -27,7 +27,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -243,7 +243,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         around = Around.here(runtime.tool_call_id)
         try:
             context = await self._reads.prepare()
-            texts = [shortened(question, context.budget.question_tokens, context.tokenizer) for question in questions]
+            texts = [
+                shortened(question, context.budget.question_tokens, context.tokenizer.count) for question in questions
+            ]
             run_ids = {text: run_id_in(around.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
             outcomes = dict(zip(run_ids, await self._read(known[run_id], run_ids, around), strict=True))
             return await asyncio.to_thread(_further_findings, texts, [outcomes[text] for text in texts])

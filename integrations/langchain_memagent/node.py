@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, e
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
-from memagent_graph.reading.inputs import checked_questions
+from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.langgraph_internals import state_keys
 from memagent_graph.reading.outcome import raise_first
 from memagent_graph.response_format import ResponseFormatSource
@@ -97,7 +97,7 @@ def memagent_node(
         return _value(state, document, "document"), _value(state, question, "question")
 
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
-        texts = checked_questions(questions, await reads.prepare())
+        texts = check_questions(questions, await reads.prepare())
         reference = await reads.store(source)
         run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
         outcomes = dict(zip(run_ids, await reads.read_each(reference, run_ids, Around.here().report), strict=True))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from langchain_memagent.transcripts import call_text, content_text
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """An argument of a tool: models that ask one question often pass it as plain text."""
@@ -46,9 +46,9 @@ def about_result(request: str | None, tool: str, arguments: Any, tokens: int, to
     Long arguments are cut first, to a third of the budget, then the request; "[...]" marks what is missing. A small
     budget is the request's alone.
     """
-    call = shortened(call_text(tool, arguments), tokens // 3, tokenizer)
+    call = shortened(call_text(tool, arguments), tokens // 3, tokenizer.count)
     if not request:
-        return shortened(f"What does the result of {call} say?", tokens, tokenizer)
+        return shortened(f"What does the result of {call} say?", tokens, tokenizer.count)
     return _with_request(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
 
 
@@ -58,12 +58,12 @@ def about_history(request: str | None, tokens: int, tokenizer: Tokenizer) -> str
     A small budget is the request's alone.
     """
     if not request:
-        return shortened(STANDING_QUESTION, tokens, tokenizer)
+        return shortened(STANDING_QUESTION, tokens, tokenizer.count)
     return _with_request(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
 
 
 def _with_request(request: str, rest: str, tokens: int, tokenizer: Tokenizer) -> str:
     if tokens < _ROOM_FOR_MORE:
-        return shortened(request, tokens, tokenizer)
+        return shortened(request, tokens, tokenizer.count)
     room = max(1, tokens - tokenizer.count(rest))
-    return shortened(shortened(request, room, tokenizer) + rest, tokens, tokenizer)
+    return shortened(shortened(request, room, tokenizer.count) + rest, tokens, tokenizer.count)

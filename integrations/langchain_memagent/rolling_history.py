@@ -20,7 +20,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 _MAX_MEMORIES = 1024
 """How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""
@@ -150,7 +150,7 @@ def _within_a_quarter(
     position, text = request
     message = messages[position]
     assert isinstance(message, HumanMessage)  # noqa: S101  latest_request looks for nothing else
-    short = shortened(text, max(1, tokens // 4), tokenizer)
+    short = shortened(text, max(1, tokens // 4), tokenizer.count)
     return message if short == text else message.model_copy(update={"content": short})
 
 

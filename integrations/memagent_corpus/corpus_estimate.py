@@ -129,6 +129,6 @@ def _pieces(store: Any, reference: Any) -> Iterator[str]:
 
     A character at a boundary may be cut in two, so the token count can be slightly too high.
     """
-    size, step = store.size(reference) or 0, 2**20
+    size, step = reference["size"], 2**20
     for start in range(0, size, step):
         yield store.read_bytes(reference, start, start + step).decode("utf-8", "replace")

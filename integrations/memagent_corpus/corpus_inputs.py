@@ -21,9 +21,9 @@ from memagent_corpus.source_access import (
     CorpusDocument,
     CorpusSize,
     SourceAccess,
+    display_url,
     members_of,
     scheme_of,
-    shown,
     store_errors,
 )
 from memagent_corpus.table_inputs import (
@@ -165,21 +165,21 @@ class FileInputs(CorpusInputs):
     def description(self) -> str:
         """The path or URL."""
         kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
-        return f"the files {shown(self.pattern)}" if self.pattern else f"{kind}{shown(self.location)}"
+        return f"the files {display_url(self.pattern)}" if self.pattern else f"{kind}{display_url(self.location)}"
 
     def listed(self) -> Iterator[CorpusDocument]:
         """List the files, folder by folder."""
         scheme = scheme_of(self.location)
         filesystem, root = self.access.filesystem(self.location)
         if self.is_file:
-            name = PurePosixPath(shown(self.location)).name or "document"
+            name = PurePosixPath(display_url(self.location)).name or "document"
             info: Mapping[str, Any] = {}
             if scheme not in WEB:
                 with store_errors(self.location):
                     info = filesystem.info(root)
                 if info["type"] != "file":
                     raise DocumentError(
-                        f"{shown(self.location)} is not a regular file", hint="Save it in a file first."
+                        f"{display_url(self.location)} is not a regular file", hint="Save it in a file first."
                     )
             location = self.location if scheme else root
             yield CorpusDocument(name=_unicode(name), version=_version(info), size=info.get("size"), location=location)
@@ -228,7 +228,7 @@ class ArchiveInputs(CorpusInputs):
     @property
     def description(self) -> str:
         """The archive's path or URL."""
-        return f"the archive {shown(self.location)}"
+        return f"the archive {display_url(self.location)}"
 
     def listed(self) -> Iterator[CorpusDocument]:
         """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
@@ -250,7 +250,7 @@ class ArchiveInputs(CorpusInputs):
                 error = "its name points outside the archive"
             if name in names:
                 raise DocumentError(
-                    f"the archive {shown(self.location)} has two files named {name!r}",
+                    f"the archive {display_url(self.location)} has two files named {name!r}",
                     hint="Unpack the archive, and read the folder.",
                 )
             names.add(name)
@@ -275,7 +275,7 @@ class TableInputs(CorpusInputs):
     @property
     def description(self) -> str:
         """The table's path, URL or name."""
-        first, count = shown(self.tables[0].location), len(self.tables)
+        first, count = display_url(self.tables[0].location), len(self.tables)
         return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
 
     def listed(self) -> Iterator[CorpusDocument]:
@@ -307,7 +307,7 @@ class TableInputs(CorpusInputs):
     @property
     def _names(self) -> list[str]:
         """The tables' file names. If two are equal, all get their number as a prefix."""
-        names = [PurePosixPath(shown(table.location).replace("\\", "/")).name for table in self.tables]
+        names = [PurePosixPath(display_url(table.location).replace("\\", "/")).name for table in self.tables]
         return names if len(set(names)) == len(names) else [f"{number}/{name}" for number, name in enumerate(names)]
 
 
@@ -327,7 +327,7 @@ def _is_folder(location: str, access: SourceAccess) -> bool:
         if filesystem.exists(path):
             return False
     raise DocumentError(
-        f"there is no file or folder {shown(location)}",
+        f"there is no file or folder {display_url(location)}",
         hint="Use a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
     )
 
@@ -384,7 +384,7 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     try:
         return re.compile(glob_translate(pattern)).match
     except ValueError as error:
-        raise DocumentError(f"{shown(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
+        raise DocumentError(f"{display_url(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
 
 
 def _version(info: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, digest_of, failed_row, row_id, row_of
+from memagent_corpus.corpus_rows import CorpusRow, digest_of, make_failed_row, row_id, row_of
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_of
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
@@ -249,7 +249,7 @@ class CorpusReader:
     ) -> CorpusRow:
         identity = row_id(document.name, digest or "", question, settings)
         roots = (self.access.root, str(self.agent.store.root))
-        return failed_row(identity, document.name, digest, question, error, roots, document.metadata)
+        return make_failed_row(identity, document.name, digest, question, error, roots, document.metadata)
 
 
 def _evidence(result: ReadResult) -> Sequence[Evidence]:

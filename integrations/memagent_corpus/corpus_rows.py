@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.typed_columns import TypedColumn, typed_values
+from memagent_corpus.typed_columns import TypedColumn, convert_values
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.plain_text import without_folders
@@ -141,7 +141,7 @@ def row_of(
         ValueError: the answer's Pydantic model cannot be serialized to JSON.
     """
     usage, value = result.usage, result.json_value
-    problems = typed_values(columns, value).problems
+    problems = convert_values(columns, value).problems
     events = [RowEvent(event.kind.value, event.chunk_index, event.detail) for event in result.events]
     events += [RowEvent(VALUE_NOT_IN_COLUMN, None, message) for message in problems]
     error = _schema_error(result)
@@ -179,7 +179,7 @@ def _schema_error(result: ReadResult) -> str | None:
     return None
 
 
-def failed_row(
+def make_failed_row(
     identity: str, document: str, digest: str | None, question: str, error: Exception,
     roots: Iterable[str], metadata: Mapping[str, Any],
 ) -> CorpusRow:  # fmt: skip
@@ -240,7 +240,7 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
         columns: the typed columns, if the answers have a schema.
     """
     values: dict[str, Any] = msgspec.to_builtins(row)
-    values |= typed_values(columns, values["value"]).values
+    values |= convert_values(columns, values["value"]).values
     values["value"] = None if row.value is None else json.dumps(values["value"], ensure_ascii=False)
     values["metadata"] = json.dumps(values["metadata"], ensure_ascii=False) if row.metadata else None
     return values

@@ -26,7 +26,7 @@ from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_writer import TableWriter
 from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
 from memagent_graph.events import EventKind
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 
 CHECKPOINTS: Final = "checkpoints.sqlite"
 TEXTS: Final = "documents"

@@ -30,18 +30,18 @@ from memagent_corpus.corpus_run import (
     exclusive,
     run_corpus,
 )
-from memagent_corpus.on_ray import ActorPlan, RayEngine, connected_engine
+from memagent_corpus.on_ray import ActorPlan, RayEngine, connect_engine
 from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import questions_of
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
-from memagent_graph.cli.question_files import questions_of
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
-from memagent_graph.plain_text import counted, in_one_line
+from memagent_graph.plain_text import in_one_line, quantity
 from memagent_graph.prices import Prices, prices_of
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
@@ -192,7 +192,7 @@ class CorpusSession:
         """
         actors, log = self._options.ray_actors, self._options.log
         try:
-            with connected_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
+            with connect_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
                 yield engine
         finally:
             if log:
@@ -220,11 +220,11 @@ class CorpusSession:
             print_json({**asdict(estimate), "tokens": estimate.tokens, "price": price, "seconds": seconds})
             return
         lines = [
-            f"{counted(estimate.documents, 'document')}, {counted(estimate.questions, 'row')}",
-            f"{estimate.document_tokens:,} tokens of documents ({counted(estimate.counted, 'document')} counted"
+            f"{quantity(estimate.documents, 'document')}, {quantity(estimate.questions, 'row')}",
+            f"{estimate.document_tokens:,} tokens of documents ({quantity(estimate.counted, 'document')} counted"
             + ("" if estimate.counted >= estimate.documents else ", the others estimated from their sizes")
             + (f"; {estimate.unreadable:,} cannot be read)" if estimate.unreadable else ")"),
-            f"{estimate.chunks:,} chunks and {counted(estimate.calls, 'call')}",
+            f"{estimate.chunks:,} chunks and {quantity(estimate.calls, 'call')}",
             f"at most {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} completion tokens, "
             "if all memories and answers have their maximum length",
             f"price: {price:,.2f}" if price is not None else "price: unknown; use --price-in and --price-out",
@@ -239,7 +239,7 @@ class CorpusSession:
         if self._options.as_json:
             print_json({**asdict(summary), "ended": summary.ended.value, "out": out})
             return
-        parts = [f"{counted(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
+        parts = [f"{quantity(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
         if summary.skipped:
             parts.append(f"{summary.skipped:,} skipped, because they have all their rows")
         if summary.without_question:
@@ -253,7 +253,7 @@ class CorpusSession:
             parts.append(f"{summary.failed:,} with errors ({kinds}): {names}{more}")
         if summary.incomplete:
             parts.append(f"{summary.incomplete:,} not wholly text (see the events in the table)")
-        lines = ["; ".join(parts), f"{counted(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
+        lines = ["; ".join(parts), f"{quantity(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
         if summary.failed_rows:
             lines.append("the error messages are in the table; use --retry-failed to read these documents again")
         if summary.ended is not StopCause.DONE:

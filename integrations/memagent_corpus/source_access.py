@@ -119,12 +119,12 @@ class SourceAccess:
         """
         if _CHAIN_SEPARATOR in location and scheme_of(location) and not self.allow_chained:
             raise RefusedSourceError(
-                f"{shown(location)} is a chain of URLs",
+                f"{display_url(location)} is a chain of URLs",
                 hint="Use the URL of the file or archive itself, or allow chains with --allow-chained-urls.",
             )
         scheme = scheme_of(location)
         if importlib.util.find_spec("fsspec") is None:
-            raise MissingExtraError("corpus", f"opening {shown(location)}")
+            raise MissingExtraError("corpus", f"opening {display_url(location)}")
         import fsspec.core  # noqa: PLC0415  an optional dependency
 
         if not scheme:
@@ -134,13 +134,13 @@ class SourceAccess:
             return filesystem, str(path)
         if scheme not in WEB | STORES:
             raise RefusedSourceError(
-                f"{shown(location)} has the scheme {scheme!r}, which is not allowed",
+                f"{display_url(location)} has the scheme {scheme!r}, which is not allowed",
                 hint=f"Use one of {', '.join(sorted(WEB | STORES))}, or a path.",
             )
         package = _PACKAGES.get(scheme)
         if package and importlib.util.find_spec(package) is None:
             raise DocumentError(
-                f"opening {shown(location)} needs the package {package}, which is not installed",
+                f"opening {display_url(location)} needs the package {package}, which is not installed",
                 hint=f"Install it with: pip install {package}",
             )
         options: dict[str, Any] = {}
@@ -177,7 +177,9 @@ class SourceAccess:
         if "\0" in path or not path.strip():
             raise RefusedSourceError(f"{path[:200]!r} is not a path", hint="Correct it in the table.")
         if _CHAIN_SEPARATOR in path:
-            raise RefusedSourceError(f"{shown(path)} is a chain of URLs", hint="Chains are not allowed in tables.")
+            raise RefusedSourceError(
+                f"{display_url(path)} is a chain of URLs", hint="Chains are not allowed in tables."
+            )
         scheme = scheme_of(path)
         if scheme in WEB:
             require_public(path, allow_private=self.allow_private)
@@ -186,7 +188,7 @@ class SourceAccess:
             url = path if scheme else f"{self.root.rstrip('/')}/{path}"
             is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
             if scheme == "file" or not is_inside:
-                raise RefusedSourceError(f"{shown(path)!r} is outside the input's folder", hint=PATH_HINT)
+                raise RefusedSourceError(f"{display_url(path)!r} is outside the input's folder", hint=PATH_HINT)
             return url
         return str(file_below(Path(self.root), path, hint=PATH_HINT))
 
@@ -253,7 +255,7 @@ def require_public(url: str, *, allow_private: bool = False) -> None:
     except ValueError:
         host = None
     if not host:
-        raise RefusedSourceError(f"the URL {shown(url)} has no host", hint="Write it as https://HOST/PATH.")
+        raise RefusedSourceError(f"the URL {display_url(url)} has no host", hint="Write it as https://HOST/PATH.")
     if allow_private:
         return
     if host == "localhost" or host.endswith(".localhost"):
@@ -286,7 +288,7 @@ def scheme_of(location: str) -> str:
     return scheme.lower() if separator and scheme.replace("+", "").replace("-", "").replace(":", "").isalnum() else ""
 
 
-def shown(location: str) -> str:
+def display_url(location: str) -> str:
     """Return a URL for messages, without user name, password, query and fragment, which may contain keys."""
     try:
         parts = urlsplit(location)
@@ -314,13 +316,13 @@ def store_errors(location: str) -> Iterator[None]:
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
         if isinstance(error, FileNotFoundError):
-            raise DocumentError(f"{shown(location)} does not exist", hint="Check the name.") from None
+            raise DocumentError(f"{display_url(location)} does not exist", hint="Check the name.") from None
         if isinstance(error, PermissionError):
-            raise DocumentError(f"you have no permission to read {shown(location)}", hint=hint) from None
+            raise DocumentError(f"you have no permission to read {display_url(location)}", hint=hint) from None
         if isinstance(error, aiohttp.ClientError):
             reason = getattr(error, "message", "") or type(error).__name__
-            raise DocumentError(f"{shown(location)} cannot be fetched: {reason}", hint=hint) from None
-        raise DocumentError(f"{shown(location)} cannot be read ({type(error).__name__})", hint=hint) from error
+            raise DocumentError(f"{display_url(location)} cannot be fetched: {reason}", hint=hint) from None
+        raise DocumentError(f"{display_url(location)} cannot be read ({type(error).__name__})", hint=hint) from error
 
 
 class _NotPublicError(OSError):
@@ -355,9 +357,9 @@ def _archive(access: SourceAccess, location: str) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(file)
     except _ZIP_ERRORS as error:
         raise DocumentError(
-            f"{shown(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
+            f"{display_url(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
         ) from error
-    _check_limits(archive, shown(location))
+    _check_limits(archive, display_url(location))
     return archive
 
 

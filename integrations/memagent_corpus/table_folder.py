@@ -31,14 +31,13 @@ from typing import IO, Any, Final, cast
 import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, arrow_schema
-from memagent_corpus.source_access import SourceAccess, scheme_of, shown, store_errors
+from memagent_corpus.source_access import SourceAccess, display_url, scheme_of, store_errors
 from memagent_corpus.typed_columns import TypedColumn, columns_of
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
 from memagent_graph.storage.paths import data_folder
-from memagent_graph.storage.private_files import private_folder
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import private_folder, whole_file
 
 MANIFEST: Final = "_manifest.json"
 WORK: Final = "_work"
@@ -123,7 +122,7 @@ class TableFolder:
     @property
     def shown(self) -> str:
         """The location for messages."""
-        return shown(self.location)
+        return display_url(self.location)
 
     @property
     def work(self) -> Path:

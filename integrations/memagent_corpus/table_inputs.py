@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from memagent_corpus.source_access import CorpusDocument, SourceAccess, scheme_of, shown, store_errors
+from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, scheme_of, store_errors
 from memagent_graph.documents.allowed_paths import file_below, path_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import json_file
@@ -123,10 +123,10 @@ class FileTable:
 
     @property
     def _kind(self) -> str:
-        return SUFFIXES[PurePosixPath(shown(self.location)).suffix.lower()]
+        return SUFFIXES[PurePosixPath(display_url(self.location)).suffix.lower()]
 
     def _parquet(self, file: Any) -> Any:
-        return open_parquet(file, "corpus", f"reading {shown(self.location)}")
+        return open_parquet(file, "corpus", f"reading {display_url(self.location)}")
 
     @contextmanager
     def _csv(self, file: Any) -> Iterator[csv.DictReader[str]]:
@@ -145,13 +145,13 @@ class FileTable:
                 yield file
         except UnicodeDecodeError as error:
             raise DocumentError(
-                f"{shown(self.location)} is not a table in {self.access.encoding or 'UTF-8'}: {error}",
+                f"{display_url(self.location)} is not a table in {self.access.encoding or 'UTF-8'}: {error}",
                 hint="Name its charset with --encoding, as in --encoding latin-1.",
             ) from error
         except Exception as error:
             if type(error).__module__.startswith("pyarrow") or isinstance(error, csv.Error):
                 raise DocumentError(
-                    f"{shown(self.location)} cannot be read as a table: {error}",
+                    f"{display_url(self.location)} cannot be read as a table: {error}",
                     hint="Check whether the file is damaged.",
                 ) from error
             raise
@@ -255,7 +255,7 @@ def name_of(value: object, default: str) -> str:
 
 def is_table(location: str) -> bool:
     """Whether the suffix of a path, pattern or URL is that of a table."""
-    return PurePosixPath(shown(location)).suffix.lower() in SUFFIXES
+    return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
 
 
 def _json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:

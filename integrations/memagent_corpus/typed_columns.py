@@ -128,7 +128,7 @@ def columns_of(form: ResponseFormat, taken: Collection[str]) -> tuple[TypedColum
     return tuple(columns)
 
 
-def typed_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
+def convert_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
     """Convert an answer's value to typed columns. All of them are null if the value is not an object.
 
     Args:

@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, kept_reader
+from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, open_reader
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -76,7 +76,7 @@ class Mcp(ReaderOptions):
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
         kept = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
-        return kept_reader(kept, self.settings(), is_logged=not self.no_log)
+        return open_reader(kept, self.settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
         """Build the server. It trusts a client's roots only over standard input and output."""

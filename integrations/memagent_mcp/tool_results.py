@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import counted, plain, without_folders
+from memagent_graph.plain_text import plain, quantity, without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.results import ReadResult
@@ -127,10 +127,10 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
     rows = []
     for quote in islice(evidence, MOST_QUOTES):
         before, after = view.quote_context(quote, _CONTEXT)
-        context = shortened(before + quote.quote + after, _LONGEST_QUOTE + 2 * _CONTEXT)
+        context = shorten_line(before + quote.quote + after, _LONGEST_QUOTE + 2 * _CONTEXT)
         row = {
             **asdict(quote),
-            "quote": shortened(quote.quote, _LONGEST_QUOTE),
+            "quote": shorten_line(quote.quote, _LONGEST_QUOTE),
             "context": context,
             "place": quote.place,
         }
@@ -142,7 +142,7 @@ def quote_text(quote: Mapping[str, Any]) -> str:
     """Return one of `quotes` in one line; a short quote with the text around it."""
     is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
-    place = f", {shortened(quote['place'])}" if quote["place"] else ""
+    place = f", {shorten_line(quote['place'])}" if quote["place"] else ""
     span = f"{quote['start_char']:,}-{quote['end_char']:,}"
     return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"] + 1}, characters {span}{place})'
 
@@ -170,10 +170,10 @@ class RunSummary(ToolResult):
     def as_text(self) -> str:
         """Return the run as one line of text."""
         ended = self.stop_reason or "not ended"
-        answer = "" if self.answer is None else f" -> {shortened(self.answer, _LONGEST_IN_LIST)}"
+        answer = "" if self.answer is None else f" -> {shorten_line(self.answer, _LONGEST_IN_LIST)}"
         return (
-            f"{self.run_id}  {self.began}  {ended}  {shortened(self.document, _LONGEST_IN_LIST)}: "
-            f"{shortened(self.question, _LONGEST_IN_LIST)}{answer}"
+            f"{self.run_id}  {self.began}  {ended}  {shorten_line(self.document, _LONGEST_IN_LIST)}: "
+            f"{shorten_line(self.question, _LONGEST_IN_LIST)}{answer}"
         )
 
 
@@ -236,12 +236,12 @@ def run_text(timeline: Timeline) -> str:
 def _head(timeline: Timeline) -> Iterator[str]:
     view, totals = timeline.view, timeline.totals
     yield f"Run: {view.run_id}" + ("" if view.began is None else f", {moment(view.began)}")
-    yield f"Document: {shortened(view.document['name'])}"
+    yield f"Document: {shorten_line(view.document['name'])}"
     yield f"Question: {plain(view.question)}"
     yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
     yield f"Ended: {view.stop_reason or 'not yet; it is running or was interrupted'}"
-    yield f"Model: {shortened(view.model)}"
-    read = f"Read: {counted(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory"
+    yield f"Model: {shorten_line(view.model)}"
+    read = f"Read: {quantity(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory"
     if timeline.excerpt is not None:
         read = f"Shown: {view.trace.tokens_shown:,} tokens of the document"
     yield f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"
@@ -265,7 +265,7 @@ def _step(step: Step) -> str:
     read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
     text = f"{plain(step.name)}{read}: "
     text += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
-    if inserted := shortened(" … ".join(part.text for part in step.diff if part.op is DiffOp.INSERT)):
+    if inserted := shorten_line(" … ".join(part.text for part in step.diff if part.op is DiffOp.INSERT)):
         text += f', new: "{inserted}"'
     return "; ".join([text, *(event.kind.value for event in update.events)])
 
@@ -289,7 +289,7 @@ def _memory(timeline: Timeline) -> Iterator[str]:
         origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
             later = [timeline.step(update).short_name for update in line.reworded_updates]
-            origin += f", reworded at {shortened(', '.join(later), 60)}"
+            origin += f", reworded at {shorten_line(', '.join(later), 60)}"
         yield f"- {plain(line.line)} [{origin}]"
         for quote in quotes(timeline.quotes(index)[: max(0, MOST_QUOTES - shown)], timeline.view):
             shown += 1
@@ -304,7 +304,7 @@ def _lost(timeline: Timeline) -> Iterator[str]:
         return
     longest = timeline.longest_held(_MOST_LOST)
     yield "Noted, and later lost:"
-    yield from (f"- {shortened(line.line)} [{plain(timeline.held(line))}]" for line in longest)
+    yield from (f"- {shorten_line(line.line)} [{plain(timeline.held(line))}]" for line in longest)
     if len(lost) > len(longest):
         yield f"- and {len(lost) - len(longest):,} lines that were kept for fewer chunks"
 
@@ -326,7 +326,7 @@ def encodable(value: Any) -> Any:
     return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:
+def shorten_line(text: str, longest: int = _LONGEST_IN_LIST) -> str:
     """Return a text as one line of at most `longest` characters, without control characters."""
     line = " ".join(plain(text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"

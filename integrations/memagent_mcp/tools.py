@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import fields
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
@@ -18,14 +17,14 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.inputs import checked_questions
+from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.reading.structured import structured
+from memagent_graph.reading.structured import expect_structure
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
@@ -37,7 +36,7 @@ from memagent_mcp.tool_results import (
     answer_data,
     answer_text,
     run_text,
-    shortened,
+    shorten_line,
 )
 
 MOST_QUESTIONS = 16
@@ -161,7 +160,7 @@ class Tools:
         read = self.active.find(run_id)
         if read is None:
             raise RunError(
-                f"no read with this id is running here: {shortened(run_id)}",
+                f"no read with this id is running here: {shorten_line(run_id)}",
                 hint="If it was interrupted, or the server was restarted, resume_read continues it.",
             )
         return await shielded(self._await_result(context, read, seconds))
@@ -171,7 +170,7 @@ class Tools:
         read = self.active.find(run_id)
         if read is None or not read.is_running:
             raise RunError(
-                f"no read with this id is running here: {shortened(run_id)}", hint="There is nothing to cancel."
+                f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
             )
         await self.active.cancel(read)
         return await _reading(read.document, None, [read])
@@ -191,7 +190,7 @@ class Tools:
         """
         read = self.active.find(run_id)
         if read is None or not read.is_running:
-            bounds = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
+            bounds = self._ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
             read = await asyncio.to_thread(self._earlier, run_id)
             self.active.register(read)
             self.active.start_in_background(
@@ -235,9 +234,9 @@ class Tools:
                 as all reads have ended.
         """
         form = None if schema is None else ResponseFormat.of(schema)
-        store, prepared = self._reader.store, structured(await self._reader.aprepare(), form)
-        texts = checked_questions(questions, prepared)
-        bounds = tightest(self._ceilings, limits)
+        store, prepared = self._reader.store, expect_structure(await self._reader.aprepare(), form)
+        texts = check_questions(questions, prepared)
+        bounds = self._ceilings.lowered(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
@@ -263,8 +262,7 @@ class Tools:
             defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
             if defects or len(failures) == len(reads):
                 raise (defects or failures)[0]
-        size = await asyncio.to_thread(store.size, reference)
-        return await _reading(reference["name"], size, [reads[text] for text in texts])
+        return await _reading(reference["name"], reference["size"], [reads[text] for text in texts])
 
     def _earlier(self, run_id: str) -> ActiveRead:
         """Return an earlier run, to be continued.
@@ -339,15 +337,6 @@ class _Progress:
         which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
         share = sum(self._shares) / len(self._shares)
         await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
-
-
-def tightest(ceilings: Limits, requested: Limits) -> Limits:
-    """Return the lower limit of each pair."""
-    lowest: dict[str, Any] = {}
-    for limit in fields(Limits):
-        values = (getattr(ceilings, limit.name), getattr(requested, limit.name))
-        lowest[limit.name] = min((value for value in values if value is not None), default=None)
-    return Limits(**lowest)
 
 
 async def shielded(work: Coroutine[Any, Any, Result]) -> Result:

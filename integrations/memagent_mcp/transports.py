@@ -66,7 +66,7 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
     """
     for handler in logging.getLogger().handlers:
         handler.addFilter(_shorten)
-    server.settings.transport_security = allowed_names(names)
+    server.settings.transport_security = allow_names(names)
     server.settings.max_sessions = _MOST_SESSIONS
     config = uvicorn.Config(
         server.streamable_http_app(),
@@ -91,7 +91,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{in_url(host)}:{port}/mcp"
 
 
-def allowed_names(names: Iterable[str]) -> TransportSecuritySettings:
+def allow_names(names: Iterable[str]) -> TransportSecuritySettings:
     """Return the accepted Host and Origin headers: this machine and `names`, with any port."""
     hosts = [in_url(name) for name in (*LOCAL_NAMES, *names)]
     forms = [form for host in dict.fromkeys(hosts) for form in (host, f"{host}:*")]

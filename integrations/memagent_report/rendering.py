@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memagent_graph.errors import MissingExtraError
-from memagent_graph.timeline.page import content_policy, escaped, filled, page_title, resource
+from memagent_graph.timeline.page import content_policy, escape_html, fill_template, page_title, resource
 from memagent_report.export_safety import markdown_text, one_line, writable
 
 _PACKAGE = "memagent_report"
@@ -89,7 +89,7 @@ def _markdown_lines(chapter: Chapter) -> Iterator[str]:
 def html_page(manuscript: Manuscript) -> str:
     """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
     style = resource("page.css") + resource("report_page.css", _PACKAGE)
-    return filled(
+    return fill_template(
         resource("report_page.html", _PACKAGE),
         {
             "policy": content_policy(style),
@@ -104,7 +104,7 @@ def html_page(manuscript: Manuscript) -> str:
 
 
 def _html_text(text: str) -> str:
-    return escaped(writable(text))
+    return escape_html(writable(text))
 
 
 def _html_chapter(chapter: Chapter) -> str:

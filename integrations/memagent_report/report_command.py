@@ -21,9 +21,9 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Store,
-    kept_reader,
+    open_reader,
+    questions_of,
 )
-from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import json_file
 
@@ -131,7 +131,7 @@ class ReportDocuments(ReaderOptions):
         console.policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.working("loading the policy"):
-            loaded = kept_reader(self, settings)
+            loaded = open_reader(self, settings)
         async with loaded as reader:
             return await console.follow_documents(
                 len(documents),

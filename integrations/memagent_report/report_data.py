@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from memagent_graph.events import EventKind
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import quantity
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -155,10 +155,10 @@ class Report:
         """What was read and found, in a few sentences."""
         total = self.totals
         explanation = (
-            f"{counted(total['documents'], 'document')} read with {counted(total['questions'], 'question')}: "
+            f"{quantity(total['documents'], 'document')} read with {quantity(total['questions'], 'question')}: "
             f"{total['answered']} of {len(self.matrix.cells)} cells have an answer. "
-            f"{total['quoted']} of {counted(total['sentences'], 'sentence')} quoted; "
-            f"{total['quotes_found']} of {counted(total['quotes_checked'], 'quote')} found in the documents."
+            f"{total['quoted']} of {quantity(total['sentences'], 'sentence')} quoted; "
+            f"{total['quotes_found']} of {quantity(total['quotes_checked'], 'quote')} found in the documents."
         )
         if self.mode is ReportMode.WRITTEN:
             return explanation

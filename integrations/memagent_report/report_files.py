@@ -13,8 +13,7 @@ from typing import Any, Final
 from memagent_graph.errors import RunError
 from memagent_graph.plain_text import without_folders
 from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.private_files import private_folder
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import private_folder, write_whole
 from memagent_report.export_safety import spreadsheet_cell
 from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import Report

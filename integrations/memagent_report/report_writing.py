@@ -26,8 +26,7 @@ from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, Trouble, shipped
-from memagent_graph.tokenizers.fitting import beginning, shown_tokens
+from memagent_graph.roles import Parsed, Role, Trouble, read_template
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -115,7 +114,7 @@ def _role(
     fields: frozenset[str] = frozenset({"chunk"}),
     bound: Literal["answer_tokens"] | int = "answer_tokens",
 ) -> Role:
-    return Role(name, Writes.DECISION, fields, shipped(name), bound=bound, parse=parse, optional=True)
+    return Role(name, Writes.DECISION, fields, read_template(name), bound=bound, parse=parse, optional=True)
 
 
 QUESTIONS: Final = _role("report_questions", parse_questions)
@@ -129,13 +128,13 @@ def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, own_words_only: 
 
     With `own_words_only`, the policy understands only its own prompts, so those of the package do not count.
     """
-    return not own_words_only or all(prompts.has(role.name) for role in roles)
+    return not own_words_only or all(role.name in prompts.templates for role in roles)
 
 
 def custom_templates(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
-    own = {role.name: prompts.template(role.name).text for role in roles if prompts.has(role.name)}
+    own = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
     others = {role.name: "" for role in roles if own_words_only and role.name not in own}
     return own | others
 
@@ -163,7 +162,7 @@ class ReportPlan(Strategy):
 async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     context = step.context
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
-    reply = await step.ask(QUESTIONS, chunk=beginning(context, text, context.budget.chunk_tokens), parents=())
+    reply = await step.ask(QUESTIONS, chunk=context.beginning(text, context.budget.chunk_tokens), parents=())
     questions = [question for question in reply.value or () if _can_be_asked(question, context)]
     return _end(step, "\n".join(questions), reply.raw)
 
@@ -303,7 +302,7 @@ def _fitting(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[s
     shown: list[str] = []
     tokens = left_out = 0
     for line in lines:
-        cost = shown_tokens(context, line) + 2
+        cost = context.shown_tokens(line) + 2
         if tokens + cost > most:
             left_out += 1
             continue
@@ -324,7 +323,7 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     quotes, left_out = _fitting(_numbered_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
     if not quotes:
         return {"sections": {str(number): to_json(extractive_section(matrix, heading, tuple(questions)))}}
-    shown = beginning(step.context, heading, step.context.budget.memory_tokens)
+    shown = step.context.beginning(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
         SECTION, chunk=quotes, heading=shown, slot=number, parents=(), note=_note(left_out, "quotes")
     )
@@ -345,7 +344,7 @@ async def _judge(state: WritingBranch, step: StepContext) -> Change:
     matrix, number = _matrix(state, step), state["number"]
     pair = pairs_to_judge(matrix)[0][number]
     most = step.context.budget.chunk_tokens // 2 - 1
-    statements = [beginning(step.context, _statement(matrix, pair.question, group[0]), most) for group in pair.groups]
+    statements = [step.context.beginning(_statement(matrix, pair.question, group[0]), most) for group in pair.groups]
     question = matrix.questions[pair.question]
     reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=number, parents=())
     return {"judgements": {str(number): bool(reply.value)}}

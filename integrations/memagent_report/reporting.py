@@ -16,7 +16,7 @@ from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import DocumentSource, MemAgent
-from memagent_graph.reading.inputs import check_question, checked_questions
+from memagent_graph.reading.inputs import check_question, check_questions
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_of
 from memagent_report.evidence_matrix import ReportDocument
@@ -94,7 +94,7 @@ async def areport(
     context = await agent.aprepare()
     check_question(question, context)
     questions = list(questions)
-    own_questions = tuple(checked_questions(questions, context)) if questions else ()
+    own_questions = tuple(check_questions(questions, context)) if questions else ()
     if documents_at_once < 1:
         raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
     report_documents = await _report_documents(agent, list(documents))

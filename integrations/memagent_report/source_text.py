@@ -21,7 +21,7 @@ from memagent_graph.provenance.overlap import quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
-from memagent_report.stated_facts import Facts, content_stems, facts_of, normalized, stem
+from memagent_report.stated_facts import Facts, content_stems, facts_of, normalize_text, stem
 
 LONGEST_QUOTE: Final = 600
 """In characters. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
@@ -51,7 +51,7 @@ class SourceText:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        size = store.size(document)
+        size = document["size"]
         return cls(store.read_bytes(document, 0, size or 0).decode(errors="replace"), store.sections(document))
 
     def page(self, start: int) -> str | None:
@@ -88,7 +88,7 @@ class SourceText:
 
     def find(self, quote: str, near: int = 0) -> tuple[int, int] | None:
         """Return first character and end of the occurrence of a quote nearest to `near`; None if it does not occur."""
-        wanted = normalized(quote)
+        wanted = normalize_text(quote)
         if not wanted:
             return None
         if self.text[near : near + len(quote)] == quote:
@@ -136,7 +136,7 @@ class SourceText:
                 pieces.append(word)
                 places.extend(range(match.start(), match.end()))
                 continue
-            formed = normalized(word)
+            formed = normalize_text(word)
             if not formed and pieces:
                 pieces.pop()
                 places.pop()
@@ -153,7 +153,7 @@ def _spread(word: str, formed: str, start: int) -> list[int]:
     """Return, for each character of a normalized word, its approximate position in the original text."""
     places: list[int] = []
     for index in range(len(word)):
-        places += [start + index] * max(0, len(normalized(word[: index + 1])) - len(places))
+        places += [start + index] * max(0, len(normalize_text(word[: index + 1])) - len(places))
     return (places + [start + len(word) - 1] * len(formed))[: len(formed)]
 
 

@@ -27,7 +27,7 @@ _SAME: Final = str.maketrans(
 """Variants of apostrophes, quotation marks and dashes; invisible characters are removed."""
 
 
-def normalized(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Normalize a text for comparisons: NFKC, one kind of quotation mark, apostrophe and dash, single spaces.
 
     Letter case is preserved.
@@ -108,7 +108,7 @@ class Facts:
 @lru_cache(maxsize=4096)
 def facts_of(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
-    text = normalized(text)
+    text = normalize_text(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
     dates = tuple(_dates(text, spans))
     codes = tuple(_codes(text, spans))

@@ -26,7 +26,7 @@ from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import ApiError, bad_request, not_found
-from memagent_serve.bodies import BodySpace, bounded
+from memagent_serve.bodies import BodySpace, bound_bodies
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
@@ -136,7 +136,7 @@ def owner_of(request: Request) -> Owner:
     return owner
 
 
-async def uploaded(serving: ServerResources, request: Request) -> UploadedFile:
+async def store_upload(serving: ServerResources, request: Request) -> UploadedFile:
     """Store the file of a request's form.
 
     Raises:
@@ -145,7 +145,7 @@ async def uploaded(serving: ServerResources, request: Request) -> UploadedFile:
     owner, settings = owner_of(request), serving.settings
     room = (owner.max_bytes or settings.storage) + _FORM_BYTES
     with serving.arriving.reservation(owner) as reserve:
-        receive = bounded(request.receive, room, settings.idle_seconds, settings.body_seconds, reserve=reserve)
+        receive = bound_bodies(request.receive, room, settings.idle_seconds, settings.body_seconds, reserve=reserve)
         whole = Request(request.scope, receive)
         async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
             file, purpose = form.get("file"), form.get("purpose", "user_data")
@@ -177,7 +177,7 @@ def _routes(serving: ServerResources) -> list[Route]:
         )
 
     async def upload(request: Request) -> Response:
-        return JSONResponse((await uploaded(serving, request)).body())
+        return JSONResponse((await store_upload(serving, request)).body())
 
     async def files(request: Request) -> Response:
         stored = await asyncio.to_thread(uploads.all, owner_of(request))

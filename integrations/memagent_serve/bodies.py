@@ -63,7 +63,7 @@ class BodySpace:
             self._used_by += Counter()  # without zeros
 
 
-def bounded(
+def bound_bodies(
     receive: Receive,
     largest: int,
     idle_seconds: float,
@@ -106,12 +106,12 @@ async def whole_body(request: Request, receive: Receive, largest: int, reserve: 
 
     Args:
         request: the request.
-        receive: from `bounded`.
+        receive: from `bound_bodies`.
         largest: the maximum size in bytes.
         reserve: from `BodySpace`.
 
     Raises:
-        ApiError: 415, it is not plain JSON; or an error of `bounded`.
+        ApiError: 415, it is not plain JSON; or an error of `bound_bodies`.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     length = request.headers.get("content-length", "")

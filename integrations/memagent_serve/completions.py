@@ -23,9 +23,9 @@ from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.fitting import shortened, shown_tokens
+from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.api_errors import ApiError, bad_request
-from memagent_serve.bodies import LARGE_BYTES, BodySpace, bounded, whole_body
+from memagent_serve.bodies import LARGE_BYTES, BodySpace, bound_bodies, whole_body
 from memagent_serve.chat_replies import (
     DONE,
     HEARTBEAT_SECONDS,
@@ -48,14 +48,23 @@ from memagent_serve.chat_requests import (
     require_readable,
 )
 from memagent_serve.keys import Owner
-from memagent_serve.long_parts import MEDIA, PartPlace, ReadingPlan, is_task, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import (
+    MEDIA,
+    PartPlace,
+    ReadingPlan,
+    is_task,
+    plan_reading,
+    question_of,
+    sizes_of,
+    total_of,
+)
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
 from memagent_serve.request_texts import (
     Continuation,
     document_of,
     needs_model_server,
-    shortened_task,
+    shorten_task,
     sources_of,
 )
 from memagent_serve.serve_settings import ServeSettings
@@ -70,7 +79,7 @@ from memagent_serve.short_requests import (
     require_possible,
     understood,
 )
-from memagent_serve.uploads import Uploads, shown_name
+from memagent_serve.uploads import Uploads, display_name
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Try"
 READ_HEADER: Final = "X-Memagent-Read"
@@ -167,7 +176,9 @@ class ChatCompletions:
         largest = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
             reserve = stack.enter_context(self._memory.reservation(owner))
-            receive = bounded(request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve)
+            receive = bound_bodies(
+                request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve
+            )
             body = await whole_body(request, receive, largest, reserve)
             is_large = len(body) > LARGE_BYTES
             places = (self._turns[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
@@ -217,13 +228,13 @@ class ChatCompletions:
         sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
         total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
         findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
-        plan = planned(chat, sizes, total=total, room=room, findings=findings)
+        plan = plan_reading(chat, sizes, total=total, room=room, findings=findings)
         if plan.is_empty:
             if total > room and not MEDIA.search(chat.unreadable or "image"):
                 require_readable(chat)
             return body
         if not chat.has_files and is_task(chat, self._settings.task_pattern):
-            return await asyncio.to_thread(shortened_task, chat, room, tokenizer)
+            return await asyncio.to_thread(shorten_task, chat, room, tokenizer)
         return chat, plan
 
     async def _long_request(
@@ -273,7 +284,7 @@ class ChatCompletions:
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
         data_file = io.BytesIO(await asyncio.to_thread(_decode, data))
-        return await self._uploads.add_text(owner, Document.from_file(data_file, shown_name(file.filename)))
+        return await self._uploads.add_text(owner, Document.from_file(data_file, display_name(file.filename)))
 
     # Replies
 
@@ -412,9 +423,9 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
 def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
     """Return a question that is within its budget also where tags in it are escaped."""
     most = tokens
-    while (excess := shown_tokens(context, question) - tokens) > 0 and most > 1:
+    while (excess := context.shown_tokens(question) - tokens) > 0 and most > 1:
         most = max(1, most - excess)
-        question = shortened(question, most, context.tokenizer)
+        question = shortened(question, most, context.tokenizer.count)
     return question
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.private_files import private_folder
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import private_folder, write_whole
 
 log = logging.getLogger(__name__)
 

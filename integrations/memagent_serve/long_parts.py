@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
@@ -95,7 +95,7 @@ def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
 _CALLS: Final = ("tool_calls", "function_call")
 
 
-def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
+def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
     """Determine what to read so that the rest fits.
 
     Args:
@@ -182,18 +182,18 @@ def question_of(
     ]  # fmt: skip
     words = "\n\n".join(filter(None, (text.strip() for text in texts))) or _WHAT_MATTERS
     if is_small or not with_context:
-        return shortened(words, tokens, tokenizer)
-    words = shortened(words, tokens // 2, tokenizer)
+        return shortened(words, tokens, tokenizer.count)
+    words = shortened(words, tokens // 2, tokenizer.count)
     room = tokens - tokenizer.count(words) - _STUB_TOKENS
     system = _unread_text(request, plan, tokens, lambda number, role: role in _SYSTEM)
-    system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer) if system else ""
+    system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
     room -= tokenizer.count(system)
     earlier = _unread_text(
         request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.latest or 0)
     )
-    earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer) if earlier else ""
+    earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
     parts = [system, earlier, f"Question: {words}" if system or earlier else words]
-    return shortened("\n\n".join(filter(None, parts)), tokens, tokenizer)
+    return shortened("\n\n".join(filter(None, parts)), tokens, tokenizer.count)
 
 
 _SYSTEM: Final = frozenset({"system", "developer"})
@@ -245,9 +245,9 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if one:
-        return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer)
+        return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer.count)
     half = max(1, tokens // 2 - 4)
-    return f"{shortened(first, half, tokenizer)}\n[...]\n{shortened(last, half, tokenizer)}"
+    return f"{shortened(first, half, tokenizer.count)}\n[...]\n{shortened(last, half, tokenizer.count)}"
 
 
 def _largest_first(

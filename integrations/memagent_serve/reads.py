@@ -342,7 +342,7 @@ class ReadManager:
 
     async def _parts(self, read: ServedRead, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         reader, ask = await self.reader_for(read.ask), read.ask
-        limits = _tighter(self.bounds.limits, ask.owner)
+        limits = self.bounds.limits.lowered(Limits(None, ask.owner.max_tokens, ask.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
                 async with aclosing(reader.astream_resume(read.run_id, limits=limits)) as parts:
@@ -376,13 +376,3 @@ class ReadManager:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(key)
         return self._readers[key]
-
-
-def _tighter(limits: Limits, owner: Owner) -> Limits:
-    def lower(one: float | None, other: float | None) -> float | None:
-        return min((limit for limit in (one, other) if limit is not None), default=None)
-
-    tokens = lower(limits.max_tokens_total, owner.max_tokens)
-    return Limits(
-        limits.max_chunks, None if tokens is None else int(tokens), lower(limits.max_seconds, owner.max_seconds)
-    )

@@ -18,7 +18,7 @@ from memagent_graph.documents.omissions import omissions_of
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
 from memagent_serve.long_parts import MESSAGE_TOKENS, PartPlace, ReadingPlan, latest_request, speaker
 
@@ -92,7 +92,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
     places = sorted(blocks, reverse=True)
     decoder = codecs.getincrementaldecoder("utf-8")()
-    size = store.size(ref) or 0
+    size = ref["size"]
     position = 0
     for start in range(0, size, _READ_BYTES):
         text = decoder.decode(store.read_bytes(ref, start, start + _READ_BYTES), final=start + _READ_BYTES >= size)
@@ -250,7 +250,7 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
     ]
 
 
-def shortened_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
+def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
     """Return the body of a front end's task with only its instructions and its text, which loses its middle.
 
     Args:
@@ -267,7 +267,7 @@ def shortened_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> byt
     share = max(1, room // len(kept) - MESSAGE_TOKENS)
     texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in kept]
     messages = [
-        {"role": message.role, "content": shortened(text, share, tokenizer)}
+        {"role": message.role, "content": shortened(text, share, tokenizer.count)}
         for message, text in zip(kept, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, kept_reader
+from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 from memagent_graph.errors import PolicyError
 from memagent_graph.plain_text import in_one_line
 
@@ -111,7 +111,7 @@ class Serve(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Return the server's reader."""
-        return kept_reader(self, self.settings())
+        return open_reader(self, self.settings())
 
     def serve_settings(self) -> ServeSettings:
         """Return the server's settings.

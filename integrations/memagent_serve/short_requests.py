@@ -15,8 +15,8 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from memagent_graph.policies.dialects import words_of
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
-from memagent_graph.policies.refusals import words_of
 from memagent_graph.policies.sending import OverlongReplyError, body_within, error_body
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply

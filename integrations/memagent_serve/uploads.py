@@ -96,7 +96,7 @@ class Uploads:
             if not size:
                 raise bad_request("the file is empty", "file")
             shown = in_one_line(purpose, _LONGEST_NAME)
-            file = UploadedFile(file_id, size, int(time.time()), shown_name(name), shown)
+            file = UploadedFile(file_id, size, int(time.time()), display_name(name), shown)
             with self._ledger.lock:
                 for whose in (owner, None):
                     if self._is_over(whose, size):
@@ -212,7 +212,7 @@ def _full(owner: Owner | None) -> ApiError:
     return ApiError(507, words, code="insufficient_storage", headers={"Retry-After": "60"})
 
 
-def shown_name(name: str | None) -> str:
+def display_name(name: str | None) -> str:
     """Return a client's name for a file, for messages: its last part, in one line; it is never used as a path."""
     last = re.split(r"[\\/]", name or "")[-1]
     return in_one_line(last, _LONGEST_NAME).strip() or "file"

@@ -177,9 +177,9 @@ class _Commands(Mapping[str, Any]):
 
     @cached_property
     def _added(self) -> dict[str, EntryPoint]:
-        from memagent_graph.entry_points import COMMANDS, added
+        from memagent_graph.entry_points import COMMANDS, list_entry_points
 
-        return {name: entry for name, entry in added(COMMANDS).items() if name not in _BUILT_IN}
+        return {name: entry for name, entry in list_entry_points(COMMANDS).items() if name not in _BUILT_IN}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:

@@ -21,7 +21,7 @@ from rich.progress import (
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
-from memagent_graph.plain_text import counted, in_one_line, plain
+from memagent_graph.plain_text import in_one_line, plain, quantity
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -112,7 +112,7 @@ class Console:
         """
         self._field("question", result.question)
         if result.answer is None:
-            self._field("stopped", f"{result.stop_reason.value} after {counted(result.chunks_read, 'chunk')}")
+            self._field("stopped", f"{result.stop_reason.value} after {quantity(result.chunks_read, 'chunk')}")
             self._field("memory", result.memory or "(empty)")
         else:
             self._field("answer", result.answer)
@@ -131,7 +131,7 @@ class Console:
         if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:
             factor = (usage.full_context_flops or 0.0) / usage.flops
             saved = f", about {factor:.1f} times fewer operations than one full-context call"
-        read, turns = counted(result.chunks_read, "chunk"), counted(usage.turns, "turn")
+        read, turns = quantity(result.chunks_read, "chunk"), quantity(usage.turns, "turn")
         if not result.chunks_read and (shown := result.trace.tokens_shown):
             read = f"{shown:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(

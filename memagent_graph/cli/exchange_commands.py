@@ -13,7 +13,7 @@ from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import print_json, size
 from memagent_graph.cli.run_choice import RunChoice, open_existing
 from memagent_graph.errors import RunLogError
-from memagent_graph.plain_text import counted, in_one_line
+from memagent_graph.plain_text import in_one_line, quantity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class Export(RunChoice):
         if not report.runs:
             typer.echo("no run of the log matches; `memagent runs` lists them", err=True)
         typer.echo(
-            f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
-            f"{counted(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
+            f"{quantity(report.runs, 'run')} with {quantity(report.conversations, 'conversation')} and "
+            f"{quantity(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
             err=True,
         )
         if report.incomplete:
@@ -110,9 +110,9 @@ class Import:
         if self.as_json:
             print_json(total)
             return
-        there = f"; {counted(total['skipped'], 'run')} already there" if total["skipped"] else ""
+        there = f"; {quantity(total['skipped'], 'run')} already there" if total["skipped"] else ""
         typer.echo(
-            f"{counted(total['runs'], 'run')} with {counted(total['conversations'], 'conversation')} and "
-            f"{counted(total['rewards'], 'reward')} imported{there}",
+            f"{quantity(total['runs'], 'run')} with {quantity(total['conversations'], 'conversation')} and "
+            f"{quantity(total['rewards'], 'reward')} imported{there}",
             err=True,
         )

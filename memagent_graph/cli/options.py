@@ -1,22 +1,25 @@
 """Options that several commands share, each declared once: its name, type, help and default.
 
 Those of a policy and a reader are the fields of `memagent_graph.settings`; these say where a call stops, and where it
-writes. An option of only one command is in that command's module.
+writes. An option of only one command is in that command's module. Questions may be in files, named with @ in front.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from memagent_graph.errors import MemAgentError
 from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, text_fields
+from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
+
 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
@@ -99,7 +102,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
-def kept_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
+def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
     """Return a reader with a command's checkpoints, log and store, or those of the data folder.
 
     A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.
@@ -142,3 +145,35 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
         names = {each.name for each in fields(self)} & {each.name for each in fields(ReadSettings)}
         settings = ReadSettings(**{name: getattr(self, name) for name in names}).resolve()
         return settings.replace(strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings
+
+
+_MOST_QUESTIONS = 10_000
+
+
+def questions_of(given: Iterable[str]) -> list[str]:
+    """Return the questions, with each @FILE replaced by the questions in that file.
+
+    Raises:
+        MemAgentError: a question is empty; a file cannot be read, or contains no questions.
+    """
+    asked: list[str] = []
+    for each in given:
+        if not each.strip():
+            raise MemAgentError("the question is empty", hint="Ask something.")
+        if not each.startswith("@"):
+            asked.append(each)
+            continue
+        try:
+            text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
+            found = [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+            if len(found) > _MOST_QUESTIONS:
+                raise ValueError(f"there are more than {_MOST_QUESTIONS:,}")
+        except (OSError, ValueError) as error:
+            raise MemAgentError(
+                f"the questions in {each[1:]} cannot be read: {error}",
+                hint="After @, name a text file in UTF-8 with one question on each line.",
+            ) from error
+        if not found:
+            raise MemAgentError(f"{each[1:]} contains no questions", hint="Write one on each line.")
+        asked += found
+    return asked

@@ -29,6 +29,6 @@ def console(width_without_terminal: int | None = None) -> Console:
     import rich.console
 
     made = rich.console.Console(highlight=False)
-    if width_without_terminal is None or made.is_terminal:
-        return made
-    return rich.console.Console(highlight=False, width=width_without_terminal)
+    if width_without_terminal is not None and not made.is_terminal:
+        made.width = width_without_terminal
+    return made

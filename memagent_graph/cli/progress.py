@@ -16,14 +16,11 @@ class ProgressDisplay:
 
     Args:
         description: what is under way, as in "reading".
-        total: how many units there are; None if unknown.
         quiet: show nothing.
         console: where to print; standard error if left out.
     """
 
-    def __init__(
-        self, description: str, *, total: int | None = None, quiet: bool = False, console: Console | None = None
-    ) -> None:
+    def __init__(self, description: str, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._description = description
         self._quiet = quiet
@@ -36,7 +33,7 @@ class ProgressDisplay:
             transient=True,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(description, total=total, status="")
+        self._task = self._bar.add_task(description, total=None, status="")
         self._printed = time.monotonic()
 
     def update(self, completed: int, status: str = "", *, total: int | None = None) -> None:
@@ -45,7 +42,7 @@ class ProgressDisplay:
         Args:
             completed: the number of units.
             status: further figures, such as tokens a second and the time left.
-            total: the number of units in all, if it has changed.
+            total: the number of units in all, if it is known now, or has changed.
         """
         self._bar.update(self._task, completed=completed, status=status, total=total)
         now = time.monotonic()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import ReaderOptions, kept_reader
-from memagent_graph.cli.question_files import questions_of
+from memagent_graph.cli.options import ReaderOptions, open_reader, questions_of
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.settings import SamplingSettings
 
@@ -86,7 +85,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             settings = self.settings()
             console.policy(settings.policy_reason)
             with console.working("loading the policy"):
-                loaded = kept_reader(self, settings, store=store, is_logged=not self.no_log)
+                loaded = open_reader(self, settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
                 await self.prepare(reader, console)
                 if not self.no_log:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import kept_reader
+from memagent_graph.cli.options import open_reader
 from memagent_graph.cli.run_choice import NamedRun, open_questions, read_of, runs_to_resume
 from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import quantity
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -52,7 +52,7 @@ class Resume(RunOptions):
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.concurrency.pace import AT_ONCE, in_passes
-            from memagent_graph.documents.store import Document
+            from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.outcome import raise_first, result_of
             from memagent_graph.response_format import ResponseFormat
@@ -65,7 +65,7 @@ class Resume(RunOptions):
             run_ids = runs_to_resume(log, self.run_id)
             run_id, read = run_ids[0], read_of(run_ids[0])
             if others := {*open_questions(log, read)} - {*run_ids}:
-                left = counted(len(others), "more question")
+                left = quantity(len(others), "more question")
                 console.policy(f"{left} of the same read without an answer; for all: {self.resume_command(read)}")
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
@@ -86,7 +86,7 @@ class Resume(RunOptions):
             path = self.document
             source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
-                loaded = kept_reader(self, settings)
+                loaded = open_reader(self, settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(read if len(run_ids) > 1 else run_id)
                 form = None if self.schema is None else ResponseFormat.named(self.schema)

@@ -14,7 +14,7 @@ from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json, size
 from memagent_graph.cli.run_choice import NamedRun, RunChoice, open_existing, run_named
-from memagent_graph.plain_text import counted, in_one_line
+from memagent_graph.plain_text import in_one_line, quantity
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,7 +114,7 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
             raise typer.BadParameter("deleting asks for confirmation, and there is no terminal", param_hint="'--yes'")
         named = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
         typer.confirm(
-            f"Delete {counted(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
+            f"Delete {quantity(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
         )
     held = [run.run_id for run in records if run.stop_reason is None and _is_being_read(log, run.run_id)]
     records = [run for run in records if run.run_id not in held]
@@ -127,7 +127,7 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if request.as_json:
         print_json({"deleted": deleted, "bytes_freed": freed, "being_read": held})
         return
-    typer.echo(f"{counted(deleted, 'run')} deleted, {size(freed)} given back", err=True)
+    typer.echo(f"{quantity(deleted, 'run')} deleted, {size(freed)} given back", err=True)
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
@@ -145,7 +145,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
         shown.print(_table(records, totals, shown.width))
     count, conversations = log.counts()
     shown.print(
-        f"{len(records):,} of {counted(count, 'run')} with {counted(conversations, 'conversation')}, "
+        f"{len(records):,} of {quantity(count, 'run')} with {quantity(conversations, 'conversation')}, "
         f"{size(log.size_bytes)}, in {in_one_line(str(log.path))}",
         markup=False,
         soft_wrap=True,

@@ -89,7 +89,7 @@ class Diff:
 def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
     """Return a run with its document, if that is still in the given store; without one, where such runs keep it."""
     from memagent_graph.documents import open_store, store_of
-    from memagent_graph.timeline.run_views import view_of_run
+    from memagent_graph.timeline.view import view_of_run
 
     documents = open_store(store) if store else store_of(log.get(run_id).document, log.path)
     return view_of_run(log, run_id, documents)

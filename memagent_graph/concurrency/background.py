@@ -1,4 +1,4 @@
-"""Event loops: one in a thread for synchronous callers, and values that belong to a loop.
+"""Event loops: one in a thread for synchronous callers, and values that belong to a loop; and forked processes.
 
 Everything in the reader is asynchronous. A synchronous call runs its coroutine here, so that connection pools outlive
 the call, and so that it works inside a running loop as well, for example in a notebook.
@@ -7,16 +7,47 @@ the call, and so that it works inside a running loop as well, for example in a n
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, nullcontext, suppress
 from functools import update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
-from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import LastingError
+
+
+class Forkable(Protocol):
+    """An object with its own threads or locks, which a forked process must not use.
+
+    A lock that another thread held at that moment would stay locked for ever, and a queue that another thread served
+    would never be served. So both are created again in the child.
+    """
+
+    def after_fork(self) -> None:
+        """Start, in the child, as if no thread had been started."""
+        ...
+
+
+_forkable: WeakSet[Forkable] = WeakSet()
+
+
+def renew_in_children(each: Forkable) -> None:
+    """Call an object's `after_fork` in every process that is forked from this one, while the object exists."""
+    _forkable.add(each)
+
+
+def _renew() -> None:
+    for each in list(_forkable):
+        each.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from memagent_graph.documents.conversion import ConversionBounds
 from memagent_graph.documents.shared_store import SharedDocumentStore, open_store, store_of
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
 from memagent_graph.documents.store import DocumentStore
 
 __all__ = [
-    "ConversionBounds", "Document", "DocumentRef", "DocumentStore", "SharedDocumentStore", "SourceMark", "open_store",
+    "Document", "DocumentRef", "DocumentStore", "SharedDocumentStore", "SourceMark", "open_store",
     "store_of",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -23,7 +23,7 @@ from typing import IO, Any, Final, TypeVar
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.converters import TOO_SLOW, Block, Omission, Parts
 from memagent_graph.documents import conversion_program
-from memagent_graph.entry_points import CONVERTERS, added
+from memagent_graph.entry_points import CONVERTERS, list_entry_points
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
 
 T = TypeVar("T")
@@ -32,6 +32,14 @@ _MB: Final = 1_000_000
 _LONGEST_HEADER: Final = 1 << 16
 _LONGEST: Final = {"what": 100, "place": 200, "remedy": 300}
 """Characters of an omission's texts."""
+
+
+_VARIABLES: Final = {
+    "seconds": ("MEMAGENT_CONVERSION_SECONDS", "120"),
+    "memory_mb": ("MEMAGENT_CONVERSION_MEMORY_MB", "2000"),
+    "text_mb": ("MEMAGENT_CONVERSION_TEXT_MB", "500"),
+}
+"""The bounds of a conversion, with the variable that sets each, and its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,9 @@ class ConversionBounds:
         text_mb: the resulting text, in megabytes of UTF-8.
     """
 
-    seconds: float = 120.0
-    memory_mb: float = 2_000.0
-    text_mb: float = 500.0
-
-    def __post_init__(self) -> None:
-        for name in _VARIABLES:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")
+    seconds: float
+    memory_mb: float
+    text_mb: float
 
     @classmethod
     def from_environment(cls) -> ConversionBounds:
@@ -61,23 +64,17 @@ class ConversionBounds:
         Raises:
             DocumentError: one of them is not a number above 0.
         """
-        bounds = cls()
-        for name, variable in _VARIABLES.items():
-            try:
-                bounds = replace(bounds, **{name: float(os.environ.get(variable) or getattr(bounds, name))})
-            except ValueError:
+        values: dict[str, float] = {}
+        for name, (variable, default) in _VARIABLES.items():
+            text = os.environ.get(variable) or default
+            with contextlib.suppress(ValueError):
+                values[name] = float(text)
+            if not values.get(name, 0) > 0:
                 raise DocumentError(
-                    f"{variable} is {os.environ[variable]!r}, which is not a number above 0",
-                    hint=f"Set it to a number such as {getattr(bounds, name):g}, or leave it unset.",
-                ) from None
-        return bounds
-
-
-_VARIABLES: Final = {
-    "seconds": "MEMAGENT_CONVERSION_SECONDS",
-    "memory_mb": "MEMAGENT_CONVERSION_MEMORY_MB",
-    "text_mb": "MEMAGENT_CONVERSION_TEXT_MB",
-}
+                    f"{variable} is {text!r}, which is not a number above 0",
+                    hint=f"Set it to a number such as {default}, or leave it unset.",
+                )
+        return cls(**values)
 
 
 class ConversionCancellation:
@@ -132,15 +129,14 @@ def converter_kinds() -> Mapping[str, tuple[str, str]]:
     """Return by kind of file where its converter is ("module:function"), and the extra that it needs, or ""."""
     return {
         kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
-        for kind, entry in added(CONVERTERS).items()
+        for kind, entry in list_entry_points(CONVERTERS).items()
     }
 
 
-def converted(
+def convert_parts(
     name: str,
     kind: str,
     file: IO[bytes],
-    bounds: ConversionBounds,
     cancellation: ConversionCancellation,
     *,
     pages: str = "",
@@ -152,13 +148,13 @@ def converted(
         name: the document's name, for messages.
         kind: as in `SourceFile`; HTML has to be UTF-8.
         file: the file, from its beginning.
-        bounds: limits of its conversion.
         cancellation: ends it early.
         pages: those of a PDF file to convert, as `str(PageRanges)`; empty for all.
         converter: the user's own, as path/to/file.py:function or module:function, or by the name of its entry point.
 
     Raises:
-        DocumentError: it cannot be converted within the limits, does not have all of these pages, or was cancelled.
+        DocumentError: it cannot be converted within the limits (`ConversionBounds.from_environment`), does not have all
+            of these pages, or was cancelled.
         MissingExtraError: a package is missing that its converter needs.
     """
     if kind not in converter_kinds() and converter is None:
@@ -167,6 +163,7 @@ def converted(
             hint="Install one (memagent_graph.converters says how packages add them), name your own with --converter, "
             "or convert the file to text.",
         )
+    bounds = ConversionBounds.from_environment()
     limits = {
         "seconds": bounds.seconds,
         "memory_bytes": int(bounds.memory_mb * _MB),
@@ -275,8 +272,8 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
         )
     raise DocumentError(
         f"the conversion of the {_format(task)} failed (exit code {code})",
-        hint="The file is damaged, or needs more memory than the "
-        f"{bounds.memory_mb:g} MB that {_VARIABLES['memory_mb']} allows; save it again, or convert it to plain text.",
+        hint=f"The file is damaged, or needs more memory than the {bounds.memory_mb:g} MB that "
+        f"{_VARIABLES['memory_mb'][0]} allows; save it again, or convert it to plain text.",
     )
 
 
@@ -306,6 +303,6 @@ def _failure(
 def _beyond(task: Mapping[str, Any], what: str, bound: str, bounds: ConversionBounds) -> DocumentError:
     return DocumentError(
         f"the conversion of the {_format(task)} {what}",
-        hint=f"If you trust the file, raise the bound: {_VARIABLES[bound]}={getattr(bounds, bound) * 4:g}, or "
-        f"ConversionBounds({bound}=...) for DocumentStore; otherwise convert it to plain text first.",
+        hint=f"If you trust the file, raise the bound: {_VARIABLES[bound][0]}={getattr(bounds, bound) * 4:g}; "
+        "otherwise convert it to plain text first.",
     )

@@ -35,7 +35,7 @@ def main(task: dict[str, Any]) -> None:
         with os.fdopen(os.dup(0), "rb") as file:
             file.seek(0)
             source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
-            _write(converted_parts(source, task["converter"]), out, task["text_bytes"])
+            _write(convert_file(source, task["converter"]), out, task["text_bytes"])
     except ConversionError as failure:
         end = failure.values
     except MemoryError:
@@ -44,7 +44,7 @@ def main(task: dict[str, Any]) -> None:
     out.close()
 
 
-def converted_parts(source: SourceFile, own: str | None) -> Parts:
+def convert_file(source: SourceFile, own: str | None) -> Parts:
     """Convert a file with a user's converter, if one is named and takes it, or with the standard one.
 
     Raises:

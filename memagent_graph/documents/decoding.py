@@ -10,8 +10,14 @@ from typing import Literal
 
 from charset_normalizer import from_bytes
 
-from memagent_graph.documents.alphabets import is_hebrew, latin_charset
-from memagent_graph.documents.charsets import AS_C1, byte_order_mark, seven_bit_codec, web_codec
+from memagent_graph.documents.charsets import (
+    AS_C1,
+    byte_order_mark,
+    is_hebrew,
+    latin_charset,
+    seven_bit_codec,
+    web_codec,
+)
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]
@@ -54,7 +60,7 @@ def _is_utf8(sample: bytes) -> bool:
     return True
 
 
-def known_charset(name: str) -> str:
+def find_charset(name: str) -> str:
     """Return Python's name of a charset, as the web means it. Raises EncodingError for one that neither knows."""
     if (codec := web_codec(name)) is not None and not codec.startswith("utf-16"):
         return codec
@@ -68,7 +74,7 @@ def known_charset(name: str) -> str:
     return name
 
 
-def detected_charset(sample: bytes) -> str | None:
+def detect_charset(sample: bytes) -> str | None:
     """Return the most likely charset of bytes that are not UTF-8; None if it would only be a guess.
 
     A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8: read as anything else, all
@@ -110,7 +116,7 @@ def _utf16_without_mark(sample: bytes) -> str | None:
     return charset if sum(each.isprintable() or each.isspace() for each in text) > 0.95 * len(text) else None
 
 
-def decoded(
+def decode_pieces(
     name: str,
     reopen: Callable[[], Iterator[bytes]],
     *,
@@ -159,7 +165,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
         except UnicodeDecodeError as error:
             at = offset - pending + error.start
             near = (before + piece)[max(0, len(before) - pending + error.start - SAMPLE_BYTES // 2) :][:SAMPLE_BYTES]
-            charset = detected_charset(near)
+            charset = detect_charset(near)
             if charset is not None:
                 log.warning("%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, at, charset)
                 return charset
@@ -203,7 +209,7 @@ class StreamDecoder:
 
     def __init__(self, name: str, *, encoding: str | None = None, errors: Errors = "strict") -> None:
         self._name = name
-        self._declared = known_charset(encoding) if encoding is not None else None
+        self._declared = find_charset(encoding) if encoding is not None else None
         self._reads_c1 = encoding is not None and encoding.lower() not in {"cp1252", "windows-1252"}
         self._errors = errors
         self._held = b""

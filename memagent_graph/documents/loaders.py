@@ -15,14 +15,14 @@ from typing import IO, Any
 
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.charsets import byte_order_mark, web_codec
-from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
+from memagent_graph.documents.conversion import ConversionCancellation, convert_parts
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
     StreamDecoder,
     binary_kind,
-    decoded,
-    known_charset,
+    decode_pieces,
+    find_charset,
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
@@ -51,11 +51,10 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def opened(
+def open_document(
     document: Document,
     *,
     replace: bool = False,
-    bounds: ConversionBounds | None = None,
     cancellation: ConversionCancellation | None = None,
     converter: str | None = None,
 ) -> Iterator[tuple[str, Parts]]:
@@ -64,8 +63,7 @@ def opened(
     Args:
         document: the source. Most kinds of files are recognised by their first bytes, whatever their names are; pages
             and e-mail by how they begin, if the name has no known suffix.
-        replace: put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
-        bounds: limits of a conversion; from the environment if left out.
+        replace: put U+FFFD for bytes that cannot be decoded.
         cancellation: ends a conversion early.
         converter: the user's own, as in `conversion.converted`.
 
@@ -73,13 +71,12 @@ def opened(
         DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
         MissingExtraError: its converter needs an extra that is not installed.
     """
-    errors: Errors = "replace" if replace else document.errors
+    errors: Errors = "replace" if replace else "strict"
     content = document.content
     if document.encoding is not None:
-        known_charset(document.encoding)  # also where it is not needed, as for PDF
+        find_charset(document.encoding)  # also where it is not needed, as for PDF
     convert = partial(
-        converted,
-        bounds=bounds or ConversionBounds.from_environment(),
+        convert_parts,
         cancellation=cancellation or ConversionCancellation(),
         converter=converter,
     )
@@ -255,7 +252,7 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
         pages = "" if document.pages is None else str(document.pages)
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=pages)
     reopen = partial(_pieces, document.name, file, file.tell())
-    texts = decoded(document.name, reopen, encoding=document.encoding, errors=errors)
+    texts = decode_pieces(document.name, reopen, encoding=document.encoding, errors=errors)
     return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)
 
 
@@ -275,6 +272,6 @@ def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert
         declared = None if (web_codec(label) or "utf-16").startswith("utf-16") else label
     reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:
-        for text in decoded(document.name, reopen, encoding=declared, errors=errors):
+        for text in decode_pieces(document.name, reopen, encoding=declared, errors=errors):
             copy.write(text.encode("utf-8", "surrogatepass"))
         yield from convert(document.name, "html", copy)

@@ -18,13 +18,13 @@ import datetime
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation
+from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.documents.loaders import READ_BYTES
-from memagent_graph.documents.sources import DocumentRef, SourceMark
+from memagent_graph.documents.sources import DocumentRef
 from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, digest_of, publish
 from memagent_graph.errors import DocumentError, DocumentStoreError
 from memagent_graph.extra_modules import extra_module
@@ -39,28 +39,24 @@ class SharedDocumentStore(DocumentStore):
     """A document store at a URL, with a folder on this machine in front of it.
 
     Args:
-        url: where the texts are.
+        url: where the texts are; the client's own settings have its endpoint and keys.
         folder: the folder on this machine; one in the data folder if it is left out. Processes may share it.
-        bounds: as in `DocumentStore`.
-        options: for fsspec, such as an endpoint or keys. Without them, the client's own settings are used.
 
     Raises:
         MissingExtraError: fsspec is not installed.
         DocumentStoreError: there is no such kind of URL, or its package is not installed.
     """
 
-    def __init__(
-        self,
-        url: str,
-        folder: Path | None = None,
-        *,
-        bounds: ConversionBounds | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, url: str, folder: Path | None = None) -> None:
         own = data_folder() / "shared-documents" / hashlib.sha256(url.encode()).hexdigest()[:24]
-        super().__init__(folder or own, bounds=bounds)
+        super().__init__(folder or own)
         self.url = url
-        self._files = _RemoteFiles(url, options or {})
+        self._files = _RemoteFiles(url)
+
+    @property
+    def place(self) -> str:
+        """The URL, without a user's name and password."""
+        return display_url(self.url)
 
     def add(
         self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
@@ -80,32 +76,11 @@ class SharedDocumentStore(DocumentStore):
         if not self._text_path(ref).exists():
             await asyncio.to_thread(self._path, ref)
 
-    def _marks(self, name: str | None) -> list[SourceMark]:
-        """As in `DocumentStore`; fetched if they are not on this machine."""
-        path = self._sections / f"{name}.json"
-        if name is not None and re.fullmatch(r"[0-9a-f]{64}", name) and not path.exists():
-            self._fetch(f"sections/{name}.json", path, name)
-        return super()._marks(name)
-
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text on this machine and at the URL. Texts that other machines fetched stay there."""
         super().remove(ref)
         for name in _names(ref):
             self._files.remove(name)
-
-    def _path(self, ref: DocumentRef) -> Path:
-        path = self._text_path(ref)
-        if not path.exists():
-            self._fetch(f"texts/{path.name}", path, digest_of(ref))
-            if not path.exists():
-                raise DocumentError(
-                    f"the text of {ref['name']} is not in the document store {shown_url(self.url)}",
-                    hint="It was removed, or stored elsewhere: pass the document again.",
-                )
-        return path
-
-    def _text_path(self, ref: DocumentRef) -> Path:
-        return self._texts / f"{digest_of(ref)}.txt"
 
     def _fetch(self, remote: str, path: Path, sha256: str) -> None:
         """Fetch a file, if it is at the URL; it is seen here when it is complete and compared with its name.
@@ -125,7 +100,7 @@ class SharedDocumentStore(DocumentStore):
                     return
                 if digest.hexdigest() != sha256:
                     raise DocumentError(
-                        f"{remote} in the document store {shown_url(self.url)} is damaged: its content has another "
+                        f"{remote} in the document store {self.place} is damaged: its content has another "
                         "sha256 than its name",
                         hint="Delete that file, and pass the document again.",
                     )
@@ -141,14 +116,14 @@ def _names(ref: DocumentRef) -> list[str]:
 class _RemoteFiles:
     """The files at a URL. Methods block, and may be called from any thread."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
         fsspec = extra_module("fsspec", "corpus", "a document store at a URL")
         try:
-            self._filesystem, root = fsspec.core.url_to_fs(url, **options)
+            self._filesystem, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise DocumentStoreError(
-                f"the document store {shown_url(url)} cannot be opened: {error}",
+                f"the document store {display_url(url)} cannot be opened: {error}",
                 hint="Install the package of this kind of URL, such as s3fs, gcsfs or adlfs, or name another URL.",
             ) from None
         self._root = root.rstrip("/")
@@ -215,7 +190,7 @@ class _RemoteFiles:
         except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
             reason = error.strerror if isinstance(error, OSError) else None
             raise DocumentStoreError(
-                f"the document store {shown_url(self._url)} cannot be {done}: {reason or type(error).__name__}",
+                f"the document store {display_url(self._url)} cannot be {done}: {reason or type(error).__name__}",
                 hint="Check the URL, your rights there, and the connection; then start again. What is on this machine "
                 "is kept.",
             ) from error
@@ -246,6 +221,6 @@ def store_of(document: DocumentRef, log: Path) -> DocumentStore:
     return beside
 
 
-def shown_url(url: str) -> str:
+def display_url(url: str) -> str:
     """Return the URL without a user's name and password."""
     return re.sub(r"//[^/@]*@", "//", url)

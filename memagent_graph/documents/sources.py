@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 
 from memagent_graph.converters import GAP, Block, Parts
 from memagent_graph.documents.conversion import converter_kinds
-from memagent_graph.documents.decoding import Errors
 from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.errors import DocumentError
 
@@ -141,7 +140,6 @@ class Document:
         content: a path, text, bytes, an open file, an iterator of text or bytes, sections, or a function that makes
             pieces.
         encoding: the declared charset, if bytes have to be decoded.
-        errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
         pages: the pages to read of a PDF file; None for all.
         root: the resolved folder, or file, that a path must lead to when it is opened; None for anywhere.
     """
@@ -150,7 +148,6 @@ class Document:
     media_type: str
     content: Any = field(repr=False)
     encoding: str | None = None
-    errors: Errors = "strict"
     pages: PageRanges | None = None
     root: Path | None = None
 
@@ -163,16 +160,10 @@ class Document:
         return self if pages is None else replace(self, pages=PageRanges.of(pages))
 
     @classmethod
-    def from_path(
-        cls,
-        path: str | os.PathLike[str],
-        encoding: str | None = None,
-        errors: Errors = "strict",
-        media_type: str | None = None,
-    ) -> Document:
+    def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:
         """Return a file: text, Markdown, or of a kind that has a converter. It is opened when it is added."""
         path = Path(path)
-        return cls(_readable(path.name or str(path)), media_type or media_type_of(path), path, encoding, errors)
+        return cls(_readable(path.name or str(path)), media_type_of(path), path, encoding)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
@@ -180,41 +171,21 @@ class Document:
         return cls(name, TEXT, text)
 
     @classmethod
-    def from_bytes(
-        cls,
-        data: bytes,
-        name: str = "bytes",
-        encoding: str | None = None,
-        errors: Errors = "strict",
-        media_type: str | None = None,
-    ) -> Document:
+    def from_bytes(cls, data: bytes, name: str = "bytes", encoding: str | None = None) -> Document:
         """Return a file's content in memory; its kind follows from `name` and how it begins."""
-        return cls(name, media_type or media_type_of(name), bytes(data), encoding, errors)
+        return cls(name, media_type_of(name), bytes(data), encoding)
 
     @classmethod
-    def from_file(
-        cls,
-        file: IO[Any],
-        name: str | None = None,
-        encoding: str | None = None,
-        errors: Errors = "strict",
-        media_type: str | None = None,
-    ) -> Document:
+    def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         named = getattr(file, "name", None)
         name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
-        return cls(name, media_type or media_type_of(name), file, encoding, errors)
+        return cls(name, media_type_of(name), file, encoding)
 
     @classmethod
-    def from_stream(
-        cls,
-        pieces: Iterable[str | bytes],
-        name: str = "stream",
-        encoding: str | None = None,
-        errors: Errors = "strict",
-    ) -> Document:
+    def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
         """Text or bytes that arrive piece by piece. They are stored to their end before reading begins."""
-        return cls(name, TEXT, iter(pieces), encoding, errors)
+        return cls(name, TEXT, iter(pieces), encoding)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:

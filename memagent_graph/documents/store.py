@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
 from memagent_graph.converters import Omission, Parts
-from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
+from memagent_graph.documents.conversion import ConversionCancellation, in_thread
 from memagent_graph.documents.headings import MOST_HEADINGS, headings, is_markdown
-from memagent_graph.documents.loaders import READ_BYTES, opened
+from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import sentence_of, summary_of
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
@@ -37,10 +37,7 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.private_files import private_folder
-from memagent_graph.storage.whole_files import write_whole
-
-__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
+from memagent_graph.storage.private_files import private_folder, write_whole
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 ABANDONED_SECONDS: Final = 86_400
@@ -52,23 +49,20 @@ class DocumentStore:
 
     Args:
         root: the folder; it is made when the first document is added.
-        bounds: limits for the conversion of a file; if left out, those in the environment
-            (`ConversionBounds.from_environment`).
-        converter: the user's own for every file that is not plain text, as path/to/file.py:function or
-            module:function; see `memagent_graph.converters`.
     """
 
-    def __init__(
-        self, root: str | os.PathLike[str], *, bounds: ConversionBounds | None = None, converter: str | None = None
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._bounds = bounds
-        self._converter = converter
+        self._converter: str | None = None
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
     def with_converter(self, converter: str | None) -> Self:
-        """Return the same store with a user's converter; unchanged if none is given."""
+        """Return the same store with a user's converter of every file that is not plain text.
+
+        Args:
+            converter: path/to/file.py:function or module:function, see `memagent_graph.converters`; None for none.
+        """
         if converter is None:
             return self
         other = copy(self)
@@ -92,14 +86,8 @@ class DocumentStore:
         document = Document.of(document)
         with self._disk_errors_translated():
             self._make_folders()
-            replace = replace_undecodable or document.errors == "replace"
-            opening = opened(
-                document,
-                replace=replace,
-                bounds=self._bounds,
-                cancellation=cancellation,
-                converter=self._converter,
-            )
+            replace, converter = replace_undecodable, self._converter
+            opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
                 key, size, sections, titles = _write(parts, file, document.name, omissions, replace=replace)
@@ -123,14 +111,7 @@ class DocumentStore:
             lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
         )
 
-    def reattach(
-        self,
-        ref: DocumentRef,
-        document: Document,
-        *,
-        replace_undecodable: bool = False,
-        cancellation: ConversionCancellation | None = None,
-    ) -> DocumentRef:
+    async def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> None:
         """Store the text of a reference again, if it was removed.
 
         Raises:
@@ -138,26 +119,11 @@ class DocumentStore:
         """
         if "pages" in ref and document.pages is None:
             document = document.only(ref["pages"])
-        stored = self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
+        stored = await self.add_async(document, replace_undecodable=replace_undecodable)
         if stored["key"] != ref["key"]:
             raise DocumentMismatchError(
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
             )
-        return ref
-
-    async def reattach_async(
-        self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False
-    ) -> DocumentRef:
-        """Like `reattach`, in a thread; if it is cancelled, the conversion ends too."""
-        return await in_thread(
-            lambda cancellation: self.reattach(
-                ref, document, replace_undecodable=replace_undecodable, cancellation=cancellation
-            )
-        )
-
-    def size(self, ref: DocumentRef) -> int:
-        """Return the text's length in UTF-8 bytes."""
-        return ref["size"]
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
@@ -178,6 +144,9 @@ class DocumentStore:
 
     async def fetch_async(self, ref: DocumentRef) -> None:
         """Bring a text to this machine before it is read; in this store it is there, or nowhere."""
+
+    def _fetch(self, remote: str, path: Path, sha256: str) -> None:
+        """Bring a file to this machine, if it is elsewhere."""
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Where the document's pages or sources begin, in order; empty if it has none."""
@@ -213,24 +182,26 @@ class DocumentStore:
             raise DocumentError(
                 f"{name!r} is not a list of sections that this version wrote", hint="Read the file again."
             )
+        path = self._sections / f"{name}.json"
+        if not path.exists():
+            self._fetch(f"sections/{name}.json", path, name)
         try:
-            marks = json_file(self._sections / f"{name}.json")
+            return [SourceMark(start_char, label) for start_char, label in json_file(path)]
         except FileNotFoundError:
             return []
-        return [SourceMark(start_char, label) for start_char, label in marks]
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
         return self._sections / f"{digest_of(ref)}-{kind}.json"
 
     def _decode(self, ref: DocumentRef) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
-        for start in range(0, self.size(ref), READ_BYTES):
+        for start in range(0, ref["size"], READ_BYTES):
             yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text. Other references to the same text lose it too."""
         paths = [
-            self._texts / f"{digest_of(ref)}.txt",
+            self._text_path(ref),
             *(self._headings_path(ref, kind) for kind in ("markdown", "text")),
         ]
         paths += [self._sections / f"{name}.json" for name in (ref.get("sections"), ref.get("headings")) if name]
@@ -276,11 +247,22 @@ class DocumentStore:
         write_whole(self._sections / f"{name}.json", data)
         return name
 
+    @property
+    def place(self) -> str:
+        """Where the texts are, for messages."""
+        return str(self.root)
+
+    def _text_path(self, ref: DocumentRef) -> Path:
+        return self._texts / f"{digest_of(ref)}.txt"
+
     def _path(self, ref: DocumentRef) -> Path:
-        path = self._texts / f"{digest_of(ref)}.txt"
+        """Return the path of a text that is on this machine, or has been fetched."""
+        path = self._text_path(ref)
+        if not path.exists():
+            self._fetch(f"texts/{path.name}", path, digest_of(ref))
         if not path.exists():
             raise DocumentError(
-                f"the text of {ref['name']} is not in the document store {self.root}",
+                f"the text of {ref['name']} is not in the document store {self.place}",
                 hint="It was removed, or stored elsewhere: pass the document again.",
             )
         return path

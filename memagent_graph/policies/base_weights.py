@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import whole_file
 
 _BLOCK: Final = 1 << 20
 

@@ -18,11 +18,11 @@ from memagent_graph.policies.dialects import (
     finish_notes,
     finish_reason,
     has_refusal,
+    refused_field,
     sampling_notes,
     token_usage,
 )
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.refusals import refused_field
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
 
 if TYPE_CHECKING:

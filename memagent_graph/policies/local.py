@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.chat_markers import folder_markers
-from memagent_graph.concurrency.forks import renew_in_children
+from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.added import KNOWN
@@ -34,6 +34,8 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 """The number formats that a policy in this process can compute in."""
 _LINGER = 0.002
 """Seconds to wait for more requests before a batch starts."""
+_LARGEST_BATCH = 64
+"""How many requests are computed together."""
 _SHORTEST_REUSE = 320
 """A shorter prefix is not reused: it costs little to compute."""
 _KEPT_BYTES = 256 * 2**20
@@ -49,7 +51,6 @@ class LocalPolicy:
         device: a torch device; by default a CUDA GPU if torch has one, and else the CPU.
         dtype: "float32", "bfloat16", "float16", or "int8" (linear layers alone, on a CPU). By default it is the one in
             the policy's profile, if this machine computes fast in it, and float32 otherwise.
-        max_batch: how many requests are computed together.
         version: the name of its weights in the log; by default a hash of them.
         processed_logprobs: whether log-probs are those after temperature, as vLLM's `--logprobs-mode
             processed_logprobs`; otherwise they are the model's own.
@@ -66,7 +67,6 @@ class LocalPolicy:
         *,
         device: str | None = None,
         dtype: str | None = None,
-        max_batch: int = 64,
         version: str | None = None,
         processed_logprobs: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -80,7 +80,6 @@ class LocalPolicy:
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
         own_version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._version = version or own_version
-        self._max_batch = max_batch
         self._template = dict(chat_template_kwargs or {})
         self.after_fork()
         renew_in_children(self)
@@ -161,7 +160,7 @@ class LocalPolicy:
         last = False
         while not last:
             found = [waiting.get()]
-            while len(found) < self._max_batch and found[-1] is not None:
+            while len(found) < _LARGEST_BATCH and found[-1] is not None:
                 try:
                     found.append(waiting.get(timeout=_LINGER))
                 except queue.Empty:

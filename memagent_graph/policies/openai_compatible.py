@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -30,14 +30,11 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.events import EventKind
-from memagent_graph.policies.client_settings import client_settings
-from memagent_graph.policies.dialects import sampling_notes
+from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field
 from memagent_graph.policies.replies import decode_completion
-from memagent_graph.policies.request_headers import checked_header, request_headers
 from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
@@ -47,13 +44,15 @@ from memagent_graph.policies.sending import (
     certificates,
     proxy_for,
 )
-from memagent_graph.policies.served_models import chosen_model, info_from_origin, is_vllm, model_entries
+from memagent_graph.policies.served_models import choose_model, info_from_origin, is_vllm, model_entries
 from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
     basic_authorization,
-    checked_url,
+    check_url,
+    checked_header,
     password,
+    request_headers,
     without_password,
     without_query,
 )
@@ -112,23 +111,6 @@ class OpenAICompatiblePolicy:
             is one that the policy itself sends, the file of certificates cannot be read, or a field is unknown.
     """
 
-    @classmethod
-    def from_client(cls, client: Any, model: str | None = None, **options: Any) -> OpenAICompatiblePolicy:
-        """Return a policy with the settings of an `openai` client, which sends the requests itself no longer.
-
-        Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are
-        taken over, also those of Azure; a transport or hooks of its own are not.
-
-        Args:
-            client: an `OpenAI`, `AsyncOpenAI`, `AzureOpenAI` or `AsyncAzureOpenAI`.
-            model: as for the policy.
-            **options: the policy's other arguments, in place of what the client says.
-
-        Raises:
-            PolicyRequestError: the client's key comes from a function, or one of its settings cannot be used.
-        """
-        return cls(**{**client_settings(client, model), "model": model, **options})
-
     def __init__(
         self,
         model: str | None = None,
@@ -166,7 +148,7 @@ class OpenAICompatiblePolicy:
         self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
         self._trust = None if ca_file is None else certificates(ca_file)
-        self._proxy = proxy_for(self.base_url) if proxy is None else checked_url(proxy)
+        self._proxy = proxy_for(self.base_url) if proxy is None else check_url(proxy)
         secrets = (
             key,
             password(url),
@@ -190,7 +172,7 @@ class OpenAICompatiblePolicy:
         if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
-        self._connections = PerLoop(self._connect, _Connection.close)
+        self._connections = PerLoop(self._connect, Sender.close)
 
     @property
     def name(self) -> str:
@@ -209,8 +191,7 @@ class OpenAICompatiblePolicy:
                 another server.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        connection = self._connections.get()
-        async with connection.slots:
+        async with self._connections.get().slots:
             gives_ids = bool(sampling.logprobs) and is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
@@ -317,7 +298,7 @@ class OpenAICompatiblePolicy:
                 models, _ = await self._send(
                     self._url("models"), None, model_entries, largest=_LARGEST_LIST, seconds=self._timeouts.connect
                 )
-                served = chosen_model(models, self._model, self.base_url, self._redacted)
+                served = choose_model(models, self._model, self.base_url, self._redacted)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
@@ -375,7 +356,7 @@ class OpenAICompatiblePolicy:
         """
         url = self._url(path)
         try:
-            async with self._connections.get().sender.relay(method, url, body, headers or {}) as reply:
+            async with self._connections.get().relay(method, url, body, headers or {}) as reply:
                 yield reply
         except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
             once, silence = replace(self._errors, max_retries=0), f" ({self._timeouts.read:g} s without a byte)"
@@ -425,32 +406,21 @@ class OpenAICompatiblePolicy:
     ) -> tuple[T, int]:
         """Return the decoded reply, and how many times the request was sent again."""
         try:
-            return await self._connections.get().sender.send(
+            return await self._connections.get().send(
                 url, body, decode, largest=largest, seconds=seconds, tokens=tokens, headers=headers
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
             raise self._errors.of(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
 
-    def _connect(self) -> _Connection:
-        sender = Sender(
+    def _connect(self) -> Sender:
+        return Sender(
             self.base_url,
             self._headers,
+            max_concurrency=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
             limiter=self._limiter,
             trust=self._trust,
             proxy=self._proxy,
         )
-        return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
-
-
-@dataclass(frozen=True)
-class _Connection:
-    """One event loop's connections, and its limit on requests in flight."""
-
-    sender: Sender
-    slots: asyncio.Semaphore
-
-    async def close(self) -> None:
-        await self.sender.close()

@@ -151,9 +151,8 @@ def require_profile(folder: Path | str) -> Profile:
 
 def save_profile(profile: Profile, folder: Path) -> None:
     """Write `memagent.json` and `templates`; `load_profile` then returns the same profile."""
-    prompts = profile.prompts
     templates = folder / "templates"
     templates.mkdir(parents=True, exist_ok=True)
-    for role, template in {"update": prompts.update, "answer": prompts.answer, **prompts.others}.items():
+    for role, template in profile.prompts.templates.items():
         (templates / f"{role}.txt").write_text(template.text + "\n", encoding="utf-8")
     (folder / "memagent.json").write_text(json.dumps(profile.values, indent=2) + "\n", encoding="utf-8")

@@ -14,8 +14,14 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from memagent_graph.events import EventKind
-from memagent_graph.policies.dialects import content_text, finish_notes, finish_reason, has_refusal, token_usage
-from memagent_graph.policies.refusals import words_of
+from memagent_graph.policies.dialects import (
+    content_text,
+    finish_notes,
+    finish_reason,
+    has_refusal,
+    token_usage,
+    words_of,
+)
 from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 

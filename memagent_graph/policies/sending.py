@@ -24,8 +24,8 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.dialects import is_final, words_of
 from memagent_graph.policies.rate_limiter import RateLimiter
-from memagent_graph.policies.refusals import is_final, words_of
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
@@ -115,10 +115,11 @@ class Sender:
     Args:
         base_url: where requests are sent; it determines TLS.
         headers: sent with every request.
+        max_concurrency: how many completions may wait for their replies; whoever sends one holds one of `slots`.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
         limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
-        trust: the certificates that a server's must be signed by; those that come with the HTTP client if left out.
+        trust: the certificates that a server's must be signed by; those that come with the HTTP client if None.
         proxy: through which requests go; None for no proxy.
     """
 
@@ -127,14 +128,16 @@ class Sender:
         base_url: str,
         headers: Mapping[str, str],
         *,
+        max_concurrency: int,
         timeouts: Timeouts,
         max_retries: int,
-        limiter: RateLimiter | None = None,
-        trust: ssl.SSLContext | None = None,
-        proxy: str | None = None,
+        limiter: RateLimiter,
+        trust: ssl.SSLContext | None,
+        proxy: str | None,
     ) -> None:
+        self.slots = asyncio.Semaphore(max_concurrency)
         self._timeouts = timeouts
-        self._limiter = limiter or RateLimiter()
+        self._limiter = limiter
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(

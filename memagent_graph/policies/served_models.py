@@ -27,7 +27,7 @@ def model_entries(content: bytes) -> list[dict[str, Any]]:
         raise MalformedReplyError(f"not a list of models: {error}", content) from error
 
 
-def chosen_model(
+def choose_model(
     models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redacted: Callable[[str], str]
 ) -> dict[str, Any]:
     """Return the entry of the model that is named, or of the only one.

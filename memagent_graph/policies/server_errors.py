@@ -16,8 +16,8 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
+from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, speaks_of_length
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.refusals import OPTIONAL_FIELDS, refused_field, speaks_of_length
 from memagent_graph.policies.sending import (
     BrokenOffError,
     MalformedReplyError,

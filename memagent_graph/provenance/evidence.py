@@ -16,7 +16,6 @@ from operator import itemgetter
 from typing import Any
 
 from memagent_graph.calls import Span, Writes
-from memagent_graph.documents.sources import SourceMark
 from memagent_graph.events import EventKind
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import (
@@ -39,6 +38,7 @@ _SHORTEST_SENTENCE = 40
 _SUPPORTED = 0.5
 _SPACED_SENTENCE = re.compile(r"[.!?][\"'”’)\]]*$")
 _LONGEST_SENTENCE = 500
+_NOWHERE = Places()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Support:
 def provenance_of(
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
-    sections: Sequence[SourceMark] | Places = (),
+    places: Places = _NOWHERE,
 ) -> Provenance:
     """Find where the final memory's lines come from, and which lines were lost.
 
@@ -146,9 +146,8 @@ def provenance_of(
             come from do not count.
         chunk_text: the document's text between an update's `start_char` and `end_char`. It is called only for chunks
             that brought words of the final memory; if it returns None, origins are known but quotes are not.
-        sections: what the document's places are called, or only where its pages or sources begin, in order.
+        places: what the document's places are called.
     """
-    places = sections if isinstance(sections, Places) else Places(sections)
     updates = trace.updates
     lines, lost = _lineage(trace)
     chunks: dict[int, WordedText | None] = {}
@@ -193,7 +192,7 @@ def provenance_of(
 
 
 def excerpt_evidence(
-    trace: Trace, answer: str, span_text: Callable[[Span], str | None], sections: Sequence[SourceMark] | Places = ()
+    trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places = _NOWHERE
 ) -> tuple[Evidence, ...]:
     """Find what the policy used of an excerpt, in a run that showed one instead of reading chunks.
 
@@ -201,13 +200,12 @@ def excerpt_evidence(
         trace: the run. If it showed no excerpt, nothing is found.
         answer: its answer.
         span_text: the document's text in a span; None if it is not known.
-        sections: as for `provenance_of`.
+        places: as for `provenance_of`.
 
     Returns:
         Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory; whole
         sentences of the document, because an answer alone may be a word.
     """
-    places = sections if isinstance(sections, Places) else Places(sections)
     reading = trace.excerpt
     if reading is None:
         return ()

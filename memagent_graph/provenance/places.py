@@ -60,16 +60,11 @@ def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
     return sections[index - 1].label if index else None
 
 
-def link_to(document: DocumentRef, *, shared: bool = False) -> str:
-    """Return the beginning of a link to a PDF document: to its file if it is known where that lay, or else its name.
-
-    Args:
-        document: the document.
-        shared: whether others get it, who need not know where files lie here.
-    """
+def link_to(document: DocumentRef) -> str:
+    """Return the beginning of a link to a PDF document: to its file if it is known where that lay, or else its name."""
     if document["media_type"] != PDF:
         return ""
-    if "path" in document and not shared:
+    if "path" in document:
         with suppress(ValueError):  # in somebody else's log, it may be anything
             return Path(document["path"]).as_uri()
     return quote(document["name"].encode("utf-8", "replace"))

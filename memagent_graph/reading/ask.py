@@ -22,7 +22,6 @@ from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, a
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
-from memagent_graph.tokenizers.fitting import beginning, shown_tokens
 from memagent_graph.words import invented_word
 
 
@@ -290,7 +289,7 @@ class Ask:
         written = completion.usage.completion_tokens if completion.usage else None
         is_longer_in_prompts = self._context.prompts.neutralise(text) != text
         may_exceed = written is None or written > self._bound or is_longer_in_prompts
-        if may_exceed and (excess := shown_tokens(self._context, text) - self._bound) > 0:
+        if may_exceed and (excess := self._context.shown_tokens(text) - self._bound) > 0:
             tokens = self._bound + excess
             return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
         return self._parsed(text)
@@ -299,7 +298,7 @@ class Ask:
         return self._role.parse(text, self._context.prompts)
 
     def _cut(self, text: str) -> str:
-        return beginning(self._context, text, self._bound)
+        return self._context.beginning(text, self._bound)
 
     def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
         """Log the newest attempt, with the events since the previous one."""

@@ -10,15 +10,56 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from memagent_graph.calls import Call, Span
-from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.concurrency.fair_turns import Turn
+from memagent_graph.concurrency.background import Cancellation, PerLoop
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, no_cost
 from memagent_graph.run_log.recording import Recording
+
+_WIDTH: Final = 8
+"""How many reads run at once. With one, the loop would be idle while a checkpoint is written."""
+_LONGEST_SECONDS: Final = 0.05
+"""After this time a turn ends by itself: the read may be waiting for something, such as its caller."""
+
+
+class Turn:
+    """One read's turn on the processor, so that many reads in one event loop do not delay each other.
+
+    An event loop runs everything that is ready, a little of each. Replies that arrive together are processed in
+    parallel: all of them are ready late, their next requests leave together, and the replies to those arrive together
+    again, while the server is idle. So a read whose completion has arrived waits for its turn, then runs until its next
+    request is sent. With 128 documents at once, this gives about a sixth more chunks per second.
+
+    It is taken again and again. Ending a turn that is not held does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._held: asyncio.Semaphore | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        """Wait for a turn, in order of arrival."""
+        self.end()
+        slots = _slots.get()
+        await slots.acquire()
+        self.end()  # steps that run side by side share a read's turn: another may have taken one meanwhile
+        self._held = slots
+        self._alarm = asyncio.get_running_loop().call_later(_LONGEST_SECONDS, self.end)
+
+    def end(self) -> None:
+        """Let the next read have its turn."""
+        if self._held is None or self._alarm is None:
+            return
+        self._alarm.cancel()
+        self._held.release()
+        self._held = self._alarm = None
+
+
+_slots: Final = PerLoop(lambda: asyncio.Semaphore(_WIDTH))
 
 
 class Branches:
@@ -107,7 +148,7 @@ class Running:
     recording: Recording | None = None
     """The run's recording, if runs are logged."""
     turn: Turn = field(default_factory=Turn)
-    """This read's turn on the event loop; see `memagent_graph.concurrency.fair_turns`."""
+    """This read's turn on the event loop."""
     branches: Branches = field(default_factory=Branches)
     """The branches that run in parallel."""
     cancellation: Cancellation = field(default_factory=Cancellation)

@@ -16,17 +16,17 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.omissions import require_whole
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution
-from memagent_graph.reading.inputs import check_question, is_reference, stored
+from memagent_graph.reading.inputs import check_question, is_reference, store_document
 from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
+    config_entry,
     exits_of_graphs_around,
-    inherited,
     state_keys,
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wired
-from memagent_graph.reading.structured import structured
+from memagent_graph.reading.structured import expect_structure
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         if response_format is None:
             return self
         other = copy(self)
-        other.reader_context = structured(self.reader_context, response_format)
+        other.reader_context = expect_structure(self.reader_context, response_format)
         return other
 
     def stream(
@@ -131,7 +131,9 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             )
         check_question(value["question"], self.reader_context)
         context = self.reader_context
-        document = await stored(value["document"], context.store, replace_undecodable=context.replace_undecodable)
+        document = await store_document(
+            value["document"], context.store, replace_undecodable=context.replace_undecodable
+        )
         require_whole(document, context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
@@ -142,12 +144,12 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
                 "the state of the graph around has no place for the answer",
                 hint='Add the key "answer" to it; "question" and "document" are read, and "memory" is written, too.',
             )
-        return Execution.of(own, checkpointed=bool(self.checkpointer or inherited(config, CHECKPOINTER)))
+        return Execution.of(own, checkpointed=bool(self.checkpointer or config_entry(config, CHECKPOINTER)))
 
     def _durability(self, config: RunnableConfig | None, durability: Durability | None) -> Durability | None:
         """Return "sync" with checkpoints, or the caller's choice: with async a kill may lose hundreds of chunks."""
-        checkpointed = self.checkpointer or inherited(config, CHECKPOINTER)
-        return durability or ("sync" if checkpointed and not inherited(config, DURABILITY) else None)
+        checkpointed = self.checkpointer or config_entry(config, CHECKPOINTER)
+        return durability or ("sync" if checkpointed and not config_entry(config, DURABILITY) else None)
 
 
 def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Checkpointer = None) -> ReaderGraph:

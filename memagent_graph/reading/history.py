@@ -17,7 +17,7 @@ from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunM
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderState
-from memagent_graph.run_log.records import edited_by
+from memagent_graph.run_log.records import editor_detail
 from memagent_graph.trace import Trace
 
 
@@ -110,7 +110,7 @@ async def edit_memory(
         for place, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
-            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, edited_by(author)))
+            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, editor_detail(author)))
             edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
             steps = [*state["steps"][:place], stored_call(edited), *state["steps"][place + 1 :]]
             change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
@@ -124,31 +124,18 @@ async def edit_memory(
     )
 
 
-class Lineage:
-    """Picks the checkpoints that lead to the newest one, without those of branches that an edit has left."""
-
-    def __init__(self) -> None:
-        self._next: str | None = None
-
-    def includes(self, snapshot: StateSnapshot) -> bool:
-        """Return whether a checkpoint leads to the newest one. Call it for all of a thread, newest first."""
-        if self._next is not None and snapshot.config["configurable"]["checkpoint_id"] != self._next:
-            return False
-        parent = snapshot.parent_config
-        self._next = parent["configurable"]["checkpoint_id"] if parent else ""
-        return True
-
-
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     """Return the checkpoints after a step that lead to the newest one, newest first.
 
     An earlier run with the same id is another run: the list ends where this one began.
     """
     snapshots: list[StateSnapshot] = []
-    lineage = Lineage()
+    expected: str | None = None
     async for snapshot in graph.aget_state_history(thread(run_id)):
-        if not lineage.includes(snapshot):
-            continue
+        if expected is not None and snapshot.config["configurable"]["checkpoint_id"] != expected:
+            continue  # of a branch that an edit has left
+        parent = snapshot.parent_config
+        expected = parent["configurable"]["checkpoint_id"] if parent else ""
         if (snapshot.metadata or {}).get("source") == "input":
             break
         if snapshot.values.get("steps"):

@@ -62,7 +62,7 @@ def check_question(question: str, context: ReaderContext) -> None:
         )
 
 
-def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[str]:
+def check_questions(questions: Iterable[str], context: ReaderContext) -> list[str]:
     """Return the questions as a list; a single text is one question.
 
     Raises:
@@ -80,7 +80,7 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
     return several
 
 
-async def stored(
+async def store_document(
     document: Any, store: DocumentStore, *, pages: str | None = None, replace_undecodable: bool = False
 ) -> DocumentRef:
     """Return a document's reference; another source is stored first, or only its `pages`.

@@ -20,7 +20,7 @@ CALL: Final = "__pregel_call"
 """What a node calls a task with; it leads to the loop of the graph that the node belongs to."""
 
 
-def inherited(config: RunnableConfig | None, name: str) -> Any:
+def config_entry(config: RunnableConfig | None, name: str) -> Any:
     """Return an entry of the config; None if there is none."""
     return (config or {}).get("configurable", {}).get(name)
 
@@ -31,7 +31,7 @@ def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]
     A graph's stream waits for its nodes' threads only after what was added to its stack last was called.
     """
     seen: set[int] = set()
-    while (call := inherited(config, CALL)) is not None:
+    while (call := config_entry(config, CALL)) is not None:
         loop = call.keywords["schedule_task"].__self__
         if id(loop) in seen:
             return
@@ -45,7 +45,7 @@ def state_keys(config: RunnableConfig | None, node: Runnable[Any, Any], otherwis
 
     `otherwise` outside of a graph, within another node, and for a state that is one value without keys.
     """
-    if (call := inherited(config, CALL)) is None:
+    if (call := config_entry(config, CALL)) is None:
         return otherwise
     loop = call.keywords["schedule_task"].__self__
     running = loop.nodes.get((config or {}).get("metadata", {}).get("langgraph_node"))

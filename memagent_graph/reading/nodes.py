@@ -20,14 +20,12 @@ from langgraph.runtime import Runtime, get_runtime
 
 from memagent_graph.calls import Call, Writes, calls_of, stored_call
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepAccounts
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, inherited
-from memagent_graph.reading.state import ReaderContext
+from memagent_graph.reading.execution import Execution, StepAccounts, Turn
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.reading.tracing import observed, trace_ids
+from memagent_graph.reading.tracing import observe, trace_ids
 
 REPORT_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
 """After "memagent.", the `type` of a call in custom streams."""
@@ -76,7 +74,7 @@ class StepNode(Runnable[Any, Change]):
     ) -> tuple[Change, Sequence[Call]]:
         recording, context = execution.running.recording, execution.context
         accounts = StepAccounts(self.node, turn, {} if recording is None else trace_ids(config))
-        step = StepContext(state, observed(context, config), execution, accounts)
+        step = StepContext(state, observe(context, config), execution, accounts)
         begin = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)
@@ -131,7 +129,8 @@ class LoopNode(StepNode):
         runtime = get_runtime(Execution)
         execution, context = runtime.context, runtime.context.context
         change = await self.run(input, runtime, config)
-        if context.unseen_update is None or _is_observed(context, config):
+        is_seen = config_entry(config, CHECKPOINTER) is not None or observe(context, config) is not context
+        if context.unseen_update is None or is_seen:  # checkpoints or callbacks would see what a superstep has in it
             return change
         state, total = dict(input), dict[str, Any]()
         while True:
@@ -160,11 +159,6 @@ class LoopNode(StepNode):
             for state in states:
                 before = state.get(key) if reducer else None
                 state[key] = value if before is None or reducer is None else reducer(before, value)
-
-
-def _is_observed(context: ReaderContext, config: RunnableConfig | None) -> bool:
-    """Return whether checkpoints or callbacks would see a superstep with several steps in it."""
-    return inherited(config, CHECKPOINTER) is not None or observed(context, config) is not context
 
 
 def _with_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Change:

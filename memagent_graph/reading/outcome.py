@@ -8,7 +8,7 @@ from typing import Any
 
 from memagent_graph.calls import Call, Writes, calls_of
 from memagent_graph.events import StopReason
-from memagent_graph.reading.state import Counters, ReaderContext, no_cost
+from memagent_graph.reading.state import ReaderContext, no_cost
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
@@ -74,22 +74,14 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
 
 
 def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
-    total: Counters = state.get("usage") or no_cost()
+    total: Any = {**no_cost(), **(state.get("usage") or {})}
     full_context = None
     if context.shape is not None:
         budget = context.budget
         tokens = _whole_document(state, trace, total["document_tokens"]) + budget.question_tokens
         full_context = context.shape.forward_flops(tokens, budget.answer_tokens)
-    return Usage(
-        prompt_tokens=total["prompt_tokens"],
-        completion_tokens=total["completion_tokens"],
-        cached_tokens=total["cached_tokens"],
-        turns=total["turns"],
-        seconds=total["seconds"],
-        flops=total["flops"] if context.shape is not None else None,
-        full_context_flops=full_context,
-        document_tokens=total["document_tokens"],
-    )
+    flops = total["flops"] if context.shape is not None else None
+    return Usage(**{**total, "flops": flops, "full_context_flops": full_context})
 
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:

@@ -25,8 +25,7 @@ from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, shipped
-from memagent_graph.tokenizers.fitting import beginning, shown_tokens
+from memagent_graph.roles import Parsed, Role, read_template
 
 _MOST_PLACES = 512
 _LINE_TOKENS = 2
@@ -84,7 +83,7 @@ class SideBySide(Strategy):
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
-        return beginning(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
+        return context.beginning(join_findings(findings, context), context.budget.memory_tokens), _steps(findings)
 
     def edited(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""
@@ -126,8 +125,8 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
 async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
     """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
-    if reason := step.limit():
-        return {"spans": [], **step.stopped(reason)}
+    if stop := step.limit():
+        return {"spans": [], **stop}
     most = step.chunks_left(width)
     while len(spans) < most and (choice := await step.next_chunk(cursor)):
         span, cursor = choice
@@ -192,8 +191,8 @@ def with_finding(reply: Reply, step: StepContext, *, instead_of: Iterable[str] =
 async def merge_findings(state: Branch, step: StepContext) -> Change:
     """Merge a group of findings into one."""
     group = state["group"]
-    texts = joined(group.values(), step.context)
-    previous = beginning(step.context, texts, step.context.budget.memory_tokens)
+    texts = join_findings(group.values(), step.context)
+    previous = step.context.beginning(texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
     return with_finding(reply, step, instead_of=group)
 
@@ -201,7 +200,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
 async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
     """Ask for the answer from all findings that are left."""
     findings = in_order(state.get("findings", {})).values()
-    return await answer_from(joined(findings, step.context), step, _steps(findings))
+    return await answer_from(join_findings(findings, step.context), step, _steps(findings))
 
 
 def _steps(findings: Iterable[Finding]) -> list[str]:
@@ -230,15 +229,17 @@ def unless_none(text: str, prompts: Prompts) -> Parsed:
     return Parsed("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
 
-MERGE = Role("merge", fields=frozenset({"chunk"}), template=shipped("merge"), parse=unless_none, stand_in="update")
+MERGE = Role(
+    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=unless_none, stand_in="update"
+)
 
 
-def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
+def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Return findings, one below the other; several are each cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
         longest = _longest(context)
-        texts = [beginning(context, text, longest) for text in texts]
+        texts = [context.beginning(text, longest) for text in texts]
     return "\n".join(texts)
 
 
@@ -253,7 +254,7 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     if len(findings) <= 1:
         return []
     longest, room = _longest(context), context.budget.chunk_tokens
-    lengths = {name: shown_tokens(context, finding["text"]) for name, finding in findings.items()}
+    lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
     sizes = {name: min(longest, length) + _LINE_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []

@@ -11,8 +11,8 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, cast
 
 from langgraph.channels import Topic
 from typing_extensions import TypedDict
@@ -29,6 +29,7 @@ from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.trace import Trace
+from memagent_graph.words import is_character_end
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat
@@ -58,15 +59,9 @@ def no_cost() -> Counters:
 
 def add_cost(total: Counters, more: Counters) -> Counters:
     """Return the sum of two costs."""
-    return Counters(
-        prompt_tokens=total.get("prompt_tokens", 0) + more["prompt_tokens"],
-        completion_tokens=total.get("completion_tokens", 0) + more["completion_tokens"],
-        cached_tokens=total.get("cached_tokens", 0) + more["cached_tokens"],
-        turns=total.get("turns", 0) + more["turns"],
-        seconds=total.get("seconds", 0.0) + more["seconds"],
-        flops=total.get("flops", 0.0) + more["flops"],
-        document_tokens=total.get("document_tokens", 0) + more["document_tokens"],
-    )
+    counts: dict[str, Any] = {**total}
+    summed: Any = {name: counts.get(name, 0) + count for name, count in more.items()}
+    return cast("Counters", summed)
 
 
 def put(entries: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +182,11 @@ class Limits:
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")
 
+    def lowered(self, other: Limits) -> Limits:
+        """Return the lower limit of each pair."""
+        pairs = ((getattr(self, limit.name), getattr(other, limit.name)) for limit in fields(self))
+        return Limits(*(min((value for value in pair if value is not None), default=None) for pair in pairs))
+
 
 @dataclass(frozen=True)
 class ReaderContext:
@@ -254,6 +254,26 @@ class ReaderContext:
     def schema(self) -> str:
         """The schema of a structured answer, as prompts show it; empty if the answer is not structured."""
         return self.structure.format.text if self.structure else ""
+
+    def shown_tokens(self, text: str) -> int:
+        """Return how many tokens a text has in a prompt, where some of it may be escaped."""
+        return self.tokenizer.count(self.prompts.neutralise(text))
+
+    def first_tokens(self, text: str, tokens: int) -> str:
+        """Return a text's first tokens, a few fewer if the last one would end inside a character."""
+        ids = self.tokenizer.encode(text)
+        if len(ids) <= tokens:
+            return text
+        lengths = (self.tokenizer.prefix_chars(text, ids, count) for count in range(tokens, 0, -1))
+        ends = (length for length in lengths if length is not None and is_character_end(text, length))
+        return text[: next(ends, 0)].rstrip()
+
+    def beginning(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text that has at most that many tokens in a prompt."""
+        cut = self.first_tokens(text, tokens)
+        while cut and (excess := self.shown_tokens(cut) - tokens) > 0:
+            cut = self.first_tokens(cut, max(0, self.tokenizer.count(cut) - excess))
+        return cut
 
     def question_shown(self, question: str) -> str:
         """Return the question as prompts of memories show it: with the fields of a structured answer."""

@@ -24,7 +24,6 @@ from memagent_graph.reading.state import LineState, ReaderContext, ReaderState
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 from memagent_graph.run_log.recording import new_step
-from memagent_graph.tokenizers.fitting import beginning
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
@@ -178,7 +177,7 @@ class StepContext:
             PolicyError: the policy could not be called.
             StrategyError: the strategy does not list the role.
         """
-        if not self.context.prompts.has(role.name):
+        if role.name not in self.context.prompts.templates:
             raise StrategyError(
                 f"the role {role.name!r} has no template here", hint="List it in the strategy's `roles`."
             )
@@ -228,11 +227,11 @@ class StepContext:
     ) -> Reply:
         """Return the first reply after repairs that has the form of a structured answer, or else the last one."""
         context, tries = self.context, self.context.rules.retries
-        for number in range(tries if context.prompts.has(REPAIR.name) else 0):
+        for number in range(tries if REPAIR.name in context.prompts.templates else 0):
             repair = {
                 "memory": fields.get("memory", ""),
-                "reply": beginning(context, reply.value or "", context.budget.answer_tokens),
-                "error": beginning(context, reply.invalid or "", ERROR_TOKENS),
+                "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
+                "error": context.beginning(reply.invalid or "", ERROR_TOKENS),
             }
             place = self.accounts.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
             call = Call(new_step(), *place, parents=(reply.step,))
@@ -261,18 +260,15 @@ class StepContext:
 
     # Where a read stops
 
-    def limit(self) -> StopReason | None:
-        """Return the limit that stops the read here, if there is one; pass it to `stopped`."""
-        return self.execution.consumption.limit_reached(self.context.limits)
+    def limit(self) -> Change | None:
+        """Return the change that stops the run, if a limit is reached here; it can be resumed."""
+        reason = self.execution.consumption.limit_reached(self.context.limits)
+        return None if reason is None else {"stop_reason": reason.value}
 
     def chunks_left(self, most: int) -> int:
         """Return how many chunks may be read before the limit, at most `most`."""
         bound = self.context.limits.max_chunks
         return most if bound is None else max(0, min(most, bound - self.execution.consumption.chunks))
-
-    def stopped(self, reason: StopReason) -> Change:
-        """Return the change that stops the run; it can be resumed."""
-        return {"stop_reason": reason.value}
 
     def ends_with_error(self, reason: str) -> None:
         """Log that the run ends with the error that the step raises, because resuming it would change nothing."""
@@ -323,10 +319,10 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
     Only the chunk's position is in the state. `span` is None when there is nothing more to read. A chunk that was
     chosen before a failure or an edit and was not read is the next one.
     """
-    if reason := step.limit():
-        return step.stopped(reason)
+    if stop := step.limit():
+        return stop
     if state.get("span") is not None:
-        step.require_progress(chosen(state))
+        step.require_progress(chosen_chunk(state))
         return {"span": state["span"]}
     cursor = state.get("cursor") or start_cursor()
     span, following = await step.next_chunk(cursor) or (None, cursor)
@@ -341,7 +337,7 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
 async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role; the reply's text is the new memory."""
     memory = state.get("memory") or ""
-    return await step.read(role, chosen(state), memory=memory, previous=memory)
+    return await step.read(role, chosen_chunk(state), memory=memory, previous=memory)
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
@@ -357,10 +353,10 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
         step: the step that asks.
         parents: the calls that wrote the memory; the trunk's newest if left out.
     """
-    return answered(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
+    return end_with_answer(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
 
 
-def answered(reply: Reply, memory: str, step: StepContext) -> Change:
+def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
     """Return the change that ends the run with an answer; `memory` is what it is based on."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.invalid is not None:
@@ -370,7 +366,7 @@ def answered(reply: Reply, memory: str, step: StepContext) -> Change:
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
 
 
-def chosen(state: Mapping[str, Any]) -> Span:
+def chosen_chunk(state: Mapping[str, Any]) -> Span:
     """Return the chunk that `read_chunk` chose, or that a branch was sent to read.
 
     Raises:

@@ -18,7 +18,7 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate
 from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
-from memagent_graph.roles import REPAIR, answer_form, prompts_for, shipped
+from memagent_graph.roles import REPAIR, answer_form, prompts_for, read_template
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -28,7 +28,7 @@ ERROR_TOKENS: Final = 256
 _LOGGED: Final = "response_format"
 
 
-def structured(context: ReaderContext, source: ResponseFormatSource | None) -> ReaderContext:
+def expect_structure(context: ReaderContext, source: ResponseFormatSource | None) -> ReaderContext:
     """Return the context of a read whose answer has this form; with None, the context as it is.
 
     Args:
@@ -102,10 +102,10 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
 
     A template of the user's own is kept: it shows the schema where it has {schema}.
     """
-    packaged = {shipped(f"answer_{each.value}") for each in AnswerFormat}
+    packaged = {read_template(f"answer_{each.value}") for each in AnswerFormat}
     answer = before.answer
     if answer.text in packaged:
-        answer = PromptTemplate(shipped("answer_json"), "answer_json.txt", ANSWER_FIELDS)
+        answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
     others = {name: answer if each == before.answer else _asks_for_json(each) for name, each in before.others.items()}
     repair = prompts_for((REPAIR,), before).others
     return replace(prompts, answer=answer, others={**others, **repair})
@@ -115,7 +115,7 @@ def _asks_for_json(template: PromptTemplate) -> PromptTemplate:
     """Return a template that ends with a form of answers, with the schema instead of it; any other as it is."""
     for form in map(answer_form, AnswerFormat):
         if template.text.endswith(form):
-            text = template.text.removesuffix(form) + shipped("schema_form")
+            text = template.text.removesuffix(form) + read_template("schema_form")
             return PromptTemplate(text, template.source, template.names | {"schema"})
     return template
 
@@ -125,7 +125,7 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
     schema = count(prompts.neutralise(form.text))
     carried = budget.question_tokens + budget.memory_tokens + schema + budget.answer_tokens + CHAT_TEMPLATE_TOKENS
     answer = carried + count(prompts.answer.literal)
-    repair = carried + count(prompts.template(REPAIR.name).literal) + budget.answer_tokens + ERROR_TOKENS
+    repair = carried + count(prompts.templates[REPAIR.name].literal) + budget.answer_tokens + ERROR_TOKENS
     if (needed := max(answer, repair)) > budget.context_window:
         raise BudgetError(
             f"a structured answer needs {needed} tokens, {schema} of them for the schema, and the context window has "

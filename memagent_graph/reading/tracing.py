@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
@@ -51,7 +51,7 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
     return ids
 
 
-def observed(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
+def observe(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
     """Return the context for a step that runs under `config`: its policy reports to the handlers, if there are any.
 
     Without handlers, which is the common and the fast case, it is the same context.
@@ -138,9 +138,7 @@ class ObservedPolicy:
 
 def _handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
     """Return the prompt for handlers."""
-    messages: list[Any] = [part for part in prompt if not isinstance(part, int)]
-    if len(messages) < len(prompt):
-        return [HumanMessage(f"({len(prompt):,} token ids)")]
+    messages: Any = prompt  # a reader's prompts are never token ids
     return convert_to_messages(
         (each["role"], each["content"] if texts else f"({len(each['content']):,} characters, kept out of traces)")
         for each in messages

@@ -122,7 +122,7 @@ def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
     return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
 
 
-def bounded(records: Iterable[Record], run: str) -> Iterator[Record]:
+def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
     """Yield records of one run, which `run` names with its file.
 
     A small file can hold much that is compressed, and what reads it keeps a whole run.

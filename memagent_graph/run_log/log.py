@@ -17,20 +17,21 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import bounded, record_of
-from memagent_graph.run_log.filters import RunFilter, RunTotals
+from memagent_graph.run_log.columns import bound_records, record_of
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
     Redaction,
     Reward,
+    RunFilter,
     RunRecord,
+    RunTotals,
     StrategyId,
     TextKind,
-    edited_by,
+    editor_detail,
 )
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.rows import connect
 from memagent_graph.run_log.writer import Writer
 from memagent_graph.storage.database import OtherTablesError
 from memagent_graph.trace import Trace
@@ -168,7 +169,7 @@ class RunLog:
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
             if remaining is not None:
                 rows.supersede_except(connection, run_id, remaining)
-            event = LoggedEvent(time.time(), "memory_edited", edited_by(author), position)
+            event = LoggedEvent(time.time(), "memory_edited", editor_detail(author), position)
             rows.insert_event(connection, run_id, replace(event, text=text, step=edited))
             rows.withdraw_rewards(connection, run_id, event.time)
             end = "ended = NULL, stop_reason = NULL, answer = NULL"
@@ -343,7 +344,7 @@ class RunLog:
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
             stored = connection.execute(query, (run_id, int(superseded)))
-            yield from bounded((record_of(Conversation, row) for row in stored), f"run {run_id} in {self.path}")
+            yield from bound_records((record_of(Conversation, row) for row in stored), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -359,7 +360,7 @@ class RunLog:
         """Events of a run that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return list(bounded((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
+            return list(bound_records((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str) -> list[Reward]:
         """All rewards of a run and its conversations, oldest first."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, Final
+from typing import Any
 
-from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError
 from memagent_graph.prompts import Prompts
@@ -103,24 +100,6 @@ class Recording:
         self.failure = self.failure or reason.message
 
 
-class _StepIds:
-    """Ids that differ from those of any other process, also of one that was forked from this one."""
-
-    def __init__(self) -> None:
-        self.after_fork()
-        renew_in_children(self)
-
-    def after_fork(self) -> None:
-        self._process = f"{time.time_ns():x}-{secrets.token_hex(3)}"
-        self._numbers = count(1)
-
-    def next(self) -> str:
-        return f"{self._process}-{next(self._numbers)}"
-
-
 def new_step() -> str:
-    """Return the id of one execution of one step."""
-    return _ids.next()
-
-
-_ids: Final = _StepIds()
+    """Return the id of one execution of one step. It differs from those of any other process, also of a forked one."""
+    return secrets.token_hex(12)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from memagent_graph.concurrency.forks import renew_in_children
+from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.rows import connect
 
 _LARGEST_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05

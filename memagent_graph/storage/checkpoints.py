@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
-from memagent_graph.storage.database import open_database
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.database import TIMEOUT_SECONDS, open_database
+from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.state_serializer import CompressedSerializer
 
 if TYPE_CHECKING:
     import aiosqlite
 
-_TIMEOUT_SECONDS = 30.0
 _POSTGRES = ("postgresql://", "postgres://")
 _SCHEMA = (
     "CREATE TABLE checkpoints ( thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT "
@@ -54,8 +53,8 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     path = Path(checkpoints)
     try:
         # LangGraph's saver trusts the tables that are there, and fails if another process switches the file meanwhile.
-        (await asyncio.to_thread(open_database, path, _SCHEMA, timeout=_TIMEOUT_SECONDS)).close()
-        connection = aiosqlite.connect(path, timeout=_TIMEOUT_SECONDS)
+        (await asyncio.to_thread(open_database, path, _SCHEMA)).close()
+        connection = aiosqlite.connect(path, timeout=TIMEOUT_SECONDS)
         # A process must not wait at its end for a file that was not closed; saved states are on disk already.
         connection._thread.daemon = True
         saver = SqliteSaver(await connection, path, CompressedSerializer())
@@ -108,7 +107,7 @@ def is_server(checkpoints: Path | str) -> bool:
     return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES)
 
 
-def shown_checkpoints(checkpoints: Path | str) -> str:
+def display_checkpoints(checkpoints: Path | str) -> str:
     """Where checkpoints are, for messages and commands: a URL is shown without its password."""
     place = str(checkpoints)
     if is_server(checkpoints):
@@ -121,4 +120,4 @@ async def _open_postgres(url: str) -> BaseCheckpointSaver[Any]:
         from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
     except ImportError:
         raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
-    return await PostgresSaver.open(url, shown_checkpoints(url), CompressedSerializer())
+    return await PostgresSaver.open(url, display_checkpoints(url), CompressedSerializer())

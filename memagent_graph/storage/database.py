@@ -15,6 +15,8 @@ from pathlib import Path
 
 from memagent_graph.storage.private_files import private_file
 
+TIMEOUT_SECONDS = 30.0
+"""How long a file that another process has locked is waited for."""
 _PAUSE_SECONDS = 0.02
 _NOT_WRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 _OF_AUTOINCREMENT = "CREATE TABLE sqlite_sequence(name,seq)"
@@ -25,7 +27,7 @@ class OtherTablesError(sqlite3.DatabaseError):
     """A file has the tables of another version of this package, or of another program, or views or triggers."""
 
 
-def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -> sqlite3.Connection:
+def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
     """Open a SQLite file, and create it for its owner only if it does not exist.
 
     The connection is in autocommit mode, may be used by any thread (one at a time), and returns `sqlite3.Row`. What is
@@ -34,18 +36,17 @@ def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -
     Args:
         path: the file.
         schema: the statements that create its tables and indexes, each on one line.
-        timeout: seconds to wait for a file that another process has locked.
 
     Raises:
         OtherTablesError: it has other tables.
         OSError, sqlite3.Error: it cannot be opened, or is not a database.
     """
     private_file(path)
-    connection = _connect(path, timeout)
+    connection = _connect(path)
     try:
         if not path.stat().st_size:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can give space back
-        use_write_ahead_log(connection, timeout=timeout)
+        use_write_ahead_log(connection, timeout=TIMEOUT_SECONDS)
         connection.execute("PRAGMA synchronous = NORMAL")
         if not _definitions(connection):
             connection.execute("BEGIN IMMEDIATE")
@@ -59,7 +60,7 @@ def open_database(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -
         raise
 
 
-def open_database_to_read(path: Path, schema: Sequence[str], *, timeout: float = 30.0) -> sqlite3.Connection:
+def open_database_to_read(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
     """Open a SQLite file as `open_database` does; if it may not be written, open it only to read.
 
     Without write access to its folder, SQLite cannot coordinate with a writer. Then the file is read as it is, which
@@ -69,7 +70,7 @@ def open_database_to_read(path: Path, schema: Sequence[str], *, timeout: float =
         OtherTablesError, OSError, sqlite3.Error: as `open_database`.
     """
     try:
-        return open_database(path, schema, timeout=timeout)
+        return open_database(path, schema)
     except (OSError, sqlite3.OperationalError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_PERM) & 0xFF
         if code not in _NOT_WRITABLE or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
@@ -77,13 +78,13 @@ def open_database_to_read(path: Path, schema: Sequence[str], *, timeout: float =
         log = path.with_name(f"{path.name}-wal")
         for mode in ("mode=ro",) if log.exists() and log.stat().st_size else ("mode=ro", "mode=ro&immutable=1"):
             with suppress(sqlite3.OperationalError):
-                return _check_connection(_connect(f"{path.absolute().as_uri()}?{mode}", timeout), schema)
+                return _check_connection(_connect(f"{path.absolute().as_uri()}?{mode}"), schema)
         raise
 
 
-def _connect(place: Path | str, timeout: float) -> sqlite3.Connection:
-    is_uri = isinstance(place, str)
-    connection = sqlite3.connect(place, check_same_thread=False, timeout=timeout, isolation_level=None, uri=is_uri)
+def _connect(place: Path | str) -> sqlite3.Connection:
+    uri, seconds = isinstance(place, str), TIMEOUT_SECONDS
+    connection = sqlite3.connect(place, check_same_thread=False, timeout=seconds, isolation_level=None, uri=uri)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection

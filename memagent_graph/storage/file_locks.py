@@ -1,9 +1,21 @@
-"""A lock on an open file. The operating system holds it until the file is closed, however its process ends."""
+"""Locks on open files, which the operating system holds until the file is closed, however its process ends.
+
+A lease is such a lock: what only one reader at a time may work on, on one machine. Other machines do not see it if the
+folder is on a network file system without such locks.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
+
+from memagent_graph.errors import CheckpointError, RunHeldError
+from memagent_graph.storage.private_files import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -39,3 +51,68 @@ except ImportError:  # Windows
         finally:
             file.seek(0)
         return True
+
+
+@contextlib.contextmanager
+def lease(folder: Path, run_id: str) -> Iterator[None]:
+    """Hold a run, so that no other reader, here or in another process, reads it at the same time.
+
+    Args:
+        folder: where those who might meet keep their locks.
+        run_id: the run.
+
+    Raises:
+        RunHeldError: another one holds it; the message names its process.
+        CheckpointError: the folder cannot be written to.
+    """
+    path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(_open(path, run_id))
+            if not locked(file):
+                raise _held(file, run_id)
+            if _is_there(path, file):
+                break
+            file.close()  # its owner removed it between our opening and our lock
+        with contextlib.suppress(OSError):  # on a full disk the lease is held all the same
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # where an open file cannot be removed, an empty lock stays
+                path.unlink()
+
+
+def _open(path: Path, run_id: str) -> IO[bytes]:
+    try:
+        private_folder(path.parent)
+        return os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b", buffering=0)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path.parent} cannot be written, where it is noted which runs are being read: {error}",
+            hint="Make it writable or free disk space there, or keep checkpoints elsewhere, with --checkpoints.",
+            run_id=run_id,
+        ) from error
+
+
+def _held(file: IO[bytes], run_id: str) -> RunHeldError:
+    try:
+        pid = file.read(32).decode("ascii", "replace").strip()
+    except OSError:
+        pid = ""
+    is_own = pid == str(os.getpid())
+    who = "this process" if is_own else f"process {pid}" if pid else "another process"
+    stream = " (a stream that is left early: `async with aclosing(agent.astream(...))`)" if is_own else ""
+    return RunHeldError(
+        f"the run is being read by {who} already",
+        hint=f"Wait for it, or end it{stream}; then resume again, and nothing that it has read is read twice.",
+        run_id=run_id,
+    )
+
+
+def _is_there(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -1,12 +1,17 @@
 """Private files: documents, questions and answers can be opened only by their owner.
 
 New files are created like this (0600 in folders of 0700). An existing file or folder keeps its mode: someone chose it.
+Files can be written whole: a new file takes its place when it is complete, and an error or a crash changes nothing.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def private_folder(folder: Path) -> None:
@@ -30,3 +35,45 @@ def private_file(path: Path) -> None:
     private_folder(path.parent)
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
+
+
+_LONGEST_PREFIX = 40
+"""In characters; file systems limit a name to 255 bytes."""
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `path` at the end of the block, on disk and readable by its owner only.
+
+    If the block raises, `path` stays as it is. A symbolic link at `path` is replaced, not followed.
+
+    Args:
+        path: the file. Its folder must exist.
+
+    Yields:
+        The new file, open for writing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_LONGEST_PREFIX]}-", dir=path.parent)
+    unfinished = Path(name)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file as `whole_file` does. Text is written as UTF-8.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

@@ -24,19 +24,19 @@ Another package adds a strategy with an entry point in the group "memagent.strat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from memagent_graph.entry_points import STRATEGIES, added, failure_of
+from memagent_graph.entry_points import STRATEGIES, failure_of, list_entry_points
 from memagent_graph.errors import ProfileError, StrategyError
 from memagent_graph.own_code import load_own
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
-from memagent_graph.strategies.strategy_options import split_options, typed_options
 
 _SHIPPED: Final = {
     "overwrite": "Overwrite",
@@ -56,7 +56,7 @@ _STOP_RULES: Final = {"converged": "Converged"}
 
 def strategy_names() -> tuple[str, ...]:
     """Return the names that `load_strategy` takes."""
-    return tuple(dict.fromkeys((*_SHIPPED, *added(STRATEGIES))))
+    return tuple(dict.fromkeys((*_SHIPPED, *list_entry_points(STRATEGIES))))
 
 
 def is_strategy(text: str) -> bool:
@@ -138,7 +138,7 @@ def _named(text: str, *, own_code: bool) -> Strategy:
         )
     if ":" in name:
         return _check(load_own(name, what="a strategy", error=StrategyError), name, options)
-    entries = added(STRATEGIES)
+    entries = list_entry_points(STRATEGIES)
     if name in entries:
         try:
             loaded = entries[name].load()
@@ -175,3 +175,54 @@ def _check(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
             hint="Give it another name: logs and resumed runs identify strategies by name.",
         )
     return made
+
+
+_WRITTEN: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)\Z")
+_SWITCH: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+_READ: Final[Mapping[type, Any]] = {bool: lambda text: _SWITCH[text.lower()], int: int, float: float, str: str}
+_FORMS: Final = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
+
+
+def split_options(text: str) -> tuple[str, dict[str, str]]:
+    """Return a name, and the options after it as text.
+
+    Raises:
+        StrategyError: an option is given twice.
+    """
+    found = _WRITTEN.search(text)
+    written = found[0] if found else ""
+    pairs = [each.split("=", 1) for each in written.split(":")[1:]]
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise StrategyError(f"{text} has an option twice", hint="Give each once.")
+    return text[: len(text) - len(written)], options
+
+
+def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """Options as values of the types of a strategy's fields.
+
+    Args:
+        kind: the strategy's class.
+        name: the name that the user typed.
+        options: as text.
+
+    Raises:
+        StrategyError: there is no such option, or its text does not fit its type.
+    """
+    if not options:
+        return {}
+    hints = get_type_hints(kind)
+    known = {each.name: hints[each.name] for each in fields(kind)} if is_dataclass(kind) else {}
+    known = {option: type_ for option, type_ in known.items() if type_ in _READ}
+    found = {}
+    for option, text in options.items():
+        if option not in known:
+            there = ", ".join(known) or "none; make its class a dataclass, and its fields are options"
+            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {there}.")
+        try:
+            found[option] = _READ[known[option]](text)
+        except (KeyError, ValueError) as error:
+            raise StrategyError(
+                f"{option}={text} is not valid", hint=f"{name} takes {_FORMS[known[option]]} for {option}."
+            ) from error
+    return found

@@ -28,9 +28,9 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.state import ReaderContext, ReaderState
-from memagent_graph.reading.steps import Change, StepContext, answered
+from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for, shipped
+from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for, read_template
 
 _STEP_TOKENS: Final = 1024
 """Tokens per chunk if a document is only counted."""
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 def _question_words(answer_format: AnswerFormat) -> str:
     """Return the question on a text, and, as in the shipped prompt for the answer, its form."""
-    return f"{shipped('question')}\n\n{answer_form(answer_format)}"
+    return f"{read_template('question')}\n\n{answer_form(answer_format)}"
 
 
 QUESTION: Final = Role(
@@ -76,7 +76,7 @@ class ExcerptWindow:
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.question
-        self.asks_once = self.context.prompts.has(QUESTION.name)
+        self.asks_once = QUESTION.name in self.context.prompts.templates
         self.role = QUESTION if self.asks_once else UPDATE
         self.window = self.context.window or self.context.budget.context_window
         self.reply_tokens = self.role.tokens(self.context.budget)
@@ -168,7 +168,7 @@ class Excerpt(Strategy):
             reply = await step.ask(ANSWER, memory=memory, slot=shown)
         if not is_last and gives_no_answer(reply.value) and step.limit() is None:
             return {"shown": shown + 1}
-        return answered(reply, memory, step)
+        return end_with_answer(reply, memory, step)
 
 
 def unless_answered(state: ReaderState) -> str:
@@ -182,7 +182,7 @@ def words_around(context: ReaderContext) -> int:
     Documents that have to fit in a window with these must be shorter by this number.
     """
     prompts = prompts_for(Excerpt.roles, context.prompts, own_words_only=context.own_words_only)
-    template = prompts.template(QUESTION.name if prompts.has(QUESTION.name) else UPDATE.name)
+    template = prompts.templates[QUESTION.name if QUESTION.name in prompts.templates else UPDATE.name]
     return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + SEAM_TOKENS
 
 

@@ -11,7 +11,7 @@ from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory, unless_enough
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
+from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, read_template
 from memagent_graph.strategies.overwrite import wire_line
 
 
@@ -48,8 +48,8 @@ def decision_without_stop(text: str, prompts: Prompts) -> Parsed | Trouble:
     return parsed
 
 
-GATED_UPDATE = Role("gated_update", template=shipped("gated_update"), parse=decision_without_stop)
-GATED_UPDATE_OR_STOP = Role("gated_update_or_stop", template=shipped("gated_update_or_stop"), parse=decision)
+GATED_UPDATE = Role("gated_update", template=read_template("gated_update"), parse=decision_without_stop)
+GATED_UPDATE_OR_STOP = Role("gated_update_or_stop", template=read_template("gated_update_or_stop"), parse=decision)
 
 
 class GatedState(LineState):
@@ -73,16 +73,12 @@ class Gated(Strategy):
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "roles", (self._role, ANSWER))
-
-    @property
-    def _role(self) -> Role:
-        return GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE
+        object.__setattr__(self, "roles", (GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE, ANSWER))
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop, with an early exit."""
         wire_line(graph, "update_or_keep", self._update_or_keep, leave=unless_enough("read_chunk"))
 
     async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
-        reply = await read_with_memory(self._role, state, step)
+        reply = await read_with_memory(self.roles[0], state, step)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}

@@ -8,11 +8,11 @@ from typing import ClassVar
 from langgraph.graph import END
 
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.steps import Change, StepContext, chosen
+from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
-from memagent_graph.roles import ANSWER, Role, shipped
+from memagent_graph.roles import ANSWER, Role, read_template
 
-MAP = Role("map", fields=frozenset({"chunk"}), template=shipped("map"), parse=side.unless_none, stand_in="update")
+MAP = Role("map", fields=frozenset({"chunk"}), template=read_template("map"), parse=side.unless_none, stand_in="update")
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ class MapReduce(side.SideBySide):
 
 
 async def _map_chunk(state: side.Branch, step: StepContext) -> Change:
-    return side.with_finding(await step.read(MAP, chosen(state)), step)
+    return side.with_finding(await step.read(MAP, chosen_chunk(state)), step)

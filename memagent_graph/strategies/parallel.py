@@ -9,11 +9,11 @@ from langgraph.graph import END
 
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.steps import Change, StepContext, chosen
+from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
-from memagent_graph.roles import ANSWER, Role, shipped
+from memagent_graph.roles import ANSWER, Role, read_template
 
-EXTRACT = Role("extract", template=shipped("extract"), parse=side.unless_none, stand_in="update")
+EXTRACT = Role("extract", template=read_template("extract"), parse=side.unless_none, stand_in="update")
 
 
 class ParallelState(side.SideBySideState):
@@ -75,13 +75,13 @@ class Parallel(side.SideBySide):
         steps = [finding["step"] for finding in findings.values()]
         if number >= self.passes or steps == (state.get("known_from") or []) or bool(state.get("enough")):
             return {"spans": None}
-        known = side.joined(findings.values(), step.context)
+        known = side.join_findings(findings.values(), step.context)
         return {"spans": [], "cursor": start_cursor(), "number": number + 1, "known": known, "known_from": steps}
 
 
 async def _extract(state: ParallelBranch, step: StepContext) -> Change:
     known = state["known"]
-    reply = await step.read(EXTRACT, chosen(state), memory=known, parents=state["known_from"])
+    reply = await step.read(EXTRACT, chosen_chunk(state), memory=known, parents=state["known_from"])
     return side.with_finding(reply, step, known=known)
 
 

@@ -13,11 +13,10 @@ from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer, chosen, read_chunk
+from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer, chosen_chunk, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
-from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
-from memagent_graph.tokenizers.fitting import shown_tokens
+from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, read_template
 
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
@@ -42,10 +41,10 @@ def memory_and_query(text: str, prompts: Prompts) -> Parsed | Trouble:
 RECALL_UPDATE = Role(
     "recall_update",
     fields=frozenset({"memory", "chunk", "recalled"}),
-    template=shipped("recall_update"),
+    template=read_template("recall_update"),
     parse=memory_and_query,
 )
-RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), template=shipped("recall_last"))
+RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), template=read_template("recall_last"))
 
 
 class Recalled(TypedDict):
@@ -110,7 +109,7 @@ class Recall(Strategy):
         memory, recalled = state.get("memory") or "", state.get("recalled")
         reply = await step.read(
             RECALL_UPDATE,
-            chosen(state),
+            chosen_chunk(state),
             others=_spans(recalled),
             memory=memory,
             recalled=_format(recalled, step),
@@ -144,7 +143,7 @@ class Recall(Strategy):
         for number in ranking[:_MOST]:
             place = places[number - len(earlier)] if number >= len(earlier) else None
             text = _text_of(place, step) if place else earlier[number]
-            tokens = shown_tokens(step.context, text) + 2
+            tokens = step.context.shown_tokens(text) + 2
             if tokens > room:
                 continue
             room -= tokens

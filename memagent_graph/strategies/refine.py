@@ -8,10 +8,10 @@ from typing import ClassVar
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, Role, shipped
+from memagent_graph.roles import ANSWER, Role, read_template
 from memagent_graph.strategies.overwrite import wire_line
 
-IMPROVE = Role("refine", template=shipped("refine"), stand_in="update")
+IMPROVE = Role("refine", template=read_template("refine"), stand_in="update")
 """A new draft from a draft and the next chunk. A policy with its own prompts updates it like a memory."""
 
 

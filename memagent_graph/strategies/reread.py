@@ -13,9 +13,9 @@ from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState, ReaderContext
-from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer_from, chosen, read_chunk
+from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer_from, chosen_chunk, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Parsed, Role, Trouble, shipped
+from memagent_graph.roles import ANSWER, UPDATE, Parsed, Role, Trouble, read_template
 
 
 def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed | Trouble]:
@@ -41,14 +41,14 @@ DECOMPOSE = Role(
     "decompose",
     Writes.DECISION,
     frozenset({"memory"}),
-    shipped("decompose"),
+    read_template("decompose"),
     bound="question_tokens",
     parse=next_question(()),
 )
 INTEGRATE = Role(
     "integrate",
     fields=frozenset({"memory", "chunk", "subquestion"}),
-    template=shipped("integrate"),
+    template=read_template("integrate"),
     stand_in="update",
 )
 
@@ -139,7 +139,9 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
     if line:
         tip = state.get("tips", {}).get(line)
         question, parents = (state.get("asked") or [""])[-1], [*([tip] if tip else ()), state.get("asked_in") or ""]
-    reply = await step.read(UPDATE, chosen(state), question=question, memory=memory, previous=memory, parents=parents)
+    reply = await step.read(
+        UPDATE, chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
+    )
     return {"memory": reply.text}
 
 

@@ -9,13 +9,10 @@ from functools import partial
 from itertools import accumulate
 from typing import ClassVar, Final
 
-from langchain_core.embeddings import Embeddings
-
 from memagent_graph.calls import Span
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, ranked
+from memagent_graph.retriever import Retriever, WordRetriever, ranked
 from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
-from memagent_graph.tokenizers.fitting import first_tokens
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
@@ -46,8 +43,8 @@ class Retrieval(Excerpt):
     """How long they are; 0 means 256, or an eighth of the space if that is less."""
     tries: int = 1
     """How often chunks are shown, at most, each time others."""
-    embeddings: Embeddings | None = field(default=None, compare=False)
-    """Ranks chunks by cosine similarity instead of BM25."""
+    retriever: Retriever = field(default_factory=WordRetriever, compare=False)
+    """Ranks chunks; BM25 by default."""
 
     name: ClassVar[str] = "retrieval"
     shows: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"
@@ -55,12 +52,6 @@ class Retrieval(Excerpt):
     def __post_init__(self) -> None:
         self.require_at_least(0, "chunks", "chunk_tokens")
         self.require_at_least(1, "tries")
-        self.retriever  # noqa: B018  a missing library should be reported before the first document is read
-
-    @property
-    def retriever(self) -> Retriever:
-        """The ranker of the chunks."""
-        return WordRetriever() if self.embeddings is None else VectorRetriever(self.embeddings)
 
     async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
         """As many of the best chunks as fit; if the best one does not fit, its beginning. Then the same with others.
@@ -103,7 +94,7 @@ def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> li
     shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if shown:
         return sorted(shown, key=lambda span: span.start_byte)
-    text = first_tokens(window.context, window.text(best[:1]), tokens)
+    text = window.context.first_tokens(window.text(best[:1]), tokens)
     first = best[0]
     end_char, end_byte = first.start_char + len(text), first.start_byte + len(text.encode())
     return [replace(first, end_char=end_char, end_byte=end_byte, tokens=tokens)]

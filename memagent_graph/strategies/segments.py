@@ -70,8 +70,8 @@ class Segments(side.SideBySide):
 
 
 async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
-    if reason := step.limit():
-        return step.stopped(reason)
+    if stop := step.limit():
+        return stop
     still_open = list(_open_segments(state))
     return {"wave": still_open[: step.chunks_left(len(still_open))]}
 

@@ -23,7 +23,6 @@ class RunComparison:
 
     a: Timeline
     b: Timeline
-    same_question: bool
     same_document: bool
     """Whether the text is the same, independent of its name."""
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -53,7 +52,6 @@ def compare_runs(
     return RunComparison(
         a=left,
         b=right,
-        same_question=a.question == b.question,
         same_document=a.document["key"] == b.document["key"],
         settings={
             name: (given_a.get(name), given_b.get(name))
@@ -83,7 +81,7 @@ def _table(comparison: RunComparison) -> Table:
     table.add_column("", style="dim", no_wrap=True)
     table.add_column(Text(f"A  {plain(a.view.run_id)}"), overflow="fold", ratio=1)
     table.add_column(Text(f"B  {plain(b.view.run_id)}"), overflow="fold", ratio=1)
-    for name, left, right, same in compared_facts(comparison):
+    for name, left, right, same in compare_facts(comparison):
         if name == "answer":
             table.add_row(name, _answer(left), _answer(right))
         else:
@@ -92,7 +90,7 @@ def _table(comparison: RunComparison) -> Table:
     return table
 
 
-def compared_facts(comparison: RunComparison) -> list[tuple[str, str | None, str | None, bool]]:
+def compare_facts(comparison: RunComparison) -> list[tuple[str, str | None, str | None, bool]]:
     """Return the rows about two runs: a name, the one's value, the other's, and whether the row can be left out.
 
     An answer is None where there is none.

@@ -76,11 +76,6 @@ class Totals:
     seconds: float
     events: dict[EventKind, int]
 
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion tokens together."""
-        return self.prompt_tokens + self.completion_tokens
-
 
 @dataclass(frozen=True)
 class Timeline:
@@ -190,7 +185,7 @@ def dull_words(steps: Sequence[Step]) -> str:
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
-def listed(names: Sequence[object], most: int = _MOST_NAMED) -> str:
+def list_names(names: Sequence[object], most: int = _MOST_NAMED) -> str:
     """Names in a sentence; if there are many, the last ones are left out."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
@@ -291,7 +286,7 @@ def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
     named = list(dict.fromkeys(branch or "trunk" for branch in branches))
     own = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        return f"merge of branches {listed(named)}{own}" if len(named) > 1 else f"memory rewritten{own}"
+        return f"merge of branches {list_names(named)}{own}" if len(named) > 1 else f"memory rewritten{own}"
     return f"chunk {update.chunk_number}{own}{' (read again)' if again else ''}"
 
 

@@ -24,7 +24,7 @@ from urllib.parse import quote as quoted
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import write_whole
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200
@@ -46,14 +46,14 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
     """
     style, script = resource("page.css"), resource("page.js")
     question = timeline.view.question
-    return filled(
+    return fill_template(
         resource("page.html"),
         {
             "policy": content_policy(style, script),
             "title": page_title(question),
-            "question": escaped(question),
-            "answer": escaped(timeline.view.answer or "none"),
-            "memory": escaped(timeline.memory),
+            "question": escape_html(question),
+            "answer": escape_html(timeline.view.answer or "none"),
+            "memory": escape_html(timeline.memory),
             "style": style,
             "script": script,
             "data": _json({**_payload(timeline), **_links(timeline, document_link)}),
@@ -64,7 +64,7 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
 def render_notebook(timeline: Timeline) -> str:
     """Return the page in a frame, for `_repr_html_`; it can do nothing in the notebook around it."""
     style = "width:100%;height:36em;border:1px solid rgba(128,128,128,.3)"
-    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escaped(render_page(timeline))}"></iframe>'
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape_html(render_page(timeline))}"></iframe>'
 
 
 def write_page(page: str, path: Path, *, force: bool = False) -> None:
@@ -257,7 +257,7 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _LONGEST_TITLE = 80
 
 
-def filled(template: str, values: Mapping[str, str]) -> str:
+def fill_template(template: str, values: Mapping[str, str]) -> str:
     """Return the template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
@@ -282,14 +282,14 @@ def content_policy(style: str, script: str | None = None) -> str:
     )
 
 
-def escaped(text: str) -> str:
+def escape_html(text: str) -> str:
     """Return a text as HTML, in an element or an attribute's value."""
     return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
 
 
 def page_title(text: str) -> str:
     """Return a text as the title of a page, shortened and escaped."""
-    return escaped(text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…")
+    return escape_html(text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…")
 
 
 def _hash(text: str) -> str:

@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.events import ReadEvent
-from memagent_graph.plain_text import counted, plain
+from memagent_graph.plain_text import plain, quantity
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
+from memagent_graph.timeline.model import Step, Timeline, dull_words, list_names
 from memagent_graph.trace import Trace
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
@@ -122,7 +122,7 @@ def _header(timeline: Timeline) -> RenderableType:
     excerpt = view.trace.excerpt
     branches = len(timeline.lanes) - ("" in timeline.lanes)
     on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-    read = counted(totals.chunks, "chunk") + ("" if timeline.share == 1 else f", {timeline.share:.0%} of the document")
+    read = quantity(totals.chunks, "chunk") + ("" if timeline.share == 1 else f", {timeline.share:.0%} of the document")
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
@@ -237,7 +237,7 @@ def _memory_lines(timeline: Timeline) -> list[RenderableType]:
         origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
             later = [timeline.step(update).short_name for update in line.reworded_updates]
-            origin += f", reworded at {listed(later)}"
+            origin += f", reworded at {list_names(later)}"
         quotes = timeline.quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
         parts.append(Padding(Text(plain(origin), style="dim"), (0, 0, 0, 2)))
@@ -319,7 +319,7 @@ def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
 
 def _format(trace: Trace) -> str:
     passages = {span for step in trace.steps for span in step.reads}
-    return f"{counted(len(passages), 'passage')} of {trace.tokens_shown:,} tokens in total"
+    return f"{quantity(len(passages), 'passage')} of {trace.tokens_shown:,} tokens in total"
 
 
 def _period(began: float | None) -> str:

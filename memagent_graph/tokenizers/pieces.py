@@ -1,4 +1,4 @@
-"""Finds where a long text may be cut so that its parts have the same tokens as the whole.
+"""Cuts texts: long ones so that the parts have the same tokens as the whole, others to a number of tokens.
 
 Tokenizers first split text into words and then encode each word by itself, so a cut that falls between two words
 changes nothing. Between a letter and a space followed by a letter, and between a newline and a letter, every
@@ -8,7 +8,9 @@ of megabytes also keeps its regular expressions below their limits: 1 MB of spac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from memagent_graph.words import is_character_end
 
 PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
@@ -49,3 +51,33 @@ def pieces(text: str) -> Iterator[str]:
         start = end
     if start < len(text):
         yield text[start:]
+
+
+_ELLIPSIS = " [...] "
+_LONGEST_TOKEN = 16
+"""Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
+
+
+def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
+    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens, as `count` counts them."""
+    if len(text) <= tokens * _LONGEST_TOKEN and count(text) <= tokens:
+        return text
+    fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
+    while fitting + 1 < beyond:
+        middle = (fitting + beyond) // 2
+        if count(_ends(text, middle)) <= tokens:
+            fitting = middle
+        else:
+            beyond = middle
+    return _ends(text, fitting) if fitting else text[:1]
+
+
+def _ends(text: str, characters: int) -> str:
+    """Return the first two thirds of a number of characters from the beginning, the others from the end."""
+    tail = characters // 3
+    head, rest = (_character_start(text, at) for at in (characters - tail, len(text) - tail))
+    return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()
+
+
+def _character_start(text: str, at: int) -> int:
+    return next(place for place in range(at, -1, -1) if is_character_end(text, place))

@@ -11,7 +11,7 @@ from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
 from memagent_graph.run_log import Conversation
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_training.serving.vllm_server import VLLMServer
 
 CHUNKS = 700

@@ -21,7 +21,7 @@ from support.scripts import document_with, perfect_reader
 from memagent_corpus import TableFolder
 from memagent_graph import Budget, Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import CheckpointError, RunNotFoundError
-from memagent_graph.storage.checkpoints import open_saver, shown_checkpoints
+from memagent_graph.storage.checkpoints import display_checkpoints, open_saver
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=900)
@@ -133,7 +133,7 @@ def test_the_command_that_resumes_has_no_password(
         resume = [sys.executable, "-m", "memagent_graph", "resume", "r", "--checkpoints", postgres.url_without_password]
         done = subprocess.run(resume, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "4711" in done.stdout, done.stderr
-    assert shown_checkpoints(postgres.url) == postgres.url_without_password
+    assert display_checkpoints(postgres.url) == postgres.url_without_password
 
 
 def test_a_corpus_that_is_killed_continues_on_other_machines(

@@ -34,8 +34,8 @@ from memagent_graph.storage.state_serializer import CompressedSerializer
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.timeline.view import view_of_run
 from memagent_graph.tokenizers.loading import load_tokenizer
 
 SECONDS = int(os.environ.get("MEMAGENT_FUZZ_SECONDS", "3600"))

@@ -124,8 +124,8 @@ class Segments(Strategy):
         return {name: line for name, line in places.items() if line["cursor"]["index"] < line["end"]}
 
     async def _next_chunks(self, state, step):
-        if reason := step.limit():
-            return step.stopped(reason)
+        if stop := step.limit():
+            return stop
         open_ = list(self._open(state))
         return {"wave": open_[: step.chunks_left(len(open_))]}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memagent_graph.documents.decoding import detected_charset
+from memagent_graph.documents.decoding import detect_charset
 
 TEXTS = {
     "French": "L'été dernier, François a visité la forêt. Il a déjà écrit à sa mère où il était allé, très froid.",
@@ -40,6 +40,6 @@ TURKISH = "Dün akşam taze ekmek almak için dükkâna gittim. Artık çok geç
 )
 def test_a_text_is_read_in_the_charset_of_its_language(charset, text, times):
     data = (text * times).encode(charset)
-    found = detected_charset(data[:65_536])
+    found = detect_charset(data[:65_536])
     assert found is not None
     assert data.decode(found) == text * times

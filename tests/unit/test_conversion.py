@@ -14,11 +14,11 @@ from support.document_files import docx, pdf
 from support.made_documents import opened, sheets, slides, tc, word, zipped
 
 from memagent_converters.html_to_markdown import markdown
-from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
+from memagent_graph.documents import Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.documents.sources import MEDIA_TYPES
 from memagent_graph.errors import DocumentError
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the operating system holds this bound on Linux")
@@ -66,8 +66,9 @@ def children(monkeypatch):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tmp_path, children):
-    store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=0.5))
+def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tmp_path, children, monkeypatch):
+    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "0.5")
+    store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=r"a\.\w+ takes more than 0\.5 seconds.*MEMAGENT_CONVERSION_SECONDS=2"):
         store.add(Document.from_bytes(HOSTILE[name], name=name))
     assert [child.returncode is not None for child in children] == [True]
@@ -88,8 +89,9 @@ def test_a_line_break_in_preformatted_text_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.html"])
-def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, tmp_path):
-    store = DocumentStore(tmp_path, bounds=ConversionBounds(memory_mb=120))
+def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "120")
+    store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=r"more( memory)? than (the )?120 MB.*MEMAGENT_CONVERSION_MEMORY_MB"):
         store.add(Document.from_bytes(HOSTILE[name], name=name))
 
@@ -98,12 +100,13 @@ def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(n
     ("name", "data"),
     [("a.html", b"<p>" + b"word " * 4000), ("a.docx", docx("word " * 4000)), ("a.pdf", pdf(*["some text"] * 2000))],
 )
-def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(name, data, tmp_path):
-    store = DocumentStore(tmp_path, bounds=ConversionBounds(text_mb=0.01))
+def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(name, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "0.01")
+    store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=r"more than 0\.01 MB of text.*MEMAGENT_CONVERSION_TEXT_MB=0\.04"):
         store.add(Document.from_bytes(data, name=name))
-    ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
-    assert ref["size"] > 10_000
+    monkeypatch.delenv("MEMAGENT_CONVERSION_TEXT_MB")
+    assert store.add(Document.from_bytes(data, name=name))["size"] > 10_000
 
 
 _PEAK = """
@@ -253,8 +256,10 @@ _LARGE = "needs more than 800 MB|takes more than 2 seconds"
         ("messages.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: b\n\nx\n\n" * 400_000, _LARGE),
     ],
 )
-def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path):
-    store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=2, memory_mb=800))
+def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "2")
+    monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "800")
+    store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=error):
         store.add(Document.from_bytes(data, name=name))
 

@@ -17,7 +17,7 @@ from memagent_graph import MemAgent, ReadResult, RunLog, load_tokenizer
 from memagent_graph.documents import DocumentStore
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_mcp.tool_results import run_text
 from memagent_serve.chat_replies import read_details
 from memagent_serve.live.page_values import update_value

@@ -15,7 +15,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_graph.errors import MemAgentError, RunError
 from memagent_graph.run_log import RunLog
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.rows import connect
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.database import use_write_ahead_log
 from memagent_serve.ledger import Ledger

@@ -14,6 +14,7 @@ from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support, supporting_lines
 from memagent_graph.provenance.overlap import MOST_QUOTES, quotes
+from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
 
 WORDS = st.sampled_from(
@@ -46,7 +47,7 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
     memories, chunks = zip(*steps, strict=True)
     document = "".join(chunks)
     made = made_of(memories, chunks)
-    result = provenance_of(made, lambda update: chunks[update.chunk_index], [SourceMark(0, "page 1")])
+    result = provenance_of(made, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
     assert [line.line for line in result.lines] == memory_lines(memories[-1])
     for quote in result.evidence:
         assert quote.quote == document[quote.start_char : quote.end_char]
@@ -157,8 +158,8 @@ def test_a_quote_names_the_page_it_begins_in() -> None:
     chunk = "x" * 50 + " Ilse built the lighthouse."
     made = made_of(["Ilse built the lighthouse"], [chunk])
     marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
-    assert [quote.section for quote in provenance_of(made, lambda _: chunk, marks).evidence] == ["page 2"]
-    assert [quote.section for quote in provenance_of(made, lambda _: chunk, marks[2:]).evidence] == [None]
+    assert [quote.section for quote in provenance_of(made, lambda _: chunk, Places(marks)).evidence] == ["page 2"]
+    assert [quote.section for quote in provenance_of(made, lambda _: chunk, Places(marks[2:])).evidence] == [None]
 
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:

@@ -13,7 +13,7 @@ from support.programs import run_program
 from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, MissingExtraError
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage import checkpoints
 
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_an_error_with_its_run_and_a_remedy(tmp_path) -> None:
 
 
 def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoints, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(checkpoints, "TIMEOUT_SECONDS", 0.2)
     path = tmp_path / "checkpoints.sqlite"
     holders = []
 

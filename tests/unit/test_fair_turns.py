@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from memagent_graph.concurrency import fair_turns as turns
-from memagent_graph.concurrency.fair_turns import Turn
+from memagent_graph.reading import execution as turns
+from memagent_graph.reading.execution import Turn
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ from memagent_graph.storage.state_serializer import CompressedSerializer, Undeco
 from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger

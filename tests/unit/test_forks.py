@@ -15,7 +15,7 @@ from langchain_memagent import (
     ReadLongDocument,
 )
 from memagent_graph import Budget, Limits, MemAgent, load_prompts
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 
 pytestmark = [

@@ -11,9 +11,9 @@ pytest.importorskip("huggingface_hub")
 
 from memagent_graph import LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MissingExtraError, PolicyError, TokenizerError
-from memagent_graph.policies import OpenAICompatiblePolicy
 from memagent_graph.policies.hub import is_hub_id
 from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.reading.assembly import assemble

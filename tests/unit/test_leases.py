@@ -11,7 +11,7 @@ import pytest
 
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import CheckpointError, RunError
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 
 TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 100
 
@@ -63,7 +63,7 @@ def test_of_two_resumes_at_once_the_second_is_refused_and_reads_nothing(tmp_path
 @pytest.mark.skipif(os.name != "posix", reason="it is killed by a signal")
 def test_a_killed_holder_is_named_while_it_lives_and_leaves_no_lease(tmp_path) -> None:
     program = (
-        "import pathlib, sys, time; from memagent_graph.storage.leases import lease\n"
+        "import pathlib, sys, time; from memagent_graph.storage.file_locks import lease\n"
         "with lease(pathlib.Path(sys.argv[1]), 'r'): print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True) as holder:

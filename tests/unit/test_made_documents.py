@@ -10,7 +10,7 @@ from support.made_documents import Made, made_documents
 from memagent_graph.converters import ConversionError, SourceFile
 from memagent_graph.documents import Document, DocumentStore, loaders
 from memagent_graph.documents.conversion import converter_kinds
-from memagent_graph.documents.conversion_program import converted_parts
+from memagent_graph.documents.conversion_program import convert_file
 from memagent_graph.errors import DocumentError
 
 
@@ -18,12 +18,12 @@ def in_this_process(name, kind, file, bounds, cancellation, *, pages="", convert
     """What `conversion.converted` does, without its process."""
     file.seek(0)
     places = {kind: place for kind, (place, _) in converter_kinds().items()}
-    return converted_parts(SourceFile(name, kind, io.BytesIO(file.read()), pages, places), None)
+    return convert_file(SourceFile(name, kind, io.BytesIO(file.read()), pages, places), None)
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(loaders, "converted", in_this_process)
+    monkeypatch.setattr(loaders, "convert_parts", in_this_process)
     return DocumentStore(tmp_path)
 
 

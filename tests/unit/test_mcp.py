@@ -38,8 +38,8 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server, transports
 from memagent_mcp.client_roots import local_path
-from memagent_mcp.tools import shielded, tightest
-from memagent_mcp.transports import allowed_names, url_of
+from memagent_mcp.tools import shielded
+from memagent_mcp.transports import allow_names, url_of
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -420,8 +420,8 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
 
 
 def test_of_two_limits_the_lower_counts() -> None:
-    assert tightest(Limits(), Limits()) == Limits()
-    assert tightest(Limits(max_chunks=3, max_seconds=5), Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
+    assert Limits().lowered(Limits()) == Limits()
+    assert Limits(max_chunks=3, max_seconds=5).lowered(Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
 
 
 # Roots
@@ -707,7 +707,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
 
 
 def test_names_given_are_answered_besides_this_machines_own() -> None:
-    settings = allowed_names(["reader.example.org", "::2"])
+    settings = allow_names(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
     assert "https://reader.example.org:*" in settings.allowed_origins

@@ -30,9 +30,9 @@ from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError
 from memagent_graph.installation import install_command
-from memagent_graph.policies import ChatModelPolicy
+from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.fitting import shortened
+from memagent_graph.tokenizers.pieces import shortened
 
 MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)
@@ -605,7 +605,7 @@ class TestQuestions:
 
     def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:
         text = "Begin here. " + "and so on " * 500 + "The end."
-        short = shortened(text, 50, self.tokenizer)
+        short = shortened(text, 50, self.tokenizer.count)
         assert short.startswith("Begin here.")
         assert short.endswith("The end.")
         assert " [...] " in short

@@ -74,13 +74,13 @@ async def test_a_client_s_settings_are_taken_over(kind: type) -> None:
 
 async def test_azure_gets_its_key_header_version_and_deployment() -> None:
     client = openai.AsyncAzureOpenAI(api_key="a" * 12, azure_endpoint="https://x.example", api_version="2024-10-21")
-    policy = OpenAICompatiblePolicy.from_client(client, "mine")
+    policy = MemAgent(client, model="mine", **CHOICES).policy
     url = "https://x.example/openai/deployments/mine/chat/completions?api-version=2024-10-21"
     assert policy._url("chat/completions") == url
     assert policy._headers["api-key"] == "a" * 12
     assert "Authorization" not in policy._headers
     with pytest.raises(PolicyRequestError, match="deployment is not named"):
-        OpenAICompatiblePolicy.from_client(client)
+        MemAgent(client, **CHOICES)
 
 
 def test_a_client_s_proxy_is_taken_over_and_its_password_stays_hidden() -> None:
@@ -89,14 +89,14 @@ def test_a_client_s_proxy_is_taken_over_and_its_password_stays_hidden() -> None:
         api_key="k" * 12,
         http_client=AsyncClient(proxy="http://me:secretly@proxy:3128"),
     )
-    policy = OpenAICompatiblePolicy.from_client(client)
+    policy = MemAgent(client, **CHOICES).policy
     assert policy._proxy == "http://me:secretly@proxy:3128"
     assert "secretly" not in policy._redacted("refused secretly")
 
 
 def test_a_client_whose_key_comes_from_a_function_is_refused_with_the_way_round() -> None:
     with pytest.raises(PolicyRequestError, match="ChatOpenAI"):
-        OpenAICompatiblePolicy.from_client(openai.OpenAI(base_url="http://x/v1", api_key=lambda: "key"))
+        MemAgent(openai.OpenAI(base_url="http://x/v1", api_key=lambda: "key"), **CHOICES)
 
 
 def client_of(library: str) -> object:

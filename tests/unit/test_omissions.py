@@ -10,12 +10,12 @@ from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.omissions import document_events, omissions_of, summary_of
 from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError, UnsupportedDocumentError
 from memagent_graph.events import EventKind
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.run_views import view_of_run
+from memagent_graph.timeline.view import view_of_run
 from memagent_mcp.tool_results import run_text
 from memagent_serve.chat_replies import read_details
 

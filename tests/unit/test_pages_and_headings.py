@@ -15,7 +15,7 @@ from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.documents.headings import headings
 from memagent_graph.documents.sources import PageRanges, SourceMark
 from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
-from memagent_graph.provenance.places import Places, link_to
+from memagent_graph.provenance.places import Places
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -90,12 +90,12 @@ class TestPagesThatAreChosen:
         from_bytes = Document.from_bytes(report(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
         assert store.add(from_bytes)["key"] == ref["key"]
 
-    def test_are_taken_again_when_a_lost_document_is_given_again(self, tmp_path) -> None:
+    async def test_are_taken_again_when_a_lost_document_is_given_again(self, tmp_path) -> None:
         store = DocumentStore(tmp_path / "store")
         path = report(tmp_path)
         ref = store.add(Document.from_path(path).only("4"))
         store.remove(ref)
-        store.reattach(ref, Document.from_path(path))
+        await store.reattach(ref, Document.from_path(path))
         assert store.read(ref, 0, 100) == PAGES[3]
 
     @pytest.mark.parametrize(
@@ -276,7 +276,6 @@ class TestEvidence:
         document = Document.from_bytes(report(tmp_path).read_bytes(), "javascript:alert(1).pdf")
         [quote] = reader.read(document, QUESTION).evidence
         assert quote.link == "javascript%3Aalert%281%29.pdf#page=4"
-        assert link_to(reader.store.add(Document.from_path(report(tmp_path))), shared=True) == "the%20report.pdf"
 
     def test_is_shown_with_both_on_the_page_and_in_json(self, reader, tmp_path) -> None:
         path = report(tmp_path)

@@ -11,7 +11,8 @@ from support.added_package import add_package
 
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import MemAgentError, PolicyError
-from memagent_graph.policies import LocalPolicy, OpenAICompatiblePolicy
+from memagent_graph.policies.local import LocalPolicy
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.policy_registry import make_policy, policy_names
 from memagent_graph.settings import PolicySettings, ReadSettings

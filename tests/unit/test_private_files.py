@@ -15,11 +15,11 @@ from memagent_evaluation.result_journal import JOURNAL, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
 from memagent_graph import Document, DocumentStore, MemAgent
 from memagent_graph.cli.run_choice import open_existing
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import stored_run
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
 from memagent_graph.storage.private_files import private_file, private_folder
 from memagent_serve.keys import installation_secret

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
 from memagent_graph.errors import PromptError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.prompts import changed_prompts, last_boxed
+from memagent_graph.prompts import change_prompts, last_boxed
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
@@ -145,15 +145,15 @@ def test_the_papers_budget_holds_the_packages_templates() -> None:
 
 def test_single_parts_of_a_policys_own_wording_may_be_other_ones(tmp_path) -> None:
     own = load_profile("embedded").prompts
-    assert changed_prompts(own) == own
-    assert changed_prompts(own, empty_memory="(nothing)") == replace(own, empty_memory="(nothing)")
-    paper = changed_prompts(own, layout="paper")
+    assert change_prompts(own) == own
+    assert change_prompts(own, empty_memory="(nothing)") == replace(own, empty_memory="(nothing)")
+    paper = change_prompts(own, layout="paper")
     assert (paper.update, paper.answer) == (load_prompts().update, own.answer)
-    plain = changed_prompts(own, answer_format="plain")
+    plain = change_prompts(own, answer_format="plain")
     assert (plain.update, plain.answer) == (own.update, load_prompts(answer_format="plain").answer)
     assert plain.answer_format is AnswerFormat.PLAIN
     (tmp_path / "answer.txt").write_text("<m> {memory} </m> <q> {prompt} </q>")
-    mine = changed_prompts(own, answer_template=tmp_path / "answer.txt")
+    mine = change_prompts(own, answer_template=tmp_path / "answer.txt")
     assert (mine.update, mine.answer.text) == (own.update, "<m> {memory} </m> <q> {prompt} </q>")
 
 

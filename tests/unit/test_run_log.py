@@ -37,6 +37,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.storage import database
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -398,7 +399,7 @@ for _ in range(5):
 
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
     from memagent_graph.run_log import writer
-    from memagent_graph.run_log.schema import connect
+    from memagent_graph.run_log.rows import connect
 
     def small(path: Path, **options) -> sqlite3.Connection:
         connection = connect(path, **options)
@@ -437,10 +438,7 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
 
 
 def test_a_locked_file_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
-    from memagent_graph.run_log import writer
-    from memagent_graph.run_log.schema import connect
-
-    monkeypatch.setattr(writer, "connect", lambda path: connect(path, timeout=0.05))
+    monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.05)
     with sqlite3.connect(log.path, isolation_level=None) as holder:
         holder.execute("BEGIN IMMEDIATE")
         result = make_reader(run_log=log).read(TEXT, QUESTION, run_id="r")

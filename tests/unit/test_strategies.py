@@ -25,7 +25,7 @@ from memagent_graph import (
     build_graph,
 )  # fmt: skip
 from memagent_graph.errors import BudgetError, PromptError, RunMismatchError, StrategyError
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk, update_memory
+from memagent_graph.reading.steps import after_read_chunk, answer, chosen_chunk, read_chunk, update_memory
 from memagent_graph.strategies import load_strategy, strategy_names
 
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
@@ -215,7 +215,7 @@ async def test_a_run_that_was_killed_before_its_first_step_is_continued(make_rea
 
 def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for_ever(make_reader) -> None:
     async def forgetful(state, step):
-        span = chosen(state)
+        span = chosen_chunk(state)
         reply = await step.ask(UPDATE, memory="", chunk=step.text(span), reads=[span], slot=next(slots))
         return {"memory": reply.text}
 

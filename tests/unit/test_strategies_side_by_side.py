@@ -15,7 +15,7 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, joined, unless_none
+from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, join_findings, unless_none
 from memagent_graph.reading.steps import StepContext
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.tokenizers import load_tokenizer
@@ -227,10 +227,10 @@ async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_
     if groups:
         assert len(names) >= count - 1, "all but one that is left over"
     else:
-        assert count == 1 or TOKENIZER.count(joined(findings.values(), context)) <= context.budget.memory_tokens
+        assert count == 1 or TOKENIZER.count(join_findings(findings.values(), context)) <= context.budget.memory_tokens
     for group in groups:
         assert len(group) >= 2
-        shown = context.prompts.neutralise(joined([findings[name] for name in group], context))
+        shown = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
         assert TOKENIZER.count(shown) <= chunk_tokens
 
 

@@ -121,7 +121,11 @@ def test_steps_say_what_changed_and_totals_add_up() -> None:
     assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
-    assert (totals.tokens, totals.seconds, totals.events) == (655, 3.5, {EventKind.TRUNCATED: 1})
+    assert (totals.prompt_tokens + totals.completion_tokens, totals.seconds, totals.events) == (
+        655,
+        3.5,
+        {EventKind.TRUNCATED: 1},
+    )
     assert timeline.memory == LIGHTHOUSE
 
 
@@ -247,7 +251,6 @@ def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
     comparison = compare_runs(
         run(), other, settings_a={"chunk_tokens": 5000, "seed": 1}, settings_b={"chunk_tokens": 4000, "seed": 1}
     )
-    assert comparison.same_question
     assert comparison.same_document
     assert comparison.a.view.answer != comparison.b.view.answer
     assert comparison.parting.update.chunk_index == 2

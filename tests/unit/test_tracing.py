@@ -23,7 +23,7 @@ from support.scripts import document_with, part, perfect_reader
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.reading.tracing import TRACE_TEXTS, observed
+from memagent_graph.reading.tracing import TRACE_TEXTS, observe
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=3000)
 QUESTION = "What is the key of harbor?"
@@ -218,4 +218,4 @@ async def test_what_a_policy_calls_keeps_its_configurable_settings(make_reader) 
 def test_without_handlers_nothing_changes(make_reader) -> None:
     context = make_reader().graph().reader_context
     for config in (None, {}, {"callbacks": None}, {"callbacks": []}):
-        assert observed(context, config) is context
+        assert observe(context, config) is context

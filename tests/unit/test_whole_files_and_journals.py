@@ -10,7 +10,7 @@ import pytest
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.journal import open_journal, read_journal
-from memagent_graph.storage.whole_files import whole_file, write_whole
+from memagent_graph.storage.private_files import whole_file, write_whole
 
 
 def test_a_file_is_replaced_and_only_its_owner_can_open_it(tmp_path: Path) -> None:

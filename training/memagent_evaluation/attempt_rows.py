@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from memagent_evaluation.failures import analyse, logged_read
+from memagent_evaluation.failures import analyse, read_logged_run
 from memagent_evaluation.result_table import Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import Prepared
 from memagent_evaluation.samples import Needle, Sample
@@ -126,7 +126,7 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
         if row.lenient == 1.0:
             await asyncio.to_thread(log.get, run_id)
             return row
-        view, completions = await asyncio.to_thread(logged_read, log, run_id, store)
+        view, completions = await asyncio.to_thread(read_logged_run, log, run_id, store)
     except RunError:
         return replace(row, run_id=None)
     losses = await asyncio.to_thread(analyse, sample, view, completions)

@@ -16,7 +16,7 @@ from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 from memagent_graph.events import UpdateRule
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import quantity
 
 if TYPE_CHECKING:
     from memagent_evaluation.planted_document import PlantedDocument, PlantedQuestion
@@ -61,7 +61,7 @@ class Demo:
 
         from memagent_evaluation.planted_document import compose  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.documents.store import Document  # noqa: PLC0415
+        from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.settings import ReadSettings  # noqa: PLC0415
 
@@ -125,11 +125,11 @@ def is_right(answer: str | None, question: PlantedQuestion) -> bool:
 
     Letter case, articles and punctuation do not count, as in evaluations.
     """
-    from memagent_evaluation.scorers import contains, normalised  # noqa: PLC0415
+    from memagent_evaluation.scorers import contains, normalise  # noqa: PLC0415
 
-    words = normalised(answer or "")
-    return words == normalised(question.answer) or (
-        contains(words, question.answer) and contains(normalised(question.statement), words)
+    words = normalise(answer or "")
+    return words == normalise(question.answer) or (
+        contains(words, question.answer) and contains(normalise(question.statement), words)
     )
 
 
@@ -166,7 +166,7 @@ def _print(
         if result.chunks_read:
             table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
         else:
-            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {counted(result.usage.turns, 'turn')}")
+            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {quantity(result.usage.turns, 'turn')}")
         for source in result.evidence[:2] if result.memory != nothing else ():
             quote = " ".join(source.quote.split())
             place = f"chunk {source.chunk_index}" if result.chunks_read else f"character {source.start_char:,}"

@@ -17,8 +17,7 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
-from memagent_graph.timeline.run_views import view_of_run
-from memagent_graph.timeline.view import RunView
+from memagent_graph.timeline.view import RunView, view_of_run
 from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
@@ -82,7 +81,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
     return tuple(_analyse(needle, run, reply or "", completions or {}) for needle in sample.needles)
 
 
-def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
+def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
     """Return a run of a log, with the policy's completion at each step, for `analyse`. Blocks.
 
     Raises:

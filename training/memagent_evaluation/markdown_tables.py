@@ -42,12 +42,12 @@ def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
     return f"{length:,}"
 
 
-def labelled(row: ResultRow) -> str:
+def label_length(row: ResultRow) -> str:
     """Return a row's length with its unit."""
     return f"{length_label(row.length, row.unit)} {row.unit}"
 
 
-def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
+def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
     """Items by key, with keys in the order of their first item."""
     groups: dict[_Key, list[_Item]] = defaultdict(list)
     for item in items:

@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Final
 
 from memagent_evaluation.statistics import (
-    RESAMPLES,
     bootstrapped,
     by_cluster,
     check_scores,
@@ -89,7 +88,6 @@ def compare(
     *,
     names: tuple[str, str] = ("the first", "the second"),
     clusters: Mapping[str, str] | None = None,
-    resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compare two systems' 0..1 scores, by sample id.
 
@@ -102,7 +100,6 @@ def compare(
         second: the other's, of the same samples.
         names: of the systems.
         clusters: the document of each sample; one for each if left out.
-        resamples: how many.
 
     Raises:
         EvaluationError: the systems did not have the same questions, or a score is not 0 to 1.
@@ -124,16 +121,16 @@ def compare(
     shared = len(set(documents)) if len(set(documents)) < len(ids) else None
     if shared is not None:
         sums, counts = by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
-        low, high = bootstrapped(sums, (-1.0, 1.0), resamples, counts)
-        p_value, test = sign_flip_p_value(sums, resamples), Test.BY_DOCUMENT
+        low, high = bootstrapped(sums, (-1.0, 1.0), counts)
+        p_value, test = sign_flip_p_value(sums), Test.BY_DOCUMENT
     elif set(a) | set(b) <= {0.0, 1.0}:
         both = round(math.fsum(a)) - only_first
         low, high = newcombe(both, only_first, only_second, len(ids) - both - only_first - only_second)
         p_value, test = mcnemar(only_first, only_second), Test.MCNEMAR
     else:
         differences = [x - y for x, y in zip(a, b, strict=True)]
-        low, high = bootstrapped(differences, (-1.0, 1.0), resamples)
-        p_value, test = sign_flip_p_value(differences, resamples), Test.SIGN_FLIP
+        low, high = bootstrapped(differences, (-1.0, 1.0))
+        p_value, test = sign_flip_p_value(differences), Test.SIGN_FLIP
     means = math.fsum(a) / len(ids), math.fsum(b) / len(ids)
     return Comparison(*names, len(ids), *means, low, high, p_value, test, only_first, only_second, documents=shared)
 
@@ -180,7 +177,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     return tuple(adjusted)
 
 
-def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+def correct_for_number(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Comparisons with p-values corrected for their number (Holm)."""
     p_values = holm([comparison.p_value for comparison in comparisons])
     number = len(comparisons)

@@ -14,11 +14,11 @@ from statistics import fmean
 from typing import Any, Final
 from zlib import crc32
 
-from memagent_evaluation.markdown_tables import grouped, length_label
+from memagent_evaluation.markdown_tables import group_items, length_label
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
 from memagent_evaluation.standings import accuracy
 from memagent_graph.extra_modules import extra_module
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import whole_file
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""
@@ -88,7 +88,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
                 draw(file_stem("tradeoff", name, ending), draw_tradeoff, shown, unit)
         if any(row.has_costs for row in rows):
             draw(file_stem("cost", ending), draw_cost, rows, unit)
-        for system, own in grouped([row for row in rows if not row.scripted], lambda row: row.system):
+        for system, own in group_items([row for row in rows if not row.scripted], lambda row: row.system):
             if grid := depth_grid(own):
                 draw(file_stem("depth", system, ending), draw_depths, grid, system, unit, _tasks(own))
     return paths
@@ -96,7 +96,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 def _together_and_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
     """Return the groups with their own plots, by name: all tasks, if a mean over them is meaningful, and each task."""
-    by_task: list[tuple[str, Sequence[ResultRow]]] = list(grouped(rows, lambda row: row.task))
+    by_task: list[tuple[str, Sequence[ResultRow]]] = list(group_items(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
         return by_task
     return [("", rows), *(by_task if len(by_task) > 1 else [])]
@@ -108,9 +108,11 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     There is no point at a length at which no document fits in a system's call.
     """
     axes = figure.subplots()
-    for place, (system, own) in enumerate(grouped(rows, lambda row: row.system)):
+    for place, (system, own) in enumerate(group_items(rows, lambda row: row.system)):
         fitting = {row.length for row in own if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
-        groups = sorted((length, group) for length, group in grouped(own, lambda row: row.length) if length in fitting)
+        groups = sorted(
+            (length, group) for length, group in group_items(own, lambda row: row.length) if length in fitting
+        )
         lengths = [length for length, _ in groups]
         lenient, strict = ([accuracy(group, score) for _, group in groups] for score in ("lenient", "strict"))
         colour = CURVE_COLOURS[place % len(CURVE_COLOURS)]
@@ -133,7 +135,7 @@ def draw_tradeoff(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     ticker = extra_module("matplotlib.ticker", "eval", "drawing results")
     panels = figure.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=False):
-        for place, (system, own) in enumerate(grouped(rows, lambda row: row.system)):
+        for place, (system, own) in enumerate(group_items(rows, lambda row: row.system)):
             group = [row for row in own if row.length == length]
             if costs := [cost for row in group if row.has_costs and (cost := _cost(row, known)) is not None]:
                 value = accuracy(group, "lenient")
@@ -209,7 +211,7 @@ def draw_cost(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
 def _mean_by_length(rows: Sequence[ResultRow], cost: Callable[[ResultRow], float | None]) -> dict[int, float]:
     """Return means of the costs that are known, lengths in ascending order."""
     known = sorted((row.length, value) for row in rows if (value := cost(row)))
-    return {length: fmean(value for _, value in group) for length, group in grouped(known, lambda pair: pair[0])}
+    return {length: fmean(value for _, value in group) for length, group in group_items(known, lambda pair: pair[0])}
 
 
 def _cost(row: ResultRow, as_flops: bool) -> float | None:
@@ -261,7 +263,7 @@ def _tasks(rows: Sequence[ResultRow]) -> str:
 
 
 def _per_point(rows: Sequence[ResultRow]) -> str:
-    counts = {len(group) for _, group in grouped(rows, lambda row: (row.system, row.length))}
+    counts = {len(group) for _, group in group_items(rows, lambda row: (row.system, row.length))}
     return f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
 
 

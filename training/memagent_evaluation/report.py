@@ -18,10 +18,10 @@ from typing import Any, Final
 from memagent_evaluation.failures import Loss
 from memagent_evaluation.markdown_tables import (
     SCORES,
-    grouped,
+    group_items,
     interval,
     is_prose,
-    labelled,
+    label_length,
     length_label,
     markdown,
     scores_shown,
@@ -47,9 +47,9 @@ from memagent_evaluation.standings import (
 )
 from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import suite_parts
-from memagent_graph.plain_text import counted, in_one_line
+from memagent_graph.plain_text import in_one_line, quantity
 from memagent_graph.prices import Prices
-from memagent_graph.storage.whole_files import write_whole
+from memagent_graph.storage.private_files import write_whole
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
@@ -145,7 +145,7 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     compared = evaluations_compared(first, second, names)
     own, others = ({(row.system, row.attempt) for row in results.rows} for results in (first, second))
     numbers = (
-        f"{counted(len(own & others), 'question')} in both; {counted(len(own ^ others), 'row')} without a partner."
+        f"{quantity(len(own & others), 'question')} in both; {quantity(len(own ^ others), 'row')} without a partner."
     )
     parts = [f"# {names[0]} and {names[1]}", numbers, STANDINGS_LEGEND]
     for system, lines in compared.items():
@@ -177,7 +177,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "outcomes": dict(Counter(row.outcome for row in rows)),
             **_costs(rows, prices),
         }
-        for (system, task, unit, length), rows in grouped(
+        for (system, task, unit, length), rows in group_items(
             results.rows, lambda row: (row.system, row.task, row.unit, row.length)
         )
     ]
@@ -195,7 +195,7 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
         rows: those of one system, task and length.
         score: "strict" or "lenient".
     """
-    questions = [same for _, same in grouped(rows, lambda row: row.sample_id)]
+    questions = [same for _, same in group_items(rows, lambda row: row.sample_id)]
     samples = min(map(len, questions))
     if samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return {}
@@ -222,7 +222,7 @@ def _legend(rows: Sequence[ResultRow]) -> str:
 
 
 def _introduction(results: Results) -> str:
-    facts = [f"{counted(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
+    facts = [f"{quantity(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
     policy = results.settings.get("policy")
     if isinstance(policy, dict) and (model := policy.get("model")):
         facts.append(f"policy {model}")
@@ -236,8 +236,8 @@ def _introduction(results: Results) -> str:
 
 def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
     """Return title, unit and rows of each table of accuracy: each task, and all if every system was asked the same."""
-    tables = [(task, unit, group) for (task, unit), group in grouped(rows, lambda row: (row.task, row.unit))]
-    for unit, group in grouped(rows, lambda row: row.unit):
+    tables = [(task, unit, group) for (task, unit), group in group_items(rows, lambda row: (row.task, row.unit))]
+    for unit, group in group_items(rows, lambda row: row.unit):
         if len({row.task for row in group}) > 1 and can_be_pooled(group):
             tables.insert(0, (f"All tasks, by {unit}", unit, group))
     return tables
@@ -247,7 +247,7 @@ def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
     apart = [outcome for outcome in _COUNTED_APART if any(row.outcome is outcome for row in rows)]
     shown = scores_shown(rows)
     table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[outcome] for outcome in apart)]]
-    for (length, system), group in grouped(rows, lambda row: (row.length, row.system)):
+    for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
         scores = ["–" if (score := _scored(group, name)) is None else interval(score) for name in shown]
         numbers = (f"{counts[outcome]}" for outcome in apart)
@@ -259,7 +259,7 @@ def _repeats_table(rows: Sequence[ResultRow]) -> str:
     """Return pass@k of each system, task and length; empty if no answer has several samples."""
     lines = [
         (place, score, len(group), values)
-        for place, group in grouped(rows, lambda row: (row.task, labelled(row), row.system))
+        for place, group in group_items(rows, lambda row: (row.task, label_length(row), row.system))
         for score in _REPEATED_SCORES
         if (values := pass_at(group, score))
     ]
@@ -278,7 +278,7 @@ def _cost_parts(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
     heads = ["tokens in", "cached", "tokens out", "calls", "seconds", *(f"p{percent}" for percent in _PERCENTILES)]
     table = [["length", "system", *heads, "FLOPs", "one call with all, FLOPs"]]
     table[0] += [] if prices is None else ["price", "price of all"]
-    for (length, system), group in grouped(answered, lambda row: (labelled(row), row.system)):
+    for (length, system), group in group_items(answered, lambda row: (label_length(row), row.system)):
         costs = _costs(group, prices)
         means = [f"{costs['means'][name]:,.{digits}f}" for name, digits in _MEANS.items()]
         slow = [f"{seconds:,.2f}" for seconds in costs["seconds"].values()]
@@ -321,7 +321,7 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
     if wrong:
         kinds = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong)]
         table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
-        for place, group in grouped(wrong, lambda row: (row.system, row.task, labelled(row))):
+        for place, group in group_items(wrong, lambda row: (row.system, row.task, label_length(row))):
             counts = Counter(loss for row in group for loss in row.where_lost)
             table.append([*place, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
         parts += ["## Where facts were lost", "By needle, in wrong answers.", markdown(table)]
@@ -339,7 +339,7 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
         reasons = Counter(_short(_PLACE.sub("", row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_SHOWN_FAILURES))
         verb = "counts" if len(failed) == 1 else "count"
-        parts += ["## Failures", f"{counted(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]
+        parts += ["## Failures", f"{quantity(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]
     return parts
 
 

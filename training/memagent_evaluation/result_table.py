@@ -21,7 +21,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
 from memagent_graph.storage.bounded_files import json_value
 from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import whole_file
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"

@@ -122,7 +122,7 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
     is a single word; list markers ("1.", "-") are left out.
     """
     if metric is Metric.ANY or len(gold) == 1:
-        return normalised(answer) in {normalised(string) for string in gold}
+        return normalise(answer) in {normalise(string) for string in gold}
     separator = _BETWEEN_WORDS if all(len(string.split()) == 1 for string in gold) else _BETWEEN_ITEMS
     numeric = any(character.isdigit() for string in gold for character in string)
     listed = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
@@ -161,7 +161,7 @@ def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
     return SequenceMatcher(None, answer.removeprefix(prefix), gold.removeprefix(prefix)).ratio()
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """In its normal form, without punctuation and English articles, with single spaces: as in SQuAD, in all scripts.
 
     Unlike there, what distinguishes numbers and names is kept: sign, decimal point, slash, colon and hyphen between
@@ -172,8 +172,8 @@ def normalised(text: str) -> str:
     return _without_articles(_strip(folded, _MEANT, "")) or " ".join(folded.split())
 
 
-def parted(text: str, *, lists: bool = True) -> str:
-    """Like `normalised`, but punctuation separates words, as in "key:7" and "red/blue", unless it belongs to a number.
+def separate_words(text: str, *, lists: bool = True) -> str:
+    """Like `normalise`, but punctuation separates words, as in "key:7" and "red/blue", unless it belongs to a number.
 
     With `lists`, it also separates numbers, as in "12/7"; otherwise that is one fraction.
     """
@@ -197,11 +197,12 @@ def contains(text: str, gold: str) -> bool:
     """Return whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way
     round.
 
-    Both are normalised as SQuAD does (`normalised`), or both with spaces for punctuation (`parted`); one is enough.
+    Both are normalised as SQuAD does (`normalise`), or both with spaces for punctuation (`separate_words`); one is
+    enough.
     A gold fraction, time or date ("1/2") is searched as a whole.
     """
     lists = re.search(_BETWEEN_DIGITS, gold) is None
-    forms = (normalised, partial(parted, lists=False), *((parted,) if lists else ()))
+    forms = (normalise, partial(separate_words, lists=False), *((separate_words,) if lists else ()))
     return any(_has_words(form(text), form(gold)) for form in forms)
 
 
@@ -222,7 +223,7 @@ def token_f1(text: str, gold: str) -> float:
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
     numbers.
     """
-    said, wanted = normalised(text).split(), normalised(gold).split()
+    said, wanted = normalise(text).split(), normalise(gold).split()
     shared = sum((Counter(said) & Counter(wanted)).values())
     return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
 
@@ -232,7 +233,7 @@ def _without_articles(text: str) -> str:
 
 
 def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
-    return frozenset(filter(None, map(normalised, separator.split(text))))
+    return frozenset(filter(None, map(normalise, separator.split(text))))
 
 
 def _inside_word(text: str, at: int) -> bool:

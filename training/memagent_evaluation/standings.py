@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_evaluation.markdown_tables import grouped, interval, labelled, markdown
-from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, corrected
+from memagent_evaluation.markdown_tables import group_items, interval, label_length, markdown
+from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_for_number
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.statistics import Estimate, estimate
 from memagent_graph.errors import EvaluationError
@@ -93,7 +93,7 @@ def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate:
 
 def standings(results: Results) -> list[SystemStanding]:
     """Return all systems at each task and length, then over all, if these are the same for every system."""
-    cells = grouped(results.rows, lambda row: (row.task, labelled(row)))
+    cells = group_items(results.rows, lambda row: (row.task, label_length(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
@@ -107,7 +107,7 @@ def standings(results: Results) -> list[SystemStanding]:
 
 
 def _correct(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    correction = iter(corrected([comparison for comparison in comparisons if comparison is not None]))
+    correction = iter(correct_for_number([comparison for comparison in comparisons if comparison is not None]))
     return [None if comparison is None else next(correction) for comparison in comparisons]
 
 
@@ -136,7 +136,7 @@ def evaluations_compared(first: Results, second: Results, names: tuple[str, str]
                 hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
             )
     compared = {}
-    for system, own in grouped(pairs, lambda pair: pair[0].system):
+    for system, own in group_items(pairs, lambda pair: pair[0].system):
         rows = [replace(row, system=name) for pair in own for row, name in zip(pair, names, strict=True)]
         compared[system] = standings(replace(first, rows=tuple(rows)))
     return compared
@@ -198,7 +198,7 @@ def _flat(standing: SystemStanding) -> dict[str, Any]:
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
     fitting = _fitting_by_system(row for row in rows if not row.scripted)
-    for system, own in grouped(rows, lambda row: row.system):
+    for system, own in group_items(rows, lambda row: row.system):
         answered = [row for row in own if row.has_costs]
         fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in own)
         stops = [row for row in answered if row.premature is not None]
@@ -230,7 +230,9 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
 def _fitting_by_system(rows: Iterable[ResultRow]) -> dict[str, dict[tuple[str, int], ResultRow]]:
     """Return the rows without those that fitted in no call, by system, then by sample and repeat."""
     fitting = (row for row in rows if row.outcome is not QuestionOutcome.DOES_NOT_FIT)
-    return {system: {row.attempt: row for row in group} for system, group in grouped(fitting, lambda row: row.system)}
+    return {
+        system: {row.attempt: row for row in group} for system, group in group_items(fitting, lambda row: row.system)
+    }
 
 
 def _pair(
@@ -242,13 +244,13 @@ def _pair(
     if names[0] == names[1] or not shared:
         return None
     mine, theirs = ([own[attempt] for attempt in shared] for own in (first, second))
-    clusters = {same[0].sample_id: same[0].cluster for _, same in grouped(mine, _question)}
+    clusters = {same[0].sample_id: same[0].cluster for _, same in group_items(mine, _question)}
     return compare(_by_question(mine, score), _by_question(theirs, score), names=names, clusters=clusters)
 
 
 def _by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:
     """Return the mean of a score by question, under the id of its first sample."""
-    return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
+    return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in group_items(rows, _question)}
 
 
 def _question(row: ResultRow) -> Hashable:
@@ -258,7 +260,7 @@ def _question(row: ResultRow) -> Hashable:
 
 def _same_cells(rows: Sequence[ResultRow]) -> bool:
     """Return whether every system was asked the same tasks at the same lengths; else no mean over all is fair."""
-    cells = [{(row.task, row.length) for row in own} for _, own in grouped(rows, lambda row: row.system)]
+    cells = [{(row.task, row.length) for row in own} for _, own in group_items(rows, lambda row: row.system)]
     return can_be_pooled(rows) and all(own == cells[0] for own in cells)
 
 

@@ -62,7 +62,7 @@ def estimate(values: Sequence[float], *, clusters: Sequence[str] | None = None) 
     if clusters is not None and len(set(clusters)) < len(values):
         sums, counts = by_cluster(values, clusters)
         mean = math.fsum(values) / len(values)
-        low, high = bootstrapped(sums, (0.0, 1.0), RESAMPLES, counts)
+        low, high = bootstrapped(sums, (0.0, 1.0), counts)
         return Estimate(mean, low, high, len(values), len(sums))
     if set(values) <= {0.0, 1.0}:
         return wilson(round(sum(values)), len(values))
@@ -89,7 +89,7 @@ def wilson(successes: float, n: int) -> Estimate:
     return Estimate(share, low, high, n)
 
 
-def mean_interval(values: Sequence[float], *, resamples: int = RESAMPLES) -> Estimate:
+def mean_interval(values: Sequence[float]) -> Estimate:
     """Return the mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
 
     Fewer than 10 values say too little about their variance: they get `wilson`'s interval, which is safe. If all values
@@ -101,7 +101,7 @@ def mean_interval(values: Sequence[float], *, resamples: int = RESAMPLES) -> Est
     """
     check_scores(values)
     mean = math.fsum(values) / len(values)
-    low, high = bootstrapped(values, (0.0, 1.0), resamples)
+    low, high = bootstrapped(values, (0.0, 1.0))
     return Estimate(mean, low, high, len(values))
 
 
@@ -127,10 +127,7 @@ def by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[f
 
 
 def bootstrapped(
-    sums: Sequence[float],
-    bounds: tuple[float, float],
-    resamples: int,
-    counts: Sequence[int] | None = None,
+    sums: Sequence[float], bounds: tuple[float, float], counts: Sequence[int] | None = None
 ) -> tuple[float, float]:
     """Return the interval of a mean of values between bounds, from the sums and sizes of clusters."""
     lower, upper = bounds
@@ -144,7 +141,7 @@ def bootstrapped(
     if number < _FEWEST_TO_RESAMPLE:
         safe = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
         return lower + span * safe.low, lower + span * safe.high
-    return _bootstrapped_mean(sums, bounds, resamples, counts)
+    return _bootstrapped_mean(sums, bounds, counts)
 
 
 def check_scores(values: Sequence[float]) -> None:
@@ -157,7 +154,7 @@ def check_scores(values: Sequence[float]) -> None:
 
 
 def _bootstrapped_mean(
-    values: Sequence[float], bounds: tuple[float, float], resamples: int, counts: Sequence[int] | None
+    values: Sequence[float], bounds: tuple[float, float], counts: Sequence[int] | None
 ) -> tuple[float, float]:
     """Return the bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
 
@@ -166,7 +163,6 @@ def _bootstrapped_mean(
     Args:
         values: the values to draw from: single values, or the sums of clusters that are drawn as a whole.
         bounds: the range of the mean.
-        resamples: how many.
         counts: how many values are in each sum; None if 1.
 
     Raises:
@@ -187,7 +183,7 @@ def _bootstrapped_mean(
                 mean_of,
                 paired=True,
                 vectorized=True,
-                n_resamples=resamples,
+                n_resamples=RESAMPLES,
                 batch=max(1, _BATCH_NUMBERS // len(values)),
                 confidence_level=_expanded_confidence(len(values)),
                 method=method,
@@ -209,7 +205,7 @@ def _expanded_confidence(number: int) -> float:
     return float(1 - 2 * distribution.norm.cdf(-reach))
 
 
-def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) -> float:
+def sign_flip_p_value(differences: Sequence[float]) -> float:
     """Return the probability of such a large mean difference if every difference could have either sign.
 
     Raises:
@@ -223,7 +219,7 @@ def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) 
         (nonzero,),
         numpy.mean,
         permutation_type="samples",
-        n_resamples=resamples,
+        n_resamples=RESAMPLES,
         batch=max(1, _BATCH_NUMBERS // len(nonzero)),
         rng=numpy.random.default_rng(0),
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memagent_evaluation.markdown_tables import grouped, interval, length_label, markdown
+from memagent_evaluation.markdown_tables import group_items, interval, length_label, markdown
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.standings import accuracy
@@ -62,7 +62,7 @@ def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
             row for row in rows if row.task in aggregate.tasks and row.unit == LengthUnit.TOKENS and not row.scripted
         ]
         if {row.task for row in own} == {*aggregate.tasks}:
-            for (system, length), group in grouped(own, lambda row: (row.system, row.length)):
+            for (system, length), group in group_items(own, lambda row: (row.system, row.length)):
                 scores.append(SuiteScore(aggregate.title, system, length, _mean(group, aggregate.tasks)))
     return scores
 
@@ -70,11 +70,11 @@ def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
 def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
     """Return the aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
-    for title, scores in grouped(suite_scores(rows), lambda score: score.aggregate):
+    for title, scores in group_items(suite_scores(rows), lambda score: score.aggregate):
         lengths = sorted({score.length for score in scores})
         over = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
         table = [["system", *(length_label(length) for length in lengths), *over]]
-        for system, own in grouped(scores, lambda score: score.system):
+        for system, own in group_items(scores, lambda score: score.system):
             at = {score.length: score.score for score in own}
             cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]
             table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
@@ -84,7 +84,7 @@ def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
 
 def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
     """Return the mean over tasks, which is that over questions if each task has the same number."""
-    counts = {task: len(own) for task, own in grouped(rows, lambda row: row.task)}
+    counts = {task: len(own) for task, own in group_items(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
     return None if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)

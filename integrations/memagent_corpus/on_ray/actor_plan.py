@@ -25,7 +25,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import is_server
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 
 CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""

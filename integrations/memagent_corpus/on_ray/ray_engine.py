@@ -25,7 +25,7 @@ _CONNECT_SECONDS: Final = 5.0
 
 
 @contextmanager
-def connected(address: str, **options: Any) -> Iterator[Any]:
+def connect(address: str, **options: Any) -> Iterator[Any]:
     """Connect to a cluster and yield the module `ray`. Disconnect at the end, which stops the actors.
 
     An existing connection of this process is used, and is not closed.
@@ -101,7 +101,7 @@ _MAX_RETRIES: Final = 10
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Reads documents on the cluster that this process is connected to (see `connected`).
+    """Reads documents on the cluster that this process is connected to (see `connect`).
 
     Args:
         plan: how documents are read.
@@ -183,13 +183,13 @@ async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
 
 
 @contextmanager
-def connected_engine(
+def connect_engine(
     address: str, plan: ActorPlan, *, actors: int | None = None, documents_in_flight: int = 64
 ) -> Iterator[RayEngine]:
     """Connect to a cluster and yield an engine.
 
     Args:
-        address: the address for `connected`.
+        address: the address for `connect`.
         plan: how documents are read.
         actors: maximum number of actors; one for each machine by default.
         documents_in_flight: documents that each actor reads at the same time.
@@ -198,7 +198,7 @@ def connected_engine(
         MissingExtraError: Ray is not installed.
         CorpusError: the cluster cannot be reached, or refuses the connection.
     """
-    with connected(address) as ray:
+    with connect(address) as ray:
         machines = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
         yield RayEngine(plan, actors or machines, documents_in_flight)
 

@@ -17,8 +17,7 @@ from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
-from memagent_graph.timeline.run_views import view_of_run
-from memagent_graph.timeline.view import RunView
+from memagent_graph.timeline.view import RunView, view_of_run
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.app import ServerResources

@@ -21,8 +21,8 @@ from memagent_graph.timeline.compare import compare_runs
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
-from memagent_serve.app import ServerResources, owner_of, uploaded
-from memagent_serve.bodies import bounded, require_plain
+from memagent_serve.app import ServerResources, owner_of, store_upload
+from memagent_serve.bodies import bound_bodies, require_plain
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import unless_gone
 from memagent_serve.keys import Owner
@@ -149,7 +149,7 @@ class LivePage:
         return Response(status_code=204)
 
     async def _add_file(self, request: Request) -> Response:
-        file = await uploaded(self._serving, request)
+        file = await store_upload(self._serving, request)
         document = await unless_gone(request, self._live.take(owner_of(request), file))
         return _json({"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]})
 
@@ -265,7 +265,7 @@ async def _body(serving: ServerResources, request: Request, kind: type[T]) -> T:
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     seconds = serving.settings.idle_seconds
-    whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, seconds, seconds))
+    whole = Request(request.scope, bound_bodies(request.receive, _BODY_BYTES, seconds, seconds))
     try:
         return msgspec.json.decode(await whole.body(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

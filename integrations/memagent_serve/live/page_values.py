@@ -13,7 +13,7 @@ from typing import Any, Final
 from memagent_graph.documents import DocumentStore
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, word_diff
-from memagent_graph.timeline.compare import RunComparison, compared_facts, parting_told
+from memagent_graph.timeline.compare import RunComparison, compare_facts, parting_told
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
@@ -102,7 +102,7 @@ def comparison_value(comparison: RunComparison) -> dict[str, Any]:
     return {
         "a": comparison.a.view.run_id,
         "b": comparison.b.view.run_id,
-        "facts": [[name, *map(_or_none, (a, b)), same] for name, a, b, same in compared_facts(comparison)],
+        "facts": [[name, *map(_or_none, (a, b)), same] for name, a, b, same in compare_facts(comparison)],
         "parting": parting_told(comparison),
         "diff": diff_value(comparison.memory_diff),
     }
@@ -132,7 +132,7 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
         raise not_found("the run has not read this passage, or its text is no longer stored")
     first = span.start_byte + len(text[: start - span.start_char].encode())
     last = first + len(text[start - span.start_char : end - span.start_char].encode())
-    size = store.size(view.document) or last
+    size = view.document["size"] or last
     began, ended = max(0, first - _AROUND_BYTES), min(size, last + _AROUND_BYTES)
     before, passage, after = (
         store.read_bytes(view.document, *span).decode(errors="ignore")

@@ -2,8 +2,7 @@
 
 exporting   export_runs: from a log to a file
 importing   import_runs, merge_logs: from a file, or from other logs, to a log
-merging     the parts of one run that several logs have, put together
-logged_run  a run of a log with everything that belongs to it, and when two are the same
+logged_run  a run of a log with everything that belongs to it, and what several logs have of one, put together
 parquet     the columns of a file (the extra `export`)
 
 One run at a time is in memory.

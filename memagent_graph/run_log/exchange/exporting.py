@@ -11,10 +11,9 @@ from typing import Final
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.logged_run import stored_run
 from memagent_graph.run_log.exchange.parquet import ParquetWriter
-from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
-from memagent_graph.run_log.records import Conversation, LoggedRun
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.run_log.records import Conversation, LoggedRun, RunFilter
+from memagent_graph.storage.private_files import whole_file
 
 _NAMED: Final = 3
 """How many runs an error names."""

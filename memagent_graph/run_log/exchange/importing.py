@@ -11,8 +11,7 @@ from typing import Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.exchange.logged_run import is_same, stored_run, with_arrays
-from memagent_graph.run_log.exchange.merging import merged
+from memagent_graph.run_log.exchange.logged_run import is_same, merged, stored_run, with_arrays
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import LoggedRun
 from memagent_graph.storage.bounded_files import open_regular
@@ -90,7 +89,7 @@ def is_log(path: Path) -> bool:
 def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
     """Add the runs of other logs to a log, each in one transaction.
 
-    What several of them have of one run is put together; see `merging`. What the log has already is skipped, so it can
+    What several of them have of one run is put together; see `merged`. What the log has already is skipped, so it can
     be done again: after a kill, or when one of the others has more, such as a reward.
 
     Args:

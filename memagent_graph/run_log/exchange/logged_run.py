@@ -1,18 +1,20 @@
-"""A run of a log with everything that belongs to it, and when two are the same."""
+"""A run of a log with everything that belongs to it: when two are the same, and the parts of one put together."""
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from memagent_graph.documents import DocumentRef
+from memagent_graph.events import EventKind
 from memagent_graph.run_log.columns import columns_of
-from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
-from memagent_graph.run_log.records import Conversation, LoggedRun
+from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunFilter
+from memagent_graph.run_log.rows import withdraw_reward
 
 NUMBERS: Final = {
     name: "I" if column.arrow == "ids" else "f"
@@ -66,3 +68,127 @@ def _content(run: LoggedRun) -> Iterator[object]:
         yield replace(conversation, id=None, **as_bytes)
     rewards = [replace(reward, id=None, conversation=order.get(reward.conversation)) for reward in run.rewards]
     yield sorted(rewards, key=lambda reward: (reward.time, str(reward.conversation)))
+
+
+Item = TypeVar("Item")
+_NEW_ATTEMPT: Final = frozenset({EventKind.MEMORY_EDITED, "reward_withdrawn"})
+"""Kinds of events that are written when another attempt of a run begins."""
+
+
+def merged(parts: Sequence[LoggedRun]) -> LoggedRun:
+    """Return the run whose parts these are, in the order in which they began; their conversations are lists.
+
+    A run that one process began and another continued is in both their logs, a part in each. Every conversation, event,
+    edit and reward of the parts is kept. What counts is decided as while reading: a chunk that was read twice counts
+    once, the newest time; what depends on a memory that a person replaced later does not count; and a reward of the run
+    that was given before it was resumed or edited is withdrawn, which an event says.
+
+    Merging the result with one of the parts again gives the result.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    events = _union([part.events for part in parts])
+    conversations, rewards_by_part = _conversations(parts, events)
+    attempts = [_later_attempt(part, parts, events) for part in parts]
+    events = _union(
+        [
+            events,
+            *(
+                [withdraw_reward(reward, attempt) for reward in rewards if _is_withdrawn(reward, attempt)]
+                for rewards, attempt in zip(rewards_by_part, attempts, strict=True)
+            ),
+        ]
+    )
+    rewards = _union(
+        [reward for reward in rewards if not _is_withdrawn(reward, attempt)]
+        for rewards, attempt in zip(rewards_by_part, attempts, strict=True)
+    )
+    newest = max(parts, key=_last_active).record
+    record = replace(
+        first.record,
+        began=min(part.record.began for part in parts),
+        ended=newest.ended,
+        stop_reason=newest.stop_reason,
+        answer=newest.answer,
+    )
+    templates = {fingerprint: wording for part in parts for fingerprint, wording in part.templates.items()}
+    return LoggedRun(record, conversations, events, sorted(rewards, key=lambda reward: reward.time), templates)
+
+
+def _later_attempt(part: LoggedRun, parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]) -> float:
+    """Return when the newest attempt began that a part does not know of: the run was resumed, or edited, elsewhere."""
+    began = (other.record.began for other in parts if other.record.began > part.record.began)
+    edits = (event.time for event in events if event.kind in _NEW_ATTEMPT and event not in part.events)
+    return max([*began, *edits], default=-math.inf)
+
+
+def _is_withdrawn(reward: Reward, attempt: float) -> bool:
+    return reward.conversation is None and reward.time < attempt
+
+
+def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
+    """Return what is in any of the lists, as often as it is in the one that has it most often."""
+    union: list[Item] = []
+    for items in lists:
+        missing = list(items)
+        for item in union:
+            if item in missing:
+                missing.remove(item)
+        union += missing
+    return union
+
+
+def _conversations(
+    parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]
+) -> tuple[list[Conversation], list[list[Reward]]]:
+    """Return all conversations, with ids of their own, and the rewards of each part, by these ids."""
+    ids: dict[tuple[str, int], int] = {}
+    by_id: dict[int, Conversation] = {}
+    rewards_by_part: list[list[Reward]] = []
+    for part in parts:
+        common: dict[int | None, int] = {}
+        for conversation in part.conversations:
+            number = common[conversation.id] = ids.setdefault((conversation.step, conversation.attempt), len(ids))
+            known = by_id.get(number, conversation)
+            by_id[number] = replace(known, id=number, superseded=known.superseded or conversation.superseded)
+        rewards_by_part.append(
+            [replace(reward, id=None, conversation=common.get(reward.conversation)) for reward in part.rewards]
+        )
+    in_order = sorted(by_id.values(), key=lambda conversation: conversation.began)  # at one time: in order of parts
+    if len(list(parts[0].conversations)) != len(ids):  # otherwise it has numbered them all
+        in_order = [replace(conversation, seq=seq) for seq, conversation in enumerate(in_order)]
+    stale = _stale(in_order, events)
+    conversations = [replace(conversation, superseded=conversation.step in stale) for conversation in in_order]
+    return sorted(conversations, key=lambda conversation: (conversation.position, conversation.seq)), rewards_by_part
+
+
+def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
+    """Return the steps that do not count, of conversations in the order in which they began."""
+    edited: dict[str | None, float] = {}
+    for event in events:
+        if event.kind == EventKind.MEMORY_EDITED:
+            edited[event.step] = max(event.time, edited.get(event.step, event.time))
+    stale: set[str] = set()
+    step_at: dict[tuple[str, str, int], str] = {}
+    for number, conversation in enumerate(conversations):  # each after its parents
+        began, place = conversation.began, (conversation.branch, conversation.role, conversation.slot)
+        is_of_old_memory = any(began < edited.get(parent, began) for parent in conversation.parents)
+        if conversation.superseded or is_of_old_memory or not stale.isdisjoint(conversation.parents):
+            stale.add(conversation.step)
+            continue
+        replaced = step_at.get(place, conversation.step)
+        step_at[place] = conversation.step
+        if replaced != conversation.step and replaced not in stale:
+            stale.add(replaced)
+            for earlier in conversations[:number]:
+                if not stale.isdisjoint(earlier.parents):
+                    stale.add(earlier.step)
+    return stale
+
+
+def _last_active(part: LoggedRun) -> float:
+    """Return when a part was last written to by a read or an edit."""
+    times = [part.record.began, part.record.ended or 0.0]
+    times += [conversation.began for conversation in part.conversations]
+    return max(times + [event.time for event in part.events if event.kind == EventKind.MEMORY_EDITED])

@@ -26,7 +26,7 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.columns import LARGEST_RUN, Column, bounded, columns_of
+from memagent_graph.run_log.columns import LARGEST_RUN, Column, bound_records, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
@@ -224,7 +224,7 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
     record = {name: column.restore(first[stored]) for stored, (name, column) in _OF_RUN.items()}
     events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
     stored = (_conversation(row) for row in rows if row["conversation"] is not None)
-    conversations = list(bounded(stored, f"run {first['run_id']} in {source}"))
+    conversations = list(bound_records(stored, f"run {first['run_id']} in {source}"))
     rewards = [Reward(first["run_id"], **values) for values in first["run_rewards"]]
     for row in rows:
         rewards += [

@@ -20,7 +20,7 @@ from support.conversations import conversation
 from memagent_graph.cli.run_choice import point_in_time
 from memagent_graph.cli.runs import _table
 from memagent_graph.run_log import RunLog, RunTotals, StrategyId
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import default_checkpoints, default_run_log
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}

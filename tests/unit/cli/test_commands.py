@@ -163,7 +163,7 @@ def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(m
     def not_now(group: str) -> Any:
         raise AssertionError(group)
 
-    monkeypatch.setattr("memagent_graph.entry_points.added", not_now)
+    monkeypatch.setattr("memagent_graph.entry_points.list_entry_points", not_now)
     memagent("read", "--help")
 
 

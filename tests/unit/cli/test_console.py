@@ -4,7 +4,7 @@ from memagent_graph import MemAgent
 from memagent_graph.cli.console import Console
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.plain_text import in_one_line, plain
-from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.policies.scripted import ScriptedPolicy
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
 

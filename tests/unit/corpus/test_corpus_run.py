@@ -40,8 +40,7 @@ from memagent_graph.errors import (
     PolicyOverloadedError,
     PolicyUnreachableError,
 )
-from memagent_graph.storage.private_files import private_file
-from memagent_graph.storage.whole_files import whole_file
+from memagent_graph.storage.private_files import private_file, whole_file
 
 HARBOR, CASTLE = "What is the key of harbor?", "What is the key of castle?"
 

@@ -20,7 +20,7 @@ from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraErro
 from memagent_graph.installation import install_command
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_saver
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 

@@ -22,7 +22,7 @@ from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_estimate import estimate_corpus
 from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, exclusive, run_corpus
 from memagent_corpus.table_folder import differences
-from memagent_corpus.typed_columns import columns_of, typed_values
+from memagent_corpus.typed_columns import columns_of, convert_values
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
@@ -175,7 +175,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
             "either": "x", "Extra field": {"a": 1},
         }
     ).model_dump(mode="json", by_alias=True)  # fmt: skip
-    held = typed_values(columns, value)
+    held = convert_values(columns, value)
     assert held.problems == ()
     assert held.values == {
         "text": "é", "count": 3, "share": 1.0, "is_old": False, "day": datetime.date(2024, 3, 31), "moment": None,
@@ -199,7 +199,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
 )
 def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, value: Any, told: str) -> None:
     columns = columns_of(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
-    held = typed_values(columns, {"x": value, "y": None})
+    held = convert_values(columns, {"x": value, "y": None})
     assert held.values == {"x": None, "y": None}
     assert len(held.problems) == 1 and held.problems[0].startswith("x: ") and told in held.problems[0]
 

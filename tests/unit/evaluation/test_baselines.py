@@ -30,6 +30,7 @@ from memagent_graph.errors import (
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
+from memagent_graph.retriever import VectorRetriever
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import words_around
@@ -398,12 +399,13 @@ class LetterCounts(Embeddings):
 async def test_a_user_s_embedder_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
     policy, embeddings = Reader(), LetterCounts()
-    settings = {"chunks": 1, "chunk_tokens": 30, "embeddings": embeddings}
+    settings = {"chunks": 1, "chunk_tokens": 30, "retriever": VectorRetriever(embeddings)}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
     assert max(embeddings.batches) == 64
     with pytest.raises(RetrievalError, match="LetterCounts failed: ConnectionError: no route"):
-        await ask("retrieval", text, question="zz?", retrieval={**settings, "embeddings": LetterCounts(fails_at=2)})
+        failing = VectorRetriever(LetterCounts(fails_at=2))
+        await ask("retrieval", text, question="zz?", retrieval={**settings, "retriever": failing})
 
 
 @pytest.mark.parametrize(("name", "least"), [("chunks", 0), ("chunk_tokens", 0), ("tries", 1)])

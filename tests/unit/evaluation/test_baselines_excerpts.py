@@ -13,7 +13,7 @@ from langchain_core.embeddings import Embeddings
 from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
-from memagent_graph.retriever import ranked_by_vectors, ranked_by_words
+from memagent_graph.retriever import VectorRetriever, rank_by_words
 from memagent_graph.strategies.excerpts import DocumentEnds, longest_fitting
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -77,9 +77,9 @@ def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhea
 
 def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:
     texts = ["common common", "nothing", "common Rare-word", "common", "nothing else, as it is"]
-    assert ranked_by_words(texts, "Where is the RARE common?")[:2] == [2, 0]
-    assert ranked_by_words(texts, "Is it?") == ranked_by_words(texts, "absent") == []
-    assert ranked_by_words(texts, "nothing")[:2] == [1, 4]
+    assert rank_by_words(texts, "Where is the RARE common?")[:2] == [2, 0]
+    assert rank_by_words(texts, "Is it?") == rank_by_words(texts, "absent") == []
+    assert rank_by_words(texts, "nothing")[:2] == [1, 4]
 
 
 class Directions(Embeddings):
@@ -92,4 +92,4 @@ class Directions(Embeddings):
 
 async def test_vectors_are_ranked_by_direction_and_not_by_length() -> None:
     texts = iter(["9 9", "0.1 0", "0 0", "0 5"])
-    assert await ranked_by_vectors(texts, "2 0", Directions()) == [1, 0, 2, 3]
+    assert await VectorRetriever(Directions()).rank(iter(texts), "2 0") == [1, 0, 2, 3]

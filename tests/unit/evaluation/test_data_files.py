@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_evaluation.data_files import data_paths, data_task_names, data_task_of, load_data_task
-from memagent_evaluation.data_files.file_task import DamagedRowError, estimated_tokens
+from memagent_evaluation.data_files.file_task import DamagedRowError, estimate_tokens
 from memagent_evaluation.data_files.formats import split_question
 from memagent_evaluation.data_files.qa_records import Paragraph, records_of
 from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
@@ -450,8 +450,8 @@ def test_a_length_without_so_many_samples_names_those_that_there_are(tmp_path) -
 def test_long_texts_are_measured_within_a_few_percent() -> None:
     tokenizer = SETTINGS.tokenizer
     text = "".join(f"Line {at} of the report says that {at * 7} ships came in.\n" for at in range(4000))
-    assert estimated_tokens(text, tokenizer) == pytest.approx(tokenizer.count(text), rel=0.04)
-    assert estimated_tokens("one two", tokenizer) == tokenizer.count("one two")
+    assert estimate_tokens(text, tokenizer) == pytest.approx(tokenizer.count(text), rel=0.04)
+    assert estimate_tokens("one two", tokenizer) == tokenizer.count("one two")
 
 
 # Rows

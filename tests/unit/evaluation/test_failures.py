@@ -11,7 +11,7 @@ from support.evaluation import Keys
 from support.scripts import part, perfect_reader
 from support.traces import answered, fan_out, line, spans, step
 
-from memagent_evaluation.failures import Loss, NeedleLoss, analyse, logged_read
+from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -203,7 +203,7 @@ async def test_a_real_read_is_told_from_its_log_as_from_its_result(make_reader, 
     log = RunLog(tmp_path / "runs.sqlite")
     result = await make_reader(ScriptedPolicy(script), run_log=log).aread(text, "What is the key of harbor?")
     asked = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
-    run, completions = logged_read(log, result.run_id, DocumentStore(tmp_path / "documents"))
+    run, completions = read_logged_run(log, result.run_id, DocumentStore(tmp_path / "documents"))
     (told,) = analyse(asked, run, completions)
     assert told.loss is expected
     assert told.chunk_index is not None

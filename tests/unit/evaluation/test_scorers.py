@@ -15,7 +15,7 @@ from memagent_evaluation.scorers import (
     Scores,
     contains,
     is_exactly,
-    normalised,
+    normalise,
     score,
     similarity_after_prefix,
     token_f1,
@@ -45,7 +45,7 @@ def asked(*gold: str, metric: Metric = Metric.ANY, task: AnyTask | None = None) 
     return Sample(task or AnyTask(metric), 100, 0, "Which?", gold, ("text",).__iter__)
 
 
-words = st.text(alphabet="abcdeé 12.,;/The", min_size=1, max_size=12).filter(normalised)
+words = st.text(alphabet="abcdeé 12.,;/The", min_size=1, max_size=12).filter(normalise)
 
 
 def boxed(answer: str) -> Scores:

@@ -13,12 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memagent_evaluation.paired_tests import Test, compare, corrected, holm, mcnemar, newcombe
-from memagent_evaluation.statistics import estimate, mean_interval, wilson
+from memagent_evaluation.paired_tests import Test, compare, correct_for_number, holm, mcnemar, newcombe
+from memagent_evaluation.statistics import RESAMPLES, estimate, mean_interval, wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
-
-FEW = 499
-"""Resamples where a test needs no more."""
 
 
 def by_id(values) -> dict[str, float]:
@@ -57,10 +54,10 @@ def test_128_questions_leave_seven_points_on_each_side() -> None:
 @example([6.66e-09])
 @given(scores)
 def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) -> None:
-    found = mean_interval(values, resamples=FEW)
+    found = mean_interval(values)
     assert 0 <= found.low <= found.mean <= found.high <= 1
     assert found.mean == pytest.approx(sum(values) / len(values))
-    assert found == mean_interval(values, resamples=FEW)
+    assert found == mean_interval(values)
 
 
 def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> None:
@@ -109,8 +106,9 @@ def test_questions_of_a_document_are_swapped_together() -> None:
 def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> None:
     values = [0.1, 0.9] * 10
     expected = stats.bootstrap(
-        (values,), numpy.mean, n_resamples=FEW, method="percentile", rng=numpy.random.default_rng(0)
-    ).confidence_interval
+        (values,), numpy.mean, n_resamples=RESAMPLES, method="percentile", rng=numpy.random.default_rng(0),
+        confidence_level=1 - 2 * stats.norm.cdf(-math.sqrt(20 / 19) * stats.t.ppf(0.975, 19)),
+    ).confidence_interval  # fmt: skip
     real = stats.bootstrap
 
     class Undefined:
@@ -120,7 +118,7 @@ def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> Non
     monkeypatch.setattr(
         stats, "bootstrap", lambda *args, **named: Undefined if named["method"] == "BCa" else real(*args, **named)
     )
-    found = mean_interval(values, resamples=FEW)
+    found = mean_interval(values)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
@@ -232,7 +230,7 @@ def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
 
 def test_a_corrected_comparison_says_for_how_many() -> None:
     pairs = [compare(binary(128, 100), binary(128, 70)), compare(binary(128, 9), binary(128, 9))]
-    first, second = corrected(pairs)
+    first, second = correct_for_number(pairs)
     assert first.p_value == pytest.approx(2 * pairs[0].p_value)
     assert (first.corrected_for, first.p) == (2, "< 0.001")
     assert second.p_value == 1

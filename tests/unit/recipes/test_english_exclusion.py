@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.english.exclusion import Exclusion, ExclusionError, normalized, run_hashes
+from recipes.english.exclusion import Exclusion, ExclusionError, run_hashes, split_words
 
 REPOSITORY = Path(__file__).parents[3]
 SENTENCE = "The quick brown fox jumped over the lazy dog while nine grey cats looked on from a wall nearby."
@@ -20,7 +20,7 @@ def exclusion() -> Exclusion:
 
 def test_a_run_of_thirteen_words_is_found_whatever_its_case_punctuation_and_line_ends() -> None:
     exclusion = Exclusion(frozenset(run_hashes(SENTENCE)))
-    words = normalized(SENTENCE)
+    words = split_words(SENTENCE)
     assert exclusion.overlap("Before. " + ",\n".join(words[3:16]).upper() + "! After it comes more.")
     assert not exclusion.overlap(" ".join(words[:12]) + " nothing like it")
     assert not exclusion.overlap(" ".join(words[3:10]) + " and then " + " ".join(words[10:]))
@@ -28,7 +28,7 @@ def test_a_run_of_thirteen_words_is_found_whatever_its_case_punctuation_and_line
 
 
 def test_words_hyphenated_at_a_line_end_are_whole() -> None:
-    assert normalized("the ter-\n   rible monster, well-known") == ["the", "terrible", "monster", "well", "known"]
+    assert split_words("the ter-\n   rible monster, well-known") == ["the", "terrible", "monster", "well", "known"]
 
 
 def test_questions_that_it_is_measured_on_are_excluded_word_for_word(exclusion) -> None:

@@ -20,7 +20,7 @@ numpy = pytest.importorskip("numpy")
 transformers = pytest.importorskip("transformers")
 
 from recipes.english import supervision  # noqa: E402  after torch
-from recipes.english.encoded_lessons import encode, joined  # noqa: E402
+from recipes.english.encoded_lessons import encode, join_trees  # noqa: E402
 from recipes.english.encoded_trees import EncodedTrees, batches  # noqa: E402
 from recipes.english.network import AdaptedNetwork, nodes  # noqa: E402
 
@@ -130,7 +130,7 @@ def test_a_token_sees_its_conversation_and_what_its_tree_begins_with(trees) -> N
 def test_files_keep_trees_and_can_be_joined(trees, tmp_path) -> None:
     trees.save(tmp_path / "lessons.npz")
     again = [EncodedTrees.load(tmp_path / "lessons.npz") for _ in range(2)]
-    both = joined(iter(again))
+    both = join_trees(iter(again))
     assert (both.ids_N[: len(trees.ids_N)] == trees.ids_N).all()
     numbers = both.segments_S4[:, 0].tolist()
     assert all(later - earlier in {0, 1} for earlier, later in pairwise(numbers))

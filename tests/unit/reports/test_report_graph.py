@@ -39,7 +39,7 @@ from memagent_graph import (
 )
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.state import Limits
-from memagent_graph.storage.leases import lease
+from memagent_graph.storage.file_locks import lease
 from memagent_report import Report, ReportSource, areport, report, report_writing
 from memagent_report.evidence_matrix import CellState, Contradiction, ReportMode
 from memagent_report.sentence_checks import ProblemKind

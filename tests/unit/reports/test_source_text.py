@@ -11,7 +11,7 @@ from memagent_report.checked_report import quote_problem
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import ProblemKind
 from memagent_report.source_text import LONGEST_QUOTE, SourceText
-from memagent_report.stated_facts import normalized
+from memagent_report.stated_facts import normalize_text
 
 TEXT = """Title of it
 
@@ -100,7 +100,7 @@ def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject
     begin, finish, _ = source.sentence(start, end)
     assert 0 <= begin <= finish <= len(text)
     quote = text[begin:finish]
-    if normalized(quote):  # else it is nothing but space and invisible characters
+    if normalize_text(quote):  # else it is nothing but space and invisible characters
         assert source.find(quote, begin) == (begin, finish)
 
 

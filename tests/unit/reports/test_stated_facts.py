@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_report.stated_facts import facts_of, normalized
+from memagent_report.stated_facts import facts_of, normalize_text
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_versions_times_and_words_with_digits_are_codes() -> None:
 
 
 def test_quotation_marks_dashes_and_spaces_have_one_form() -> None:
-    assert normalized("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
-    assert normalized("\ufb01ne\u200b") == "fine"
+    assert normalize_text("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
+    assert normalize_text("\ufb01ne\u200b") == "fine"
 
 
 @given(st.text())
 def test_any_text_has_facts_and_one_form(text: str) -> None:
     facts = facts_of(text)
-    assert normalized(facts.text) == facts.text
+    assert normalize_text(facts.text) == facts.text
     for each in (*facts.numbers, *facts.dates, *facts.words):
         assert 0 <= each.start < each.end <= len(facts.text)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
 from memagent_serve.chat_requests import ChatRequest, parse, parse_fields
-from memagent_serve.long_parts import PartPlace, ReadingPlan, planned, question_of, sizes_of, total_of
+from memagent_serve.long_parts import PartPlace, ReadingPlan, plan_reading, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 
@@ -27,7 +27,7 @@ def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
 def plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
     sizes = sizes_of(chat, TOKENIZER)
     total = total_of(chat, sizes, TOKENIZER)
-    return planned(chat, sizes, total=total, room=room, findings=findings)
+    return plan_reading(chat, sizes, total=total, room=room, findings=findings)
 
 
 # What is read

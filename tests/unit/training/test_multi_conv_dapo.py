@@ -27,7 +27,7 @@ from hypothesis import strategies as st  # noqa: E402
 from support.conversations import conversation as logged  # noqa: E402
 
 from memagent_graph import RunLog  # noqa: E402
-from memagent_graph.documents.store import DocumentRef  # noqa: E402
+from memagent_graph.documents import DocumentRef  # noqa: E402
 from memagent_graph.run_log import Conversation, Reward, RunRecord  # noqa: E402
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageSettings,

@@ -12,7 +12,7 @@ from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
+from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score, token_f1
 from memagent_graph import Completion, DocumentStore, FinishReason, Limits, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
 from memagent_graph.prompts import AnswerFormat, last_boxed
@@ -29,7 +29,7 @@ from memagent_training.rewards import (
     StringMatch,
     TokenF1,
 )
-from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, chosen_reward, named_reward
+from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, choose_reward, name_reward
 from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -75,14 +75,14 @@ def log(tmp_path):
     [
         ("  The  Eiffel Tower! ", "eiffel tower"),
         ("U.S.A.", "usa"),
-        ("STRASSE", normalised("Straße")),
+        ("STRASSE", normalise("Straße")),
         ("The", "the"),
         ("?!", "?!"),
         ("", ""),
     ],
 )
 def test_answers_are_compared_in_a_normal_form_that_never_becomes_empty(text, normal) -> None:
-    assert normalised(text) == normal
+    assert normalise(text) == normal
 
 
 @pytest.mark.parametrize(
@@ -228,27 +228,27 @@ def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, met
     scored = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
     for column, name in REWARD_NAMES.items():
         expected = getattr(scores, column)
-        assert named_reward(column)[1](scored) == named_reward(name)[1](scored) == expected, name
-        assert named_reward(column)[0] == name
+        assert name_reward(column)[1](scored) == name_reward(name)[1](scored) == expected, name
+        assert name_reward(column)[0] == name
 
 
 def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
     answered = run("it is \\boxed{4711}", answer="4711")
-    found = {name: chosen_reward(name, GOLD)(answered) for name in OUTCOME_REWARDS}
+    found = {name: choose_reward(name, GOLD)(answered) for name in OUTCOME_REWARDS}
     assert found == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
-    assert chosen_reward("strict", GOLD) == ExactMatch(GOLD)
-    assert chosen_reward("strict") == "strict"
+    assert choose_reward("strict", GOLD) == ExactMatch(GOLD)
+    assert choose_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
-        chosen_reward("exact", GOLD)
+        choose_reward("exact", GOLD)
     with pytest.raises(RewardError, match=r"'kindness'.*Choose one of exact_match, boxed_exact_match"):
-        named_reward("kindness")
+        name_reward("kindness")
 
 
 def test_a_function_is_named_after_itself() -> None:
     def short(run: TrainingRun) -> float:
         return 1.0
 
-    assert named_reward(short) == ("short", short)
+    assert name_reward(short) == ("short", short)
 
 
 # Feedback and composition
@@ -407,11 +407,11 @@ def test_rewards_that_the_log_gets_later_are_found_by_name_and_source(make_reade
     ],
 )
 def test_the_released_reward_has_rules_of_its_own(said_text, gold, value) -> None:
-    assert chosen_reward("memagent_released", GoldAnswers({"r": gold}))(run(said_text)) == value
+    assert choose_reward("memagent_released", GoldAnswers({"r": gold}))(run(said_text)) == value
 
 
 def test_the_example_of_a_reward_of_one_s_own_takes_from_a_right_answer_what_a_long_memory_costs() -> None:
-    reward = chosen_reward(f"{Path(__file__).parents[3] / 'examples/own_reward.py'}:reward")
+    reward = choose_reward(f"{Path(__file__).parents[3] / 'examples/own_reward.py'}:reward")
     assert callable(reward)
     gold = Gold(("4711",))
     rewards = [reward(run("", answer="4711", gold=gold, memories=("m" * size,))) for size in (500, 1500, 9000)]

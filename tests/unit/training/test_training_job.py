@@ -25,7 +25,7 @@ from memagent_training.job.job_settings import DECISIVE, make_config, parse_sett
 from memagent_training.job.training_job import PreparedJob, TrainingJob, prepare, read_groups
 from memagent_training.job.training_output import find_checkpoints, require_same, write_record
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward
+from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward
 from memagent_training.training_errors import ReplayError, RewardError, TrainingError
 
 QUIET = {"use_cpu": True, "groups_per_step": 2, "warmup_steps": 0}
@@ -379,11 +379,11 @@ def test_every_decisive_setting_exists(tmp_path) -> None:
 
 def test_a_name_is_a_logged_reward_and_with_gold_answers_a_built_in(world, job) -> None:
     gold = GoldAnswers({})
-    assert chosen_reward("token_f1") == "token_f1"
+    assert choose_reward("token_f1") == "token_f1"
     for name in OUTCOME_REWARDS:
-        assert callable(chosen_reward(name, gold))
+        assert callable(choose_reward(name, gold))
     with pytest.raises(RewardError, match="Did you mean token_f1"):
-        chosen_reward("token_f", gold)
+        choose_reward("token_f", gold)
 
 
 def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, monkeypatch) -> None:
@@ -394,13 +394,13 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
         "own_rewards_of_test.py:length",
         f"{tmp_path}/own_rewards_of_test.py:length",
     ):
-        function = chosen_reward(text)
+        function = choose_reward(text)
         assert not isinstance(function, str) and function.__name__ == "length"
     (tmp_path / "with_dataclass.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass Times:\n"
         "    factor: float\n    def __call__(self, run):\n        return self.factor\n\ntwice = Times(2.0)\n"
     )
-    twice = chosen_reward("with_dataclass.py:twice")
+    twice = choose_reward("with_dataclass.py:twice")
     assert callable(twice) and twice(None) == 2.0
     for text, told in (
         ("own_rewards_of_test:lenght", "Did you mean own_rewards_of_test:length"),
@@ -409,7 +409,7 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
         ("nothing.py:f", "there is no file nothing.py"),
     ):
         with pytest.raises(RewardError, match=told):
-            chosen_reward(text)
+            choose_reward(text)
 
 
 def test_the_loss_has_the_temperature_of_the_runs(job, log) -> None:

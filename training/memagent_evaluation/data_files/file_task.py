@@ -143,7 +143,7 @@ class FileTask:
         return self._places_of[length]
 
 
-def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
+def estimate_tokens(text: str, tokenizer: Tokenizer) -> int:
     """Return the number of tokens of a text within a few percent: of long ones, five pieces are counted."""
     if len(text) <= _MEASURED_PIECES * _MEASURED_CHARACTERS:
         return max(1, tokenizer.count(text))
@@ -167,7 +167,7 @@ def example_lengths(examples: RowExamples, tokenizer: Tokenizer, note: Callable[
     for index in range(len(examples)):
         example = examples[index]
         note(example)
-        estimate = estimated_tokens(example.document, tokenizer) if example.length is None else 0
+        estimate = estimate_tokens(example.document, tokenizer) if example.length is None else 0
         lengths.append(example.length or estimate + tokenizer.count(example.question))
     return lengths
 

@@ -63,7 +63,7 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
         EvaluationError: there is no such name, or there are no files; the message says where the file is published and
             how to pass it.
     """
-    published, given_path = published_as(name), path
+    published, given_path = find_published(name), path
     path = path or data_folder() / "evaluation"
     if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
@@ -81,7 +81,7 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
     raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
 
 
-def published_as(name: str) -> Published:
+def find_published(name: str) -> Published:
     """Return the data set of a name.
 
     Raises:

@@ -31,7 +31,7 @@ from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_ta
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.strategies.strategy_options import split_options, typed_options
+from memagent_graph.strategies import split_options, typed_options
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
     **dict.fromkeys(SHAPES, needle_task),

@@ -216,7 +216,7 @@ def _job(request: RL) -> RLJob:
     from memagent_evaluation.planning import parse_lengths  # noqa: PLC0415
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
-    from memagent_training.rewards.reward_names import chosen_reward  # noqa: PLC0415
+    from memagent_training.rewards.reward_names import choose_reward  # noqa: PLC0415
     from memagent_training.rl.rl_job import Engine, MeasureSettings, RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
@@ -235,7 +235,7 @@ def _job(request: RL) -> RLJob:
         model=_model(request),
         settings=parse_settings(request.settings or ()),
         collect=from_options(CollectSettings, request),
-        reward=chosen_reward(request.reward),
+        reward=choose_reward(request.reward),
         reading=from_options(WordingSettings, request, strategy=None),
         measure=measure,
         engine=Engine(request.engine),

@@ -130,7 +130,7 @@ def _job(request: Train) -> TrainingJob:
     from memagent_training.job.presets import read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
-    from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward  # noqa: PLC0415
+    from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward  # noqa: PLC0415
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
     versions = request.policy_versions
@@ -147,7 +147,7 @@ def _job(request: Train) -> TrainingJob:
         TrainingJob,
         request,
         settings=settings,
-        reward=chosen_reward(request.reward, None if is_default else gold),
+        reward=choose_reward(request.reward, None if is_default else gold),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,
@@ -198,13 +198,13 @@ def _train(prepared: PreparedJob) -> TrainedPolicy:
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    from memagent_training.job.dry_run import plan, rendered  # noqa: PLC0415
+    from memagent_training.job.dry_run import plan, render_plan  # noqa: PLC0415
 
     found = plan(prepared)
     if as_json:
         print_json(found.to_dict())
     else:
-        console(_WIDTH_WITHOUT_TERMINAL).print(rendered(found, _as_options))
+        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(found, _as_options))
     if found.obstacle is not None:
         raise typer.Exit(ExitCode.USAGE)
 

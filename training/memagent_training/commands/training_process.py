@@ -17,7 +17,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import quantity
 from memagent_training.required_versions import require_own_version
 
 Made = TypeVar("Made")
@@ -49,7 +49,7 @@ def from_options(kind: Callable[..., Made], options: Any, **others: Any) -> Made
 
 def show_policy(folder: Path, steps: int, *more: str, why: str = "") -> None:
     """Report where a trained policy is and how to read with it; standard output has only its folder."""
-    first = f"{why}trained for {counted(steps, 'step')}; the policy is in {folder}"
+    first = f"{why}trained for {quantity(steps, 'step')}; the policy is in {folder}"
     for line in (first, *more, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
         typer.echo(line, err=True)
     typer.echo(str(folder))

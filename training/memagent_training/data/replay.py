@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import quantity
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.settings import PolicySettings
@@ -33,7 +33,7 @@ from memagent_training.data.reward_functions import (
     LoggedReward,
     RewardFunction,
     StepRewardFunction,
-    checked_steps,
+    check_step_rewards,
     why_unknown,
 )
 from memagent_training.data.rollouts import OUTCOME, Earned, Rollout, RolloutGroup, TrainingConversation
@@ -387,7 +387,7 @@ def _rollout(
         if not all(abs(number) <= LARGEST_REWARD for number in values):
             return Refusal.NON_FINITE_REWARD
         if isinstance(value, Iterable):
-            earned[name] = tuple(compress(checked_steps(values, run, name), run.is_sampled))
+            earned[name] = tuple(compress(check_step_rewards(values, run, name), run.is_sampled))
         else:
             earned[name] = float(value)
     reward = earned.pop(OUTCOME)
@@ -450,7 +450,7 @@ def _report(
         longest=max(map(sum, lengths), default=0),
         equal_rewards=tuple(
             f"{ledger.candidates[group.rollouts_G[0].run_id].question or group.group_id!r} "
-            f"({counted(len(group.rollouts_G), 'run')}, each {group.rollouts_G[0].reward:g})"
+            f"({quantity(len(group.rollouts_G), 'run')}, each {group.rollouts_G[0].reward:g})"
             for group in groups
             if len(set(map(_earned, group.rollouts_G))) == 1
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
-from memagent_graph.plain_text import counted
+from memagent_graph.plain_text import quantity
 
 _NAMED: Final = 3
 """How many runs a line names."""
@@ -112,36 +112,36 @@ class ReplayReport:
     def summary(self) -> list[str]:
         """Return the report as lines of text."""
         lines = [
-            f"{self.source}: {counted(self.rollouts, 'rollout')} in {counted(self.groups, 'group')} "
-            f"of {counted(self.runs, 'run')}"
+            f"{self.source}: {quantity(self.rollouts, 'rollout')} in {quantity(self.groups, 'group')} "
+            f"of {quantity(self.runs, 'run')}"
         ]
         if self.rollouts:
             tokens = f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
             lines += [
-                f"{counted(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
+                f"{quantity(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
                 "written by " + ", ".join(f"{name or 'unknown'} ({n})" for name, n in self.versions.items()),
             ]
         if self.staleness:
             lines.append("versions behind: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
         if self.equal_rewards:
-            equal = counted(len(self.equal_rewards), "group")
-            lines.append(f"{equal} with all rewards equal: {named(self.equal_rewards)}")
+            equal = quantity(len(self.equal_rewards), "group")
+            lines.append(f"{equal} with all rewards equal: {name_first(self.equal_rewards)}")
         if self.missing:
             lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
         if self.replaced:
-            lines.append(f"masked, because a guard kept another memory: {counted(self.replaced, 'conversation')}")
+            lines.append(f"masked, because a guard kept another memory: {quantity(self.replaced, 'conversation')}")
         if self.reshaped:
             lines.append(f"{_runs(self.reshaped)} sampled with a temperature or top_p other than 1")
         lines += [
             f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
         ]
-        lines += [f"{what}: {counted(number, 'run')}" for what, number in self.details.items()]
+        lines += [f"{what}: {quantity(number, 'run')}" for what, number in self.details.items()]
         return lines
 
     @property
     def reasons(self) -> str:
         """Which runs were refused and why, in one line, causes first."""
-        refused = [f"{reason.value}: {named(run_ids)}" for reason, run_ids in self.refused.items()]
+        refused = [f"{reason.value}: {name_first(run_ids)}" for reason, run_ids in self.refused.items()]
         return "; ".join([*refused, *(f"{what} in {number}" for what, number in self.details.items())])
 
     @property
@@ -150,11 +150,11 @@ class ReplayReport:
         return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 
-def named(names: Sequence[str]) -> str:
+def name_first(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 
 def _runs(run_ids: tuple[str, ...]) -> str:
     more = ", ..." if len(run_ids) > _NAMED else ""
-    return f"{counted(len(run_ids), 'run')} ({', '.join(run_ids[:_NAMED])}{more})"
+    return f"{quantity(len(run_ids), 'run')} ({', '.join(run_ids[:_NAMED])}{more})"

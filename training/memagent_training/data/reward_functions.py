@@ -106,7 +106,7 @@ def not_usable(value: float) -> str:
     return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
 
 
-def checked(value: float, run: TrainingRun, name: str) -> float:
+def check_reward(value: float, run: TrainingRun, name: str) -> float:
     """Return the value, if it is a finite number that training can hold, in 32 bits.
 
     Raises:
@@ -121,7 +121,7 @@ def checked(value: float, run: TrainingRun, name: str) -> float:
     return float(value)
 
 
-def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tuple[float, ...]:
+def check_step_rewards(values_K: Sequence[float], run: TrainingRun, name: str) -> tuple[float, ...]:
     """Return the values, if there is a finite number for each of the run's conversations.
 
     Raises:
@@ -133,7 +133,7 @@ def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tup
             run_id=run.run_id,
             hint="Give one for each of run.conversations_K.",
         )
-    return tuple(checked(value, run, name) for value in values_K)
+    return tuple(check_reward(value, run, name) for value in values_K)
 
 
 def name_of(function: object) -> str:

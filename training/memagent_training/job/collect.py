@@ -23,9 +23,9 @@ from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunFilter, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, checked
+from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, check_reward
 from memagent_training.data.training_runs import Gold, read_run
-from memagent_training.rewards.reward_names import named_reward
+from memagent_training.rewards.reward_names import name_reward
 from memagent_training.training_errors import RewardError, TrainingError
 
 _T = TypeVar("_T")
@@ -153,7 +153,7 @@ async def collect(
     if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
         hint = "Give this one another name, or continue that one (resume=True)."
         raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
-    reward_name, function = named_reward(reward)
+    reward_name, function = name_reward(reward)
     collected = Collected()
     slots = asyncio.Semaphore(settings.concurrency)
     collection = _Collection(agent, agent.run_log, settings, reward_name, function, slots, collected, resume)
@@ -219,7 +219,7 @@ class _Collection:
             why = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
             told = f"the reward {self.reward_name!r} returned no reward{why}"
             raise RewardError(told, run_id=run_id, hint=hint)
-        return checked(value, run, self.reward_name)
+        return check_reward(value, run, self.reward_name)
 
     def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:
         """Return a group's rewards from an earlier call; None if it is incomplete."""

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memagent_training.algorithm.planner import Layout, StepPlan, plan_step
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.replay_report import ReplayReport, named
+from memagent_training.data.replay_report import ReplayReport, name_first
 from memagent_training.forward.layouts import lay_out
 from memagent_training.job.job_settings import ChangedSetting, changed_settings
 from memagent_training.job.memory_estimate import (
@@ -201,7 +201,7 @@ def _shards(prepared: PreparedJob) -> int:
     return prepared.schedule.ranks if is_asked and not prepared.config.use_cpu else 1
 
 
-def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
+def render_plan(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
     """Return the plan as tables; `worded` translates remedies into the reader's terms, such as a command's options."""
     parts: list[RenderableType] = [_runs_table(found, worded), _schedule_table(found), _tokens_table(found)]
     if found.memory is None:
@@ -226,15 +226,15 @@ def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
     taken = f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
     rows: list[_Row] = [("taken", report.rollouts, taken)]
     for reason, runs in report.refused.items():
-        rows.append((f"refused: {reason.value}", len(runs), named(runs), worded(reason.remedy)))
+        rows.append((f"refused: {reason.value}", len(runs), name_first(runs), worded(reason.remedy)))
     rows += [(why, count) for why, count in report.details.items()]
     for why, groups in dropped.items():
-        rows.append((f"group dropped: {why}", len(groups), named(groups), "nothing: it teaches nothing"))
+        rows.append((f"group dropped: {why}", len(groups), name_first(groups), "nothing: it teaches nothing"))
     rows.append(("written by", len(report.versions), written + here))
     rows += [(f"{lag} versions behind", count, "rollouts") for lag, count in sorted(report.staleness.items())]
     if report.reshaped:
         runs = report.reshaped
-        rows.append(("reshaped sampling", len(runs), named(runs), "collect with temperature 1 and top_p 1"))
+        rows.append(("reshaped sampling", len(runs), name_first(runs), "collect with temperature 1 and top_p 1"))
     return _table("runs", "count", "which", "what to do", rows=rows)
 
 

@@ -19,7 +19,7 @@ _SHOWN: Final = (
 """A metric's label, the trainer's name for it, and the format of its value."""
 
 
-def shown_metrics(metrics: Mapping[str, float]) -> str:
+def choose_metrics(metrics: Mapping[str, float]) -> str:
     """Return those of a step's metrics that people follow; trackers (`report_to`) have all."""
     values = ((label, metrics.get(name), form) for label, name, form in _SHOWN)
     return ", ".join(f"{label} {value:{form}}" for label, value, form in values if value is not None)
@@ -51,4 +51,4 @@ def show_step_lines(trainer: Trainer) -> None:
 
 
 def _line(state: Any, metrics: Mapping[str, float]) -> str:
-    return f"step {state.global_step} of {state.max_steps}: {shown_metrics(metrics)}"
+    return f"step {state.global_step} of {state.max_steps}: {choose_metrics(metrics)}"

@@ -22,7 +22,7 @@ from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import DIFFERING, Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
-from memagent_training.data.replay_report import named
+from memagent_training.data.replay_report import name_first
 from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
@@ -269,7 +269,7 @@ def _check_schedule(schedule: Schedule, replay: Replay) -> None:
     """Refuse what would otherwise fail in the middle of a training."""
     if not any(row.advantage for row in schedule.batch.rows):
         report = replay.report
-        equal = f": {named(report.equal_rewards)}" if report.equal_rewards else ""
+        equal = f": {name_first(report.equal_rewards)}" if report.equal_rewards else ""
         refused = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
             f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",

@@ -19,7 +19,7 @@ from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
 from memagent_graph.provenance.evidence import chunks_behind
 from memagent_graph.run_log import Outcome
-from memagent_graph.timeline.run_views import chunk_reader
+from memagent_graph.timeline.view import chunk_reader
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import ExactMatch
@@ -62,7 +62,7 @@ class _OfEvidence:
             return "its document is not kept"
         try:
             document = run.record.document
-            size = run.store.size(document)
+            size = document["size"]
             return _evidence_in(run.store.root, document["key"], size, gold.evidence)
         except (DocumentError, OSError):
             return "its document is not kept"
@@ -159,7 +159,7 @@ class ExitInTime(_OfEvidence):
         if read < complete:
             return -1.0
         assert run.store is not None  # noqa: S101  evidence was found in it
-        in_time, size = min(end for end in ends if end >= complete), run.store.size(run.record.document)
+        in_time, size = min(end for end in ends if end >= complete), run.record.document["size"]
         return 1 - (read - in_time) / (size - in_time) if read > in_time else 1.0
 
     def why_unknown(self, run: TrainingRun, /) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,10 +20,9 @@ Answers: TypeAlias = str | Sequence[str] | Gold
 class GoldAnswers:
     """The right answers of runs: by run id, else by document and question, else by question alone."""
 
-    answers: Mapping[str, Answers]
-    """By run id, or by question if it is asked about one document only or has the same answer in all."""
-    of_documents: Mapping[tuple[str, str], Answers] = field(default_factory=dict)
-    """By document and question; a document is identified by its key, which is its digest, or by its name."""
+    answers: Mapping[str | tuple[str, str], Answers]
+    """By run id; by document and question, where a document is identified by its key, which is its digest, or by its
+    name; or by question if it is asked about one document only or has the same answer in all."""
 
     def of(self, run: TrainingRun) -> tuple[str, ...] | None:
         """Return the gold answers of a run; None if there are none."""
@@ -34,11 +33,8 @@ class GoldAnswers:
         """Return the same in the form that a run has, with the evidence if known."""
         document = run.record.document
         of_document = ((str(document[by]), run.question) for by in ("key", "name"))
-        found = self.answers.get(run.run_id)
-        for key in of_document:
-            found = self.of_documents.get(key) if found is None else found
-        if found is None:
-            found = self.answers.get(run.question, ())
+        keys: tuple[str | tuple[str, str], ...] = (run.run_id, *of_document, run.question)
+        found = next((self.answers[key] for key in keys if key in self.answers), ())
         if isinstance(found, Gold):
             return found if found.answers or found.evidence else None
         answers = (found,) if isinstance(found, str) else tuple(found)
@@ -67,10 +63,7 @@ class GoldAnswers:
                             raise _ambiguous(f"{path}, line {number}", before)
         except (OSError, UnicodeDecodeError) as error:
             raise RewardError(f"{path} cannot be read: {error}", hint="Name a UTF-8 file of JSON lines.") from error
-        return cls(
-            {key: value for key, (_, value) in found.items() if isinstance(key, str)},
-            {key: value for key, (_, value) in found.items() if not isinstance(key, str)},
-        )
+        return cls({key: value for key, (_, value) in found.items()})
 
 
 class _GoldLine(msgspec.Struct):

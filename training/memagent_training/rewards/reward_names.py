@@ -75,7 +75,7 @@ FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
 """They need no gold answers, so their names are never those of a logged reward."""
 
 
-def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
+def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
     """Return a reward's name in the log, and the function, which compares with the runs' gold answers.
 
     Args:
@@ -89,7 +89,7 @@ def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
     return REWARD_NAMES.get(reward, reward), _outcome_reward(reward, None)
 
 
-def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
+def choose_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
     """Return the reward function for `text`, or the name of a logged reward.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_evaluation.samples import Metric
-from memagent_evaluation.scorers import contains, parted
+from memagent_evaluation.scorers import contains, separate_words
 from memagent_graph.calls import Writes
 from memagent_graph.errors import DocumentError
 from memagent_graph.events import EventKind, StopReason
@@ -145,6 +145,6 @@ class RecallGain:
 
 
 def _word_recall(memory: str, wordings: Sequence[str]) -> float:
-    held = Counter(parted(memory).split())
-    wanted = [Counter(parted(each).split()) for each in wordings]
+    held = Counter(separate_words(memory).split())
+    wanted = [Counter(separate_words(each).split()) for each in wordings]
     return max((words & held).total() / max(1, words.total()) for words in wanted)

@@ -15,8 +15,8 @@ from typing import Final, Self
 
 from rich.console import Console
 
-from memagent_graph.plain_text import counted
-from memagent_training.job.step_lines import shown_metrics
+from memagent_graph.plain_text import quantity
+from memagent_training.job.step_lines import choose_metrics
 from memagent_training.rl.loop_journal import CollectionRecord, Measurement
 
 _RECENT: Final = 10
@@ -135,7 +135,7 @@ class LoopStatus:
         lengths = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in sorted(measurement.accuracy.items()))
         failed = f"; {measurement.failed} failed" if measurement.failed else ""
         after = (
-            f"after {counted(measurement.iteration, 'iteration')}" if measurement.iteration else "before any training"
+            f"after {quantity(measurement.iteration, 'iteration')}" if measurement.iteration else "before any training"
         )
         self._print(
             f"accuracy {after}, at temperature {measurement.temperature:g}"
@@ -172,7 +172,7 @@ class LoopStatus:
                 f"{record.groups} groups to train on, {record.all_right} always right, {record.other_uniform} never or "
                 f"all alike, {record.failed} failed",
             ]
-        parts.append(shown_metrics(self._metrics))
+        parts.append(choose_metrics(self._metrics))
         times = self.clock.times(iteration)
         parts.append(", ".join(f"{phase} {_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}{self._left}"

@@ -139,7 +139,7 @@ class QuestionSplit:
         return [task.sample(length, index) for task, index in in_turn[:at_most]]
 
 
-def answered_without(results: Path) -> frozenset[str]:
+def find_answered_without(results: Path) -> frozenset[str]:
     """Return the questions that the system "no_document" answered right at least once in an evaluation.
 
     Raises:

@@ -34,9 +34,9 @@ from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.rewards.reward_names import NEED_EVIDENCE, named_reward, term_rewards
+from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
-from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, answered_without
+from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without
 from memagent_training.rl.reading_settings import profile_of, reading_profile
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -353,12 +353,12 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
             hint="Train on data files, or on generated questions: one loop after the other.",
         )
     measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
-    dropped = frozenset() if job.drop_answered_without is None else answered_without(job.drop_answered_without)
+    dropped = frozenset() if job.drop_answered_without is None else find_answered_without(job.drop_answered_without)
     return QuestionSplit.of(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
-    named_reward(job.reward)
+    name_reward(job.reward)
     needs_lengths = job.data is None
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(

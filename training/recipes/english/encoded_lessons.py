@@ -85,7 +85,7 @@ def _encode_some(base: Path, held_out: bool, seed: int, numbers: range) -> Encod
     return encode(tokenizer, [maker.reading(random.Random(f"{seed}/{number}")) for number in numbers])
 
 
-def joined(parts: Iterator[EncodedTrees]) -> EncodedTrees:
+def join_trees(parts: Iterator[EncodedTrees]) -> EncodedTrees:
     """Return several files' trees as one."""
     all_parts = list(parts)
     first = 0
@@ -113,7 +113,7 @@ def main() -> None:
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
         work = partial(_encode_some, arguments.base, arguments.held_out, arguments.seed)
-        trees = joined(iter(pool.map(work, numbers)))
+        trees = join_trees(iter(pool.map(work, numbers)))
     trees.save(arguments.out)
     print(f"{len(trees.ids_N):,} tokens, {(trees.segments_S4[:, 2] > 0).sum():,} conversations in {arguments.out}")
 

@@ -36,14 +36,14 @@ class ExclusionError(MemAgentError):
     """An excluded text cannot be read, or excluded words are in training data."""
 
 
-def normalized(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return a text's words in lower case; words that were hyphenated at the end of a line are whole again."""
     return _WORD.findall(re.sub(r"(?<=[a-z])-\n\s*(?=[a-z])", "", text).casefold())
 
 
 def run_hashes(text: str) -> Iterator[int]:
     """Yield a 64-bit hash of each run of 13 words, or of all words of a text that has fewer."""
-    words = normalized(text)
+    words = split_words(text)
     for start in range(max(1, len(words) - RUN_WORDS + 1)):
         run = " ".join(words[start : start + RUN_WORDS])
         if run:
@@ -78,7 +78,9 @@ class Exclusion:
 
     def overlap(self, text: str, kind: str = "text") -> bool:
         """Return whether a text shares a run of words, or a held-out name, with an excluded one, and count it."""
-        is_excluded = any(run in self.hashes for run in run_hashes(text)) or not self.names.isdisjoint(normalized(text))
+        is_excluded = any(run in self.hashes for run in run_hashes(text)) or not self.names.isdisjoint(
+            split_words(text)
+        )
         if is_excluded:
             self.overlaps[kind] = self.overlaps.get(kind, 0) + 1
         return is_excluded
