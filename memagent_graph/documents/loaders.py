@@ -65,7 +65,7 @@ def open_document(
             and e-mail by how they begin, if the name has no known suffix.
         replace: put U+FFFD for bytes that cannot be decoded.
         cancellation: ends a conversion early.
-        converter: the user's own, as in `conversion.converted`.
+        converter: the user's own, as in `conversion.convert_parts`.
 
     Raises:
         DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.

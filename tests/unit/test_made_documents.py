@@ -14,8 +14,8 @@ from memagent_graph.documents.conversion_program import convert_file
 from memagent_graph.errors import DocumentError
 
 
-def in_this_process(name, kind, file, bounds, cancellation, *, pages="", converter=None):
-    """What `conversion.converted` does, without its process."""
+def in_this_process(name, kind, file, cancellation, *, pages="", converter=None):
+    """What `conversion.convert_parts` does, without its process."""
     file.seek(0)
     places = {kind: place for kind, (place, _) in converter_kinds().items()}
     return convert_file(SourceFile(name, kind, io.BytesIO(file.read()), pages, places), None)
