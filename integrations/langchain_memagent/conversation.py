@@ -51,7 +51,7 @@ class MemAgentConversationMemory:
     """A summary of a dialogue of any length, in at most the reader's `memory_tokens` tokens.
 
     Every `add` sends the memory and the new messages to the policy, in as many chunks as needed, and the policy's reply
-    becomes the new memory. Earlier messages are not read again. Concurrent calls of `add` run in the order of the calls.
+    becomes the new memory. Earlier messages are not read again. Concurrent calls of `add` run in their order.
     The dialogue is in neither the reader's document store nor its run log.
 
     This is for code that stores its dialogues itself. An agent of `create_agent` gets the same from

@@ -89,9 +89,8 @@ class RollingHistory:
         chosen = self._choose(cuts, sizes, room)
         position = begin
         if sum(sizes[begin:]) > room and chosen.position > begin:
-            question = history_question(
-                request[1] if request else None, context.budget.question_tokens, context.tokenizer
-            )
+            text = request[1] if request else None
+            question = history_question(text, context.budget.question_tokens, context.tokenizer)
             older = messages[begin : chosen.position]
             memory = await read_on(self._agent, memory, older, question, config=config, report=report)
             self._remember(chosen.key, memory)
