@@ -356,7 +356,7 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
             reply.content_type = "text/event-stream"
         return reply
 
-    monkeypatch.setattr(short_requests, "_LARGEST", MEGABYTE)
+    monkeypatch.setattr(short_requests, "_MAX_REPLY_BYTES", MEGABYTE)
     with FakeServer(flood, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
         body = chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}])
         reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)

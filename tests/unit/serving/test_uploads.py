@@ -110,7 +110,7 @@ async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_onc
 
 
 def test_the_files_and_texts_of_a_key_have_a_number(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 2)
+    monkeypatch.setattr(module, "_MAX_FILES", 2)
     files = uploads(tmp_path)
     for _ in range(2):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x"))
