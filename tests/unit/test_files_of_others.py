@@ -544,7 +544,7 @@ def template_elsewhere(folder: Path) -> str:
 
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
-MANY_VALUES = (parquet_rows, "_LARGEST_GROUP_VALUES", 800)
+MANY_VALUES = (parquet_rows, "_MAX_GROUP_VALUES", 800)
 CHECKPOINT = r"checkpoints.*read"
 PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 
@@ -557,7 +557,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), r"run r in .*runs\.sqlite has more",
                      id="log: sum of texts"),
         pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
-        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), parquet, "_LARGEST_RUN_BYTES", 2**20),
+        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), parquet, "_MAX_RUN_BYTES", 2**20),
                      "a run .* has more than", id="export: sum of texts"),
         pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), *MANY_VALUES),
                      "row group", id="export: size of a list"),
