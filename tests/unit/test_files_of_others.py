@@ -511,7 +511,7 @@ def results_bomb(folder: Path) -> str:
     column = many.schema.get_field_index("answer")
     pq.write_table(many.set_column(column, many.schema.field("answer"), answers), results / TABLE, compression="zstd")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result_table, "_MOST_BYTES", 2**20)
+        patch.setattr(result_table, "_MAX_BYTES", 2**20)
         return str(read_table(results / TABLE).missing)
 
 
@@ -647,7 +647,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
         pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
-        pytest.param(rows_with(qa_records, "_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
+        pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
                                answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: equal texts"),
         pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
