@@ -25,7 +25,7 @@ from langgraph.store.base import BaseStore
 
 from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Report
-from langchain_memagent.questions import SOURCE, about_history
+from langchain_memagent.questions import SOURCE, history_question
 from langchain_memagent.transcripts import transcript
 from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document, DocumentStore
@@ -50,9 +50,9 @@ Messages: TypeAlias = Sequence[MessageLikeRepresentation] | MessageLikeRepresent
 class MemAgentConversationMemory:
     """A summary of a dialogue of any length, in at most the reader's `memory_tokens` tokens.
 
-    Every `add` shows the policy the memory and the new messages, in as many chunks as they need, and its reply is the
-    new memory. Earlier messages are not read again. Concurrent calls of `add` run one after the other, in the order of
-    the calls. The dialogue is in neither the reader's document store nor its run log.
+    Every `add` sends the memory and the new messages to the policy, in as many chunks as needed, and the policy's reply
+    becomes the new memory. Earlier messages are not read again. Concurrent calls of `add` run in their order.
+    The dialogue is in neither the reader's document store nor its run log.
 
     This is for code that stores its dialogues itself. An agent of `create_agent` gets the same from
     `MemAgentMiddleware(agent, result_tokens=None)`.
@@ -71,7 +71,7 @@ class MemAgentConversationMemory:
             and stores the new one before it returns; call `load` to get it earlier. Of two processes that add to the
             same memory at the same moment, the later one wins.
         key: the dialogue's name in the store, as a thread's id.
-        namespace: its namespace in the store.
+        namespace: the namespace of the key in the store.
 
     Raises:
         MemAgentError: a store without a key, or a key without a store.
@@ -109,7 +109,7 @@ class MemAgentConversationMemory:
 
     @property
     def messages_read(self) -> int:
-        """How many messages it was made from."""
+        """How many messages the memory was made from."""
         return self._messages_read
 
     @property
@@ -191,21 +191,21 @@ class MemAgentConversationMemory:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Wait until earlier calls are done; they may be in other threads and event loops."""
-        mine: Future[None] = Future()
+        turn: Future[None] = Future()
         with self._turns:
-            before, self._last_turn = self._last_turn, mine
+            before, self._last_turn = self._last_turn, turn
         try:
             if before is not None:
                 await asyncio.shield(asyncio.wrap_future(before))
             yield
         finally:
             if before is None or before.done():
-                mine.set_result(None)
+                turn.set_result(None)
             else:  # cancelled while it waited: the next call still has to wait
-                before.add_done_callback(lambda _: mine.set_result(None))
+                before.add_done_callback(lambda _: turn.set_result(None))
 
     async def _get(self) -> None:
-        """Take over the stored memory, if there is one, in a thread: a store's asynchronous methods need its loop."""
+        """Load the stored memory, if there is one, in a thread: a store's asynchronous methods need its event loop."""
         if self._store is not None:
             item = await asyncio.to_thread(self._store.get, self._namespace, self._key)
             if item is not None:
@@ -242,7 +242,7 @@ class MemAgentConversationMemory:
 
 
 def memory_message(text: str, messages_read: int) -> HumanMessage:
-    """Return a memory as a message that says what it is, to replace the messages that it was made from."""
+    """Return a memory as a message that introduces it and replaces the messages that it was made from."""
     return HumanMessage(
         f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
         "\n\n[The conversation continues from there.]",
@@ -266,7 +266,7 @@ async def read_on(
         memory: the memory before.
         messages: the messages.
         question: what they are read for.
-        config: that of the surrounding graph, if there is one; its handlers see the read.
+        config: the config of the surrounding graph, if there is one; its handlers see the read.
         report: called with the read's run id, its question and each update.
 
     Raises:
@@ -278,10 +278,10 @@ async def read_on(
     context = await agent.aprepare()
     budget, tokenizer = context.budget, context.tokenizer
     purpose = shortened(question, budget.question_tokens, tokenizer.count) if question else None
-    purpose = purpose or about_history(None, budget.question_tokens, tokenizer)
+    purpose = purpose or history_question(None, budget.question_tokens, tokenizer)
 
     async def new_state(report: Report) -> Mapping[str, Any]:
-        # A dialogue is private to its thread, so its text is deleted as soon as it was read.
+        # A dialogue is private to its thread, so its text is deleted after the read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             store = DocumentStore(folder)
             document = Document.from_text(text, name="conversation")
@@ -309,7 +309,7 @@ async def read_on(
 
 @dataclass(frozen=True)
 class _ReadOn(Strategy):
-    """The paper's loop, which starts from an existing memory and ends with a memory instead of an answer."""
+    """The paper's loop, but starting from an existing memory and ending with a memory instead of an answer."""
 
     memory: str
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
-from langchain_memagent.questions import Questions, about_result, latest_request
+from langchain_memagent.questions import Questions, latest_request, result_question
 from langchain_memagent.rolling_history import RollingHistory
 from langchain_memagent.transcripts import block_text
 from memagent_graph.concurrency.background import run_sync
@@ -37,10 +37,10 @@ except ImportError as error:
 
 ToolResult: TypeAlias = ToolMessage | Command[Any]
 _READINGS = "memagent_readings"
-_MOST_QUESTIONS = 8
+_MAX_QUESTIONS = 8
 _AROUND_BYTES = 700
 """Reserved for the text around the beginning of a result that could not be read."""
-_LONGEST_ERROR = 300
+_MAX_ERROR_LENGTH = 300
 
 
 def _merge(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
@@ -62,8 +62,8 @@ class AskToolResult(BaseModel):
     run_id: str = Field(description="The run id that is shown instead of the tool result.")
     questions: Questions = Field(
         min_length=1,
-        max_length=_MOST_QUESTIONS,
-        description=f"1 to {_MOST_QUESTIONS} questions, each with every name and detail that its answer depends on.",
+        max_length=_MAX_QUESTIONS,
+        description=f"1 to {_MAX_QUESTIONS} questions, each with every name and detail that its answer depends on.",
     )
 
 
@@ -191,7 +191,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 return message, {}
             document = await self._store(text, tool)
             wish = latest_request(_messages(request.state))
-            question = about_result(
+            question = result_question(
                 wish[1] if wish else None,
                 tool,
                 request.tool_call["args"],
@@ -205,10 +205,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 document = document or await self._store(text, tool)
             shown = _failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
             original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
-            new = _replaced_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
+            new = _replace_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
             return new, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
-        return _replaced_text(message, _reading_text(tool, tokens, result), values), {run_id: result.document}
+        return _replace_text(message, _reading_text(tool, tokens, result), values), {run_id: result.document}
 
     async def _store(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
@@ -310,7 +310,7 @@ def _messages(state: Any) -> list[AnyMessage]:
 
 
 def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
-    """Return what the model sees instead of a tool's result of so many tokens that was read."""
+    """Return what the model sees instead of a tool's result of `tokens` tokens that was read."""
     return (
         f"[The result of {tool} has {tokens:,} tokens, too long to show. It was read with this question in mind: "
         f"{result.question}]\n\n{result.findings()}\n\n[{result.extent} The whole result is kept. To learn something "
@@ -325,9 +325,9 @@ def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: s
         tool: the tool's name.
         text: the result.
         error: why it could not be read.
-        tokens: the most bytes that are returned, and so the most tokens.
-        run_id: the id under which it can be asked again, if it is stored.
-        is_stored: whether it is.
+        tokens: the maximum number of bytes to return, and so of tokens.
+        run_id: the id for asking about the result again, if it is stored.
+        is_stored: whether the result is stored.
     """
     if is_stored:
         remedy = (
@@ -338,7 +338,7 @@ def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: s
         remedy = "It could not be stored either: call the tool again, for less at once if it can be asked for less."
     head = text.encode(errors="replace")[: max(0, tokens - _AROUND_BYTES)].decode(errors="ignore")
     return (
-        f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_LONGEST_ERROR]} "
+        f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_MAX_ERROR_LENGTH]} "
         f"{remedy} This is how it begins:]\n\n{head}"
     )
 
@@ -374,7 +374,7 @@ def _over_long_text(message: ToolMessage, tokens: int) -> str | None:
     return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
 
 
-def _replaced_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
+def _replace_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
     """Return the message with another text, and `values` in its metadata."""
     content: str | list[str | dict[str, Any]] = text
     if not isinstance(message.content, str):

@@ -1,4 +1,4 @@
-"""Questions: how models pass them to tools, and how they are made for tool results and histories, within the budget."""
+"""Questions: how models pass them to tools, and how to ask about tool results and histories within the token budget."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""An argument of a tool: models that ask one question often pass it as plain text."""
+"""The questions of a tool call; a single question may be passed as plain text, as models often do."""
 
 SOURCE = "lc_source"
-"""Key in a message's `additional_kwargs` with which middlewares mark messages of their own."""
+"""Key in a message's `additional_kwargs` by which middlewares mark the messages that they add."""
 
 STANDING_QUESTION = "What will matter later: who wants what, names, numbers, facts, decisions, open tasks?"
-"""The question for a dialogue if there is no other one."""
+"""The question for reading a dialogue that has no request."""
 
-_ROOM_FOR_MORE = 256
-"""With a question budget below this, in tokens, the question is only the request. A policy with such a budget was
-trained on single questions: the embedded one finds ten of ten facts with them, and none if another sentence follows."""
+_MIN_TOKENS_FOR_CONTEXT = 256
+"""If the budget is below 256 tokens, only the request is used. Policies with such budgets were trained on single
+questions: the embedded policy finds ten of ten facts with these, and none if another sentence follows the question."""
 
 
 def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
-    """Return the index and text of the user's last message; messages that a middleware wrote for the user do not count.
+    """Return the index and text of the user's last message; None if there is none.
 
-    None if there is none.
+    Messages that a middleware added do not count.
     """
     for position in range(len(messages) - 1, -1, -1):
         message = messages[position]
@@ -40,30 +40,30 @@ def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
     return None
 
 
-def about_result(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
-    """Return the question for reading what a tool returned: the user's request, then which call it was.
+def result_question(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
+    """Return the question for reading a tool's result: the user's request, then the call's name and arguments.
 
-    Long arguments are cut first, to a third of the budget, then the request; "[...]" marks what is missing. A small
-    budget is the request's alone.
+    Long arguments are cut to a third of the budget, then the request is cut; "[...]" marks the cuts. If the budget is
+    below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
     call = shortened(call_text(tool, arguments), tokens // 3, tokenizer.count)
     if not request:
         return shortened(f"What does the result of {call} say?", tokens, tokenizer.count)
-    return _with_request(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
+    return _append_context(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
 
 
-def about_history(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
-    """Return the question for reading the older part of a dialogue: the user's request, then whatever may matter later.
+def history_question(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
+    """Return the question for reading the older part of a dialogue: the user's request and `STANDING_QUESTION`.
 
-    A small budget is the request's alone.
+    If the budget is below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
     if not request:
         return shortened(STANDING_QUESTION, tokens, tokenizer.count)
-    return _with_request(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
+    return _append_context(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
 
 
-def _with_request(request: str, rest: str, tokens: int, tokenizer: Tokenizer) -> str:
-    if tokens < _ROOM_FOR_MORE:
+def _append_context(request: str, context: str, tokens: int, tokenizer: Tokenizer) -> str:
+    if tokens < _MIN_TOKENS_FOR_CONTEXT:
         return shortened(request, tokens, tokenizer.count)
-    room = max(1, tokens - tokenizer.count(rest))
-    return shortened(shortened(request, room, tokenizer.count) + rest, tokens, tokenizer.count)
+    room = max(1, tokens - tokenizer.count(context))
+    return shortened(shortened(request, room, tokenizer.count) + context, tokens, tokenizer.count)

@@ -164,12 +164,12 @@ class ReadLongDocument(BaseTool):
             run_ids = {
                 question: run_id_in(around.config, around.tool_call_id, source, question) for question in questions
             }
-            earlier = await self._unfinished(questions, reference, state) if all(run_ids.values()) else {}
+            earlier = await self._unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
             outcomes = await self._reads.read_each(
                 reference, run_ids | earlier, around.report, limits=self.limits, past_limit=earlier
             )
             document = await opened[0] if opened else None  # if it may not be read, all reads have its error
-            answers = dict(zip(run_ids, map(self._accepted, outcomes), strict=True))
+            answers = dict(zip(run_ids, map(self._accept, outcomes), strict=True))
             rows = [(question, answers[question]) for question in questions]
             return await asyncio.to_thread(self._reply, rows, document, around, is_kept=all(run_ids.values()))
 
@@ -184,7 +184,7 @@ class ReadLongDocument(BaseTool):
     async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
 
-    async def _unfinished(
+    async def _unfinished_runs(
         self, questions: list[str], reference: Callable[[], Awaitable[DocumentRef]], state: Any
     ) -> dict[str, str]:
         """Return the run ids of the questions that earlier calls left unfinished for the same document."""
@@ -194,8 +194,8 @@ class ReadLongDocument(BaseTool):
         key = (await reference())["key"]
         return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
 
-    def _accepted(self, outcome: ReadResult | Exception) -> Outcome:
-        """Return the outcome, unless it is an error that has to be raised."""
+    def _accept(self, outcome: ReadResult | Exception) -> Outcome:
+        """Return the outcome, or raise it if it is an error that is not reported to the model."""
         if isinstance(outcome, ReadResult) or (self.on_failure == "tell" and isinstance(outcome, MemAgentError)):
             return outcome
         raise outcome

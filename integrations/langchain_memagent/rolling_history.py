@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memagent.conversation import memory_message, read_on
 from langchain_memagent.graph_reads import Report
-from langchain_memagent.questions import about_history, latest_request
+from langchain_memagent.questions import history_question, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph.budget import Budget
 from memagent_graph.errors import BudgetError
@@ -89,7 +89,8 @@ class RollingHistory:
         chosen = self._choose(cuts, sizes, room)
         position = begin
         if sum(sizes[begin:]) > room and chosen.position > begin:
-            question = about_history(request[1] if request else None, context.budget.question_tokens, context.tokenizer)
+            text = request[1] if request else None
+            question = history_question(text, context.budget.question_tokens, context.tokenizer)
             older = messages[begin : chosen.position]
             memory = await read_on(self._agent, memory, older, question, config=config, report=report)
             self._remember(chosen.key, memory)

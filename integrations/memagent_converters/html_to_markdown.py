@@ -1,7 +1,7 @@
-"""HTML to Markdown, with what carries meaning: spans of tables, powers, numbers of lists, values of forms.
+"""Converts HTML to Markdown, including cell spans, superscripts, list numbers and form values.
 
-The parser is Lexbor's, which follows the HTML standard; the tree is walked with a stack, so no nesting is too deep.
-Other converters make HTML of their files, and so share the tables and lists of this one.
+The parser is Lexbor, which follows the HTML standard. The tree is walked without recursion, so any nesting can be read.
+Other converters produce HTML, so that they share this converter's tables and lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOST: Final = {
     "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
     "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
 }  # fmt: skip
-"""What is reported for elements that show something other than text."""
+"""Names in omission reports for elements that show something other than text."""
 _TRACKING_WIDTHS: Final = frozenset(("0", "1", "0px", "1px"))
 """The widths of tracking pixels, which show nothing."""
 _PARAGRAPHS: Final = frozenset(
@@ -40,7 +40,7 @@ _FRAMED: Final = frozenset(
     (*_HEADINGS, *_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption", "tr", "td",
      "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
-"""Elements whose text is changed; of all others it goes to the one around them."""
+"""Elements whose text gets Markdown around it; the text of all others goes unchanged to the parent element."""
 _INPUTS_WITHOUT_TEXT: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
@@ -50,15 +50,15 @@ _TABLE_PARTS: Final = frozenset(("table", "tr"))
 _MAX_DEPTH: Final = 200
 """Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
 _CHARACTERS_PER_SECOND: Final = 1_000_000
-"""Sets the parser's time limit. Usual pages need a fiftieth; the time grows with the square of depth and attributes."""
+"""Sets the parser's time limit. Usual pages need 2% of it; time grows with the square of depth and attributes."""
 LONGEST_REPEATED: Final = 200
-"""Characters of a cell that is repeated in each row and column that it spans."""
+"""Maximum characters of a cell whose text is repeated in each row and column that the cell spans."""
 _BEGIN: Final = "\x02"
-"""Stands before a heading while its text is put together."""
+"""Marks the beginning of a heading while the Markdown is built."""
 _HEADING: Final = re.compile(rf"{_BEGIN}(#{{1,6}}) ([^\n]*)")
 _PICTURE: Final = re.compile(r"<(?:img|image)\b", re.IGNORECASE)
 _INLINE: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
-"""Marks of Markdown in a heading's text."""
+"""Markdown syntax in a heading's text."""
 
 _CLASS: Final = re.compile(r"\.([\w-]+)\s*(?:,|$)")
 _RAISED: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
@@ -66,28 +66,28 @@ _RAISED: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE
 _NOTE: Final = frozenset(("noteref", "doc-noteref"))
 
 Token = str | int
-"""A piece of text, or after how many newlines the next one begins."""
+"""A piece of text, or the number of newlines before the next piece."""
 
 
 class _Verbatim(str):
-    """Text whose spaces and newlines stay."""
+    """Text whose white space is preserved."""
 
     __slots__ = ()
 
 
 @dataclass
 class _Frame:
-    """An open element, and what it has so far."""
+    """An open element, and its content so far."""
 
     tag: str
     attributes: Mapping[str, str | None]
     tokens: list[Token] = field(default_factory=list)
     rows: list[list[_Cell]] = field(default_factory=list)
-    """Of a table."""
+    """The rows of a table."""
     cells: list[_Cell] = field(default_factory=list)
-    """Of a row."""
+    """The cells of a row."""
     number: int = 0
-    """Of a list: the last item's."""
+    """The number of a list's last item."""
 
 
 @dataclass
@@ -103,16 +103,16 @@ def convert(source: SourceFile) -> Parts:
 
 
 def blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
-    """Yield HTML as Markdown, a block for each heading with the text below it, and what is not in it.
+    """Yield HTML as Markdown, one block for each heading with the text below it, then the omissions.
 
     Args:
         html: the page.
-        label: what it is called, if it is a page or chapter of a document.
-        end: what comes after it.
+        label: the label of the page or chapter, if it is part of a document.
+        end: text to append.
     """
     lost: Counter[str] = Counter()
     text = _mark(html, lost) + end
-    if not text.strip() and not lost:  # its pictures say that they mean nothing, but it has nothing else
+    if not text.strip() and not lost:  # pictures marked as decoration are the only content
         lost[PICTURES] += len(_PICTURE.findall(html))
     starts = list(_HEADING.finditer(text))
     if not starts or starts[0].start() or label is not None:
@@ -127,7 +127,7 @@ def blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
 
 
 def omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
-    """Yield what was counted as lost in a document, or in a part of it."""
+    """Yield the counted losses of a document, or of a part of it, as omissions."""
     for what, count in (+lost).items():
         yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
 
@@ -138,9 +138,9 @@ def markdown(html: str) -> str:
 
 
 def _mark(html: str, lost: Counter[str]) -> str:
-    """Return HTML as Markdown, with a mark before each heading; what is not in it is counted."""
+    """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `lost`."""
     tree = _parse(html)
-    if "<math" in html:  # what some pages show of a formula beside it
+    if "<math" in html:  # visible copies of formulas, which some pages have beside MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
     raised = _raised_classes(tree) if "vertical-align" in html else None
@@ -171,7 +171,7 @@ def _mark(html: str, lost: Counter[str]) -> str:
 
 
 def _parse(html: str) -> Any:
-    """Parse a page, in a time that depends on its size alone."""
+    """Parse a page, within a time limit that is proportional to its size."""
     from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
 
     # The parser does not accept lone surrogates.
@@ -184,7 +184,7 @@ def _parse(html: str) -> Any:
 
 
 def _raised_classes(tree: Any) -> dict[str, str]:
-    """Return the classes that the page's style sheets raise or lower, each with its tag: sup or sub."""
+    """Return the classes for superscripts and subscripts in the page's style sheets, with the tag: sup or sub."""
     rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
     return {
         name: match[1][:3]
@@ -195,14 +195,14 @@ def _raised_classes(tree: Any) -> dict[str, str]:
 
 
 def _script(attributes: Mapping[str, str | None], raised: Mapping[str, str]) -> str:
-    """Return what a span is by its style: sup, sub, or still a span."""
+    """Return the tag that the style of a span corresponds to: sup, sub or span."""
     if match := _RAISED.search(attributes.get("style") or ""):
         return match[1][:3]
     return next((raised[name] for name in (attributes.get("class") or "").split() if name in raised), "span")
 
 
 def _walk(root: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield the nodes at their beginnings, and elements at their ends (True), in the document's order."""
+    """Yield every node at its beginning (False), and every element at its end (True), in document order."""
     node, inside = root, False
     while node is not None:
         skipped = node.tag in _UNREAD or node.tag == "math"
@@ -246,7 +246,7 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
 
 
 def _is_lost(attributes: Mapping[str, str | None]) -> bool:
-    """Whether an element shows something that no text describes. An empty `alt` marks it as decoration."""
+    """Whether an element shows something without a description. An empty `alt` marks decoration."""
     return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 
 
@@ -268,7 +268,7 @@ def _math(node: Any) -> tuple[str, str, list[Any]]:
 
 
 def _start(node: Any) -> int:
-    """Return the number before a list's first one."""
+    """Return the number before the first number of a list."""
     if "reversed" not in node.attributes:
         return _number(node.attributes.get("start"), 1) - 1
     return _number(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
@@ -279,15 +279,15 @@ def _number(text: str | None, default: int) -> int:
 
 
 def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR0912  one case for each element
-    """Add a finished element's text to the one around it."""
+    """Add the text of a finished element to its parent."""
     around, tag = frames[-1], frame.tag
     tokens = around.tokens
     match tag:
         case "tr":
-            table = next((each for each in reversed(frames) if each.tag == "table"), around)
+            table = next((outer for outer in reversed(frames) if outer.tag == "table"), around)
             table.rows.append(frame.cells)
         case "td" | "th":
-            row = next((each for each in reversed(frames) if each.tag in {"tr", "table"}), around)
+            row = next((outer for outer in reversed(frames) if outer.tag in {"tr", "table"}), around)
             spans = [max(1, _number(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if frame.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
@@ -302,7 +302,7 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
             lines = "".join("\n" if isinstance(token, int) else token for token in frame.tokens).strip("\n")
             tokens += [2, _Verbatim(f"```\n{lines}\n```"), 2]
         case "ul" | "ol":
-            is_inner = any(each.tag == "li" for each in frames)
+            is_inner = any(outer.tag == "li" for outer in frames)
             tokens += [1 if is_inner else 2, _Verbatim(_text(frame.tokens)), 1 if is_inner else 2]
         case "li":
             tokens += [1, _Verbatim(_item(frame, around)), 1]
@@ -353,15 +353,15 @@ def _close_inline(frame: _Frame, around: _Frame) -> None:
 
 
 def _selected_options(node: Any) -> str:
-    """Return the options that are selected, or the one that a browser shows."""
+    """Return the selected options, or the option that a browser shows by default."""
     options = node.css("option")
-    chosen = [each for each in options if "selected" in each.attributes]
-    shown = chosen or ([] if "multiple" in node.attributes else options[:1])
-    return ", ".join((each.text() or "").strip() for each in shown)
+    selection = [option for option in options if "selected" in option.attributes]
+    selection = selection or ([] if "multiple" in node.attributes else options[:1])
+    return ", ".join((option.text() or "").strip() for option in selection)
 
 
 def _item(frame: _Frame, around: _Frame) -> str:
-    """Return a list's item, with its number, or its marker as another converter gives it."""
+    """Return a list item with its number, or with the marker that another converter has set."""
     indent = "  " * min(_number(frame.attributes.get("level"), 0), 20)
     marker = frame.attributes.get("marker") or "-"
     if around.tag == "ol":
@@ -375,15 +375,15 @@ def _item(frame: _Frame, around: _Frame) -> str:
 
 
 STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
-"""By the web's letter for a list's numbers: what Word calls it."""
+"""Word's name of a numbering style, by the `type` of an HTML list."""
 
 
 def numeral(number: int, style: str) -> str:
     """Return a number as lists and headings show it.
 
     Args:
-        number: from 1; others are shown as decimals.
-        style: as Word calls it: decimal, decimalZero, lowerLetter, upperLetter, lowerRoman, upperRoman.
+        number: the number; Roman numerals and letters start at 1, others become decimals.
+        style: Word's name: decimal, decimalZero, lowerLetter, upperLetter, lowerRoman, upperRoman.
     """
     if style.endswith("Roman") and 0 < number < 4000:
         steps = zip((1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
@@ -400,7 +400,7 @@ def numeral(number: int, style: str) -> str:
 
 
 def table_text(rows: list[list[_Cell]]) -> str:
-    """Return a table as Markdown; one that only lays out a page as its cells, one after the other.
+    """Return a table as Markdown. If it is only page layout, return its cells one after the other.
 
     A cell that spans rows or columns is repeated in each of them, unless it is long.
     """
@@ -416,9 +416,9 @@ def table_text(rows: list[list[_Cell]]) -> str:
 
 
 def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
-    """Yield the rows with a text for each column, spans filled."""
+    """Yield the rows with a text for each column, including cells that are spanned from above or the left."""
     spanning: dict[int, tuple[int, str]] = {}
-    """By column: for how many more rows a cell above spans it, and its text."""
+    """How many more rows a cell from above spans, and its text, by column."""
     for row in rows:
         line: list[str] = []
         cells = iter(row)
@@ -448,7 +448,7 @@ def rows_text(rows: list[list[str]]) -> str:
 
 
 def _text(tokens: list[Token]) -> str:
-    """Join tokens: white space collapses, and stands neither at the beginning nor at the end of a line."""
+    """Join tokens, collapse white space, and remove it at the beginning and end of lines."""
     pieces: list[str] = []
     newlines, ends_with_space = 0, True
     for token in tokens:

@@ -23,7 +23,7 @@ from memagent_graph.converters import GAP, ConversionError, Parts, SourceFile
 _UNREAD: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
-_MOST_REPEATED: Final = 1000
+_MAX_REPEATED: Final = 1000
 """How often a row or cell with a value is repeated at most; empty ones are left out."""
 
 
@@ -144,12 +144,12 @@ class _OpenDocument:
                 for each in row
                 if local(each) == "table-cell"
                 for cell in [self._cell(each)]
-                * min(int(attribute(each, "number-columns-repeated", "1")), _MOST_REPEATED)
+                * min(int(attribute(each, "number-columns-repeated", "1")), _MAX_REPEATED)
             ]
             while cells and not cells[-1][0]:
                 cells.pop()
             if cells:
-                rows += [cells] * min(int(attribute(row, "number-rows-repeated", "1")), _MOST_REPEATED)
+                rows += [cells] * min(int(attribute(row, "number-rows-repeated", "1")), _MAX_REPEATED)
         return html_table(rows) + "".join(self.block(each) for each in table if local(each) == "shapes")
 
     def _cell(self, cell: Element) -> tuple[str, int, int]:

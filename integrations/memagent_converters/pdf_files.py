@@ -1,6 +1,6 @@
 """PDF files, page by page, with pdfium: text, values of forms, notes, attached files; and which pages have no text.
 
-It was chosen for its weight (12 MB installed), its speed and its licence (BSD).
+pdfium was chosen for its size (12 MB installed), speed and licence (BSD).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
 _NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
 _MAX_SCRIPT_SIZE: Final = 0.85
 _MIN_SHIFT: Final = 0.1
-"""The smallest vertical shift of a script, as a share of the height of the character before it."""
+"""Minimum vertical shift of a script, as a share of the height of the character before it."""
 _UNMAPPED: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
 _MAX_UNMAPPED: Final = 0.15
-"""The share of a page's characters; a font's own bullets are fewer."""
-_FEW_CHARACTERS: Final = 100
-"""A scan may have so many beside its image, in a stamp or a page number."""
-_PAGES_OPEN: Final = 100
-"""A document is reopened after this many pages, as pdfium keeps the fonts of all pages."""
+"""Above this share of unmapped characters a page needs OCR; custom bullets stay below it."""
+_MAX_SCAN_CHARACTERS: Final = 100
+"""Pages with fewer characters are checked for being scans; a stamp or page number is still text."""
+_MAX_PAGES_OPEN: Final = 100
+"""A document is reopened after this many pages, because pdfium keeps the fonts of all pages in memory."""
 _MAX_VALUES: Final = 100_000
-_LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")  # or with a hyphen of pdfium's
-_FEWEST_ROWS: Final = 4
-_Part = tuple[int, int, float, float]  # its first character, the one after it, left and right
+_LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")  # it may end with pdfium's own hyphen
+_MIN_ROWS: Final = 4
+_Part = tuple[int, int, float, float]  # begin, end, left and right
 
 
 def convert(source: SourceFile) -> Parts:
@@ -47,9 +47,9 @@ def convert(source: SourceFile) -> Parts:
     import pypdfium2  # noqa: PLC0415  the extra `files`
 
     document = _open(pypdfium2, source)
-    chosen = _choose(source, len(document))
-    for index, number in enumerate(chosen, 1):
-        if index % _PAGES_OPEN == 0:  # it keeps the fonts of all pages
+    pages = _choose(source, len(document))
+    for index, number in enumerate(pages, 1):
+        if index % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
             document = _open(pypdfium2, source)
         label = f"page {number + 1}"
@@ -62,7 +62,7 @@ def convert(source: SourceFile) -> Parts:
                 f"page {number + 1} of the PDF file {source.name} cannot be read: {error}",
                 "The file is damaged: repair it (qpdf rewrites what it can), or remove the page.",
             ) from error
-        yield Block(text if number == chosen[-1] else text + GAP, label)
+        yield Block(text if number == pages[-1] else text + GAP, label)
         yield from omissions
     yield from _form_data(pypdfium2.raw, document)
     for index in range(document.count_attachments()):
@@ -84,10 +84,10 @@ def _open(pdfium: Any, source: SourceFile) -> Any:
 
 
 def _choose(source: SourceFile, count: int) -> list[int]:
-    """Return the numbers from 0 of the pages that are named, in the document's order; all where none is."""
+    """Return the requested pages in order, counted from 0; all pages if none were requested."""
     if not source.pages:
         return list(range(count))
-    chosen: set[int] = set()
+    pages: set[int] = set()
     for part in source.pages.split(","):
         first, dash, last = part.partition("-")
         begin, end = int(first), int(last) if last else count if dash else int(first)
@@ -96,14 +96,14 @@ def _choose(source: SourceFile, count: int) -> list[int]:
                 f"the PDF file {source.name} has {count} pages, and {part} was asked for",
                 f"Choose pages from 1 to {count}; {min(begin, count)}- goes to the end.",
             )
-        chosen.update(range(begin - 1, end))
-    return sorted(chosen)
+        pages.update(range(begin - 1, end))
+    return sorted(pages)
 
 
 def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with its form values and notes, and its omissions."""
     textpage = page.get_textpage()
-    text = _join_words(_in_order(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
+    text = _join_words(_sort_columns(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
     textpage.close()
     omissions = []
     characters = len("".join(text.split()))
@@ -113,13 +113,13 @@ def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[
         text = _UNMAPPED.sub("", text)
     elif unmapped:
         text = text.replace("\x00", "")
-    if characters < _FEW_CHARACTERS and (what := _visible_content(pdfium.raw, page, has_text=characters > 0)):
+    if characters < _MAX_SCAN_CHARACTERS and (what := _visible_content(pdfium.raw, page, has_text=characters > 0)):
         omissions.append(Omission(what, label, _OCR))
     values = list(_annotations(pdfium.raw, document, page))
     return "\n".join([*filter(None, [text]), *values]), omissions
 
 
-def _in_order(raw: Any, textpage: Any, text: str) -> str:
+def _sort_columns(raw: Any, textpage: Any, text: str) -> str:
     """Return a page's text, column by column, with superscripts and subscripts marked."""
     if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
         return text
@@ -129,12 +129,12 @@ def _in_order(raw: Any, textpage: Any, text: str) -> str:
         raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), place)
         return place.left, place.right, place.top - place.bottom
 
-    is_whole = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _FEWEST_ROWS  # no line is in parts
-    parts = [(0, len(text))] if is_whole else _columns_apart(text, box)
-    return "\r\n".join(_with_scripts(raw, textpage, text[begin:end], begin) for begin, end in parts)
+    is_whole = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_ROWS  # no line is in parts
+    parts = [(0, len(text))] if is_whole else _split_columns(text, box)
+    return "\r\n".join(_mark_scripts(raw, textpage, text[begin:end], begin) for begin, end in parts)
 
 
-def _columns_apart(text: str, box: Callable[[int], tuple[float, float, float]]) -> list[tuple[int, int]]:
+def _split_columns(text: str, box: Callable[[int], tuple[float, float, float]]) -> list[tuple[int, int]]:
     """Return the parts of a page's text in reading order, also if its columns were written row by row.
 
     Lines of two columns have a wide gap at the same place. If the text on one side of the gap is prose, it is a column:
@@ -144,7 +144,7 @@ def _columns_apart(text: str, box: Callable[[int], tuple[float, float, float]]) 
     lines = [[*_parts(text, *match.span(), box)] for match in _LINE.finditer(text)]
     columns: list[int] = []
     for left, count in sorted(Counter(round(part[2]) for line in lines for part in line[1:]).items()):
-        if count >= _FEWEST_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
+        if count >= _MIN_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
             columns.append(left)
 
     def column(part: _Part) -> int:
@@ -169,17 +169,17 @@ def _parts(text: str, begin: int, end: int, box: Callable[[int], tuple[float, fl
 
 
 def _is_prose(text: str, lines: Sequence[_Part]) -> bool:
-    if len(lines) < _FEWEST_ROWS or median(end - begin for begin, end, *_ in lines) < 15:
+    if len(lines) < _MIN_ROWS or median(end - begin for begin, end, *_ in lines) < 15:
         return False
     widths = [right - left for *_, left, right in lines]
     beginnings = sum(text[begin].isupper() or not text[begin].isalpha() for begin, *_ in lines)
     return median(widths) >= 0.6 * max(widths) and beginnings <= 0.7 * len(lines)
 
 
-def _with_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
-    """Mark numbers that are smaller than what is before them and stand higher (`10^6`) or lower (`CO_2`).
+def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
+    """Mark numbers as superscripts (`10^6`) or subscripts (`CO_2`) if they are smaller and higher or lower than before.
 
-    The text begins at this offset in the page's.
+    `text` begins at character `offset` of the page's text.
     """
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
@@ -190,7 +190,7 @@ def _with_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
         raw.FPDFText_GetCharOrigin(textpage, index, x, y)
         return y.value, box.top - box.bottom
 
-    def marked(match: re.Match[str]) -> str:
+    def mark(match: re.Match[str]) -> str:
         begin, end = match.span("digits")
         line, height = place(match.start() - 1)
         for at in range(begin, end):
@@ -198,28 +198,28 @@ def _with_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
             if own_height < _MAX_SCRIPT_SIZE * height and abs(own_line - line) > _MIN_SHIFT * height:
                 before = text[match.start() : at] if at > begin else ""  # without the space of another line
                 goes_on = match["end"] and abs(place(match.end())[0] - line) < _MIN_SHIFT * height
-                mark = "^" if own_line > line else "_"
-                return before + format_script(mark, text[at:end]) + ("" if goes_on else match["end"])
+                sign = "^" if own_line > line else "_"
+                return before + format_script(sign, text[at:end]) + ("" if goes_on else match["end"])
             line, height = own_line, own_height
         return match[0]
 
-    return _NUMBER.sub(marked, text)
+    return _NUMBER.sub(mark, text)
 
 
 def _join_words(text: str) -> str:
-    """Join words that were divided at a line's end; the hyphen stays if the page has the word with it elsewhere."""
+    """Join words divided at line ends; the hyphen stays if the page has the hyphenated word elsewhere."""
     if "\ufffe" not in text and "\xad" not in text:
         return text
 
-    def joined(match: re.Match[str]) -> str:
+    def join(match: re.Match[str]) -> str:
         hyphenated = f"{match[1]}-{match[2]}"
         return hyphenated if hyphenated in text else match[1] + match[2]
 
-    return _LINE_END_HYPHEN.sub(joined, text).replace("\ufffe", "-").replace("\xad", "")
+    return _LINE_END_HYPHEN.sub(join, text).replace("\ufffe", "-").replace("\xad", "")
 
 
 def _visible_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
-    """Return what a page with hardly any text shows in its place: an image, or drawn letters; None for nothing."""
+    """Return what a page with hardly any text shows instead: an image or drawn letters; None if it is empty."""
     images = segments = 0.0
     for item in page.get_objects(max_depth=3):
         if item.type == raw.FPDF_PAGEOBJ_IMAGE:
@@ -233,7 +233,7 @@ def _visible_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
 
 
 def _annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
-    """Yield what is laid over a page: values of form fields, notes, texts."""
+    """Yield a page's annotations as lines: form fields with their values, notes, texts."""
     form = document.formenv
     for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MAX_VALUES)):
         annotation = raw.FPDFPage_GetAnnot(page, index)
@@ -277,7 +277,7 @@ def _field(raw: Any, form: Any, annotation: Any) -> str:
 
 
 def _string(function: Any, *arguments: Any) -> str:
-    """Return a text of pdfium's, which is UTF-16 and written into a buffer of its length."""
+    """Return a string from a pdfium function that writes UTF-16 into a buffer."""
     size = function(*arguments, None, 0)
     if size <= 2:
         return ""
@@ -288,7 +288,7 @@ def _string(function: Any, *arguments: Any) -> str:
 
 
 def _form_data(raw: Any, document: Any) -> Parts:
-    """Yield the values of an XFA form, whose own words are in no page."""
+    """Yield the values of an XFA form, which are not on any page."""
     if document.get_formtype() != raw.FORMTYPE_XFA_FULL:
         return
     for index in range(raw.FPDF_GetXFAPacketCount(document)):
@@ -303,9 +303,9 @@ def _form_data(raw: Any, document: Any) -> Parts:
         except ElementTree.ParseError:
             continue
         values = [
-            f"{each.tag.rpartition('}')[2]}: {each.text.strip()}"
-            for each in root.iter()
-            if each.text and each.text.strip()
+            f"{element.tag.rpartition('}')[2]}: {element.text.strip()}"
+            for element in root.iter()
+            if element.text and element.text.strip()
         ]
         yield Block(GAP + "\n".join(values))
     yield Omission("XFA forms, of which only the values are read", "", "Print the file to a new PDF, and read that.")

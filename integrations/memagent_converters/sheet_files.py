@@ -1,4 +1,4 @@
-"""Workbooks (.xlsx): each sheet is a section with its rows as a table; empty rows and columns are left out."""
+"""Workbooks (.xlsx): each sheet is a section with a table of its rows; empty rows and columns are left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_EMPTY_ROWS: Final = 2_000_000
 _MERGED: Final = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*ref="([A-Z]+\d+:[A-Z]+\d+)"')
 _PAGE_HEADING: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Head|Foot)er>([^<]+)<")
 _FORMAT_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-F]{6}|\d+|.)')
-"""In a page's header: where its parts stand, their fonts, and what a program fills in, such as page numbers."""
+"""Codes in a page's header or footer: positions, fonts, and fields such as page numbers."""
 _LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
 _DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
@@ -42,9 +42,9 @@ def convert(source: SourceFile) -> Parts:
         rows = dict(_rows(sheet))
         unknown = 0
         for number, cells in _rows(formulas[name]) if b"<f" in data else ():
-            known = rows.setdefault(number, {})
-            for column in cells.keys() - known.keys():
-                known[column] = cells[column]
+            row = rows.setdefault(number, {})
+            for column in cells.keys() - row.keys():
+                row[column] = cells[column]
                 unknown += 1
         width = max((max(row) for row in rows.values()), default=0)
         for span in _MERGED.findall(data):
@@ -66,9 +66,9 @@ def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
     lost: Counter[str] = Counter()
     for member in sorted(archive.names):
         if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.xml(member)) is not None:
-            for each in descendants(root, "comment", "threadedComment"):
-                if text := "".join(each.itertext()).strip():
-                    yield Block(f"Comment at {attribute(each, 'ref')}: {text}\n")
+            for comment in descendants(root, "comment", "threadedComment"):
+                if text := "".join(comment.itertext()).strip():
+                    yield Block(f"Comment at {attribute(comment, 'ref')}: {text}\n")
             yield Block(GAP)
         elif member.startswith("xl/drawings/drawing") and (root := archive.xml(member)) is not None:
             yield from blocks("".join(shapes(root, lost)), end=GAP)
@@ -79,7 +79,7 @@ def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
-    """Yield the rows that have a value: their numbers, and by column's number the texts of their cells."""
+    """Yield the number of each row that has a value, and the texts of its cells by column number."""
     sheet.reset_dimensions()
     empty = 0
     for row in sheet.iter_rows():
@@ -96,7 +96,7 @@ def _format_text(code: re.Match[str]) -> str:
 
 
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:
-    """Copy the text of merged cells into each of them, in rows that have a value."""
+    """Copy the text of merged cells into each cell, in rows that have a value."""
     text = rows.get(numbers.start, {}).get(columns.start, "")
     if 0 < len(text) <= LONGEST_REPEATED:
         for number in rows if len(rows) < len(numbers) else numbers:

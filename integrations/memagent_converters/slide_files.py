@@ -23,12 +23,12 @@ from memagent_graph.converters import GAP, Parts, SourceFile
 _MAIN: Final = "ppt/presentation.xml"
 _TITLES: Final = frozenset(("title", "ctrTitle"))
 _RELATED_PARTS: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
-"""The heading of each other part of a slide, by relation type."""
+"""The heading for each part that belongs to a slide, by relation type."""
 _STYLES: Final = {
     "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"
 }  # fmt: skip
 _UNREAD: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
-"""Placeholders without text of the slide's own."""
+"""Placeholders without text that belongs to the slide."""
 
 
 def convert(source: SourceFile) -> Parts:
@@ -94,7 +94,7 @@ def shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
 
 def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
     counts: dict[int, int] = {}
-    """By level: the last number that paragraphs were given."""
+    """The last paragraph number, by level."""
     for paragraph in descendants(shape, "p"):
         text, properties = _paragraph(paragraph), child(paragraph, "pPr")
         level, numbers = int(attribute(properties, "lvl", "0")), child(properties, "buAutoNum")

@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 from memagent_converters.equations import Formula, linearize
 from memagent_graph.converters import ConversionError
 
-_LARGEST_MEMBER: Final = 1 << 30
+_MAX_MEMBER_BYTES: Final = 1 << 30
 
 
 class XmlArchive:
@@ -38,7 +38,7 @@ class XmlArchive:
         """
         if member not in self.names:
             return b""
-        if self._archive.getinfo(member).file_size > _LARGEST_MEMBER:
+        if self._archive.getinfo(member).file_size > _MAX_MEMBER_BYTES:
             raise ConversionError(f"{member} in {self.name} has more than a gigabyte", "Split the document.")
         return self._archive.read(member)
 

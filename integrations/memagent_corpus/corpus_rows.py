@@ -212,7 +212,7 @@ def encode_row(row: CorpusRow) -> bytes:
     try:
         return _ENCODER.encode(row)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_without_surrogates(msgspec.to_builtins(row)))
+        return _ENCODER.encode(_replace_surrogates(msgspec.to_builtins(row)))
 
 
 def decode_row(data: bytes) -> CorpusRow:
@@ -220,14 +220,14 @@ def decode_row(data: bytes) -> CorpusRow:
     return _DECODER.decode(data)
 
 
-def _without_surrogates(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case dict():
-            return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+            return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
         case list() | tuple():
-            return [_without_surrogates(item) for item in value]
+            return [_replace_surrogates(item) for item in value]
         case _:
             return value
 

@@ -43,10 +43,10 @@ PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _ZIP_ERRORS: Final = (zipfile.BadZipFile, RuntimeError, EOFError, KeyError, ValueError, struct.error)
-_MOST_MEMBERS: Final = 100_000
-_MOST_UNPACKED_BYTES: Final = 100 * 2**30
-_LARGEST_RATIO: Final = 200.0
-"""Of unpacked to packed bytes, for an archive and for each file in it; a packed size below 1 MiB counts as 1 MiB."""
+_MAX_MEMBERS: Final = 100_000
+_MAX_UNPACKED_BYTES: Final = 100 * 2**30
+_MAX_RATIO: Final = 200.0
+"""Maximum of unpacked to packed bytes, for an archive and each file in it; packed sizes below 1 MiB count as 1 MiB."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -368,14 +368,14 @@ def _check_limits(archive: zipfile.ZipFile, name: str) -> None:
     members = archive.infolist()
     unpacked, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     problem = None
-    if len(members) > _MOST_MEMBERS:
-        problem = f"has {len(members):,} files; the limit is {_MOST_MEMBERS:,}"
-    elif unpacked > _MOST_UNPACKED_BYTES:
-        problem = f"has {unpacked:,} bytes unpacked; the limit is {_MOST_UNPACKED_BYTES:,}"
-    elif unpacked > _LARGEST_RATIO * max(packed, 2**20):
-        problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {_LARGEST_RATIO:g} times"
-    elif any(member.file_size > _LARGEST_RATIO * max(member.compress_size, 2**20) for member in members):
-        problem = f"has a file that unpacks to more than {_LARGEST_RATIO:g} times its size"
+    if len(members) > _MAX_MEMBERS:
+        problem = f"has {len(members):,} files; the limit is {_MAX_MEMBERS:,}"
+    elif unpacked > _MAX_UNPACKED_BYTES:
+        problem = f"has {unpacked:,} bytes unpacked; the limit is {_MAX_UNPACKED_BYTES:,}"
+    elif unpacked > _MAX_RATIO * max(packed, 2**20):
+        problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {_MAX_RATIO:g} times"
+    elif any(member.file_size > _MAX_RATIO * max(member.compress_size, 2**20) for member in members):
+        problem = f"has a file that unpacks to more than {_MAX_RATIO:g} times its size"
     if problem:
         raise RefusedSourceError(
             f"the archive {name} {problem}", hint="If you trust it, unpack it yourself and read the folder."

@@ -45,7 +45,7 @@ _FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 _UNFINISHED: Final = (".part-", f".{MANIFEST}-")
-"""How the names of the files begin that a killed process was writing."""
+"""Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
 _FORM: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
@@ -129,7 +129,7 @@ class TableFolder:
         """The work folder on this machine, with the files that resuming needs.
 
         Raises:
-            CorpusError: the table is a file, or the folder is a link: who made it could have files written anywhere.
+            CorpusError: the table is a file, or the work folder is a link, which could lead writes to another folder.
         """
         if self._folder is not None:
             work = Path(self.location) / WORK

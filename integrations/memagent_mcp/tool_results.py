@@ -23,12 +23,12 @@ from memagent_mcp.active_reads import ActiveRead
 
 MOST_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
-_LONGEST_QUOTE = 400
+_MAX_QUOTE_LENGTH = 400
 _CONTEXT = 80
 """How many characters of context are shown on each side of a quote."""
-_LONGEST_IN_LIST = 120
-_MOST_STEPS = 24
-_MOST_LOST = 8
+_MAX_LINE_LENGTH = 120
+_MAX_STEPS = 24
+_MAX_LOST_LINES = 8
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -127,10 +127,10 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
     rows = []
     for quote in islice(evidence, MOST_QUOTES):
         before, after = view.quote_context(quote, _CONTEXT)
-        context = shorten_line(before + quote.quote + after, _LONGEST_QUOTE + 2 * _CONTEXT)
+        context = shorten_line(before + quote.quote + after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT)
         row = {
             **asdict(quote),
-            "quote": shorten_line(quote.quote, _LONGEST_QUOTE),
+            "quote": shorten_line(quote.quote, _MAX_QUOTE_LENGTH),
             "context": context,
             "place": quote.place,
         }
@@ -170,10 +170,10 @@ class RunSummary(ToolResult):
     def as_text(self) -> str:
         """Return the run as one line of text."""
         ended = self.stop_reason or "not ended"
-        answer = "" if self.answer is None else f" -> {shorten_line(self.answer, _LONGEST_IN_LIST)}"
+        answer = "" if self.answer is None else f" -> {shorten_line(self.answer, _MAX_LINE_LENGTH)}"
         return (
-            f"{self.run_id}  {self.began}  {ended}  {shorten_line(self.document, _LONGEST_IN_LIST)}: "
-            f"{shorten_line(self.question, _LONGEST_IN_LIST)}{answer}"
+            f"{self.run_id}  {self.began}  {ended}  {shorten_line(self.document, _MAX_LINE_LENGTH)}: "
+            f"{shorten_line(self.question, _MAX_LINE_LENGTH)}{answer}"
         )
 
 
@@ -253,7 +253,7 @@ def _changes(timeline: Timeline) -> Iterator[str]:
     steps = [step for step in timeline.steps if step.notable]
     if not steps:
         return
-    shown = sorted(steps, key=lambda step: -step.density)[:_MOST_STEPS]
+    shown = sorted(steps, key=lambda step: -step.density)[:_MAX_STEPS]
     yield "Where memory changed:"
     yield from (f"- {_step(step)}" for step in steps if step in shown)
     if len(steps) > len(shown):
@@ -302,7 +302,7 @@ def _lost(timeline: Timeline) -> Iterator[str]:
     lost = timeline.provenance.lost
     if not lost:
         return
-    longest = timeline.longest_held(_MOST_LOST)
+    longest = timeline.longest_held(_MAX_LOST_LINES)
     yield "Noted, and later lost:"
     yield from (f"- {shorten_line(line.line)} [{plain(timeline.held(line))}]" for line in longest)
     if len(lost) > len(longest):
@@ -326,7 +326,7 @@ def encodable(value: Any) -> Any:
     return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def shorten_line(text: str, longest: int = _LONGEST_IN_LIST) -> str:
+def shorten_line(text: str, longest: int = _MAX_LINE_LENGTH) -> str:
     """Return a text as one line of at most `longest` characters, without control characters."""
     line = " ".join(plain(text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"

@@ -19,7 +19,7 @@ from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.reading.structured import expect_structure
+from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
@@ -122,7 +122,7 @@ class Tools:
         """
         document = (await self._document(context, path, text)).only(pages or None)
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        return await shielded(
+        return await shield_work(
             self._answers(context, document, questions, limits, response_format, background=background)
         )
 
@@ -143,7 +143,7 @@ class Tools:
         """
         document = (await asyncio.to_thread(self._log.get, run_id)).document
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        return await shielded(
+        return await shield_work(
             self._answers(context, document, questions, limits, response_format, background=background)
         )
 
@@ -163,7 +163,7 @@ class Tools:
                 f"no read with this id is running here: {shorten_line(run_id)}",
                 hint="If it was interrupted, or the server was restarted, resume_read continues it.",
             )
-        return await shielded(self._await_result(context, read, seconds))
+        return await shield_work(self._await_result(context, read, seconds))
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
         """Cancel a running read. Its progress is kept, and resume_read continues it."""
@@ -196,7 +196,7 @@ class Tools:
             self.active.start_in_background(
                 self.active.run(read, self._reader.astream_resume(run_id, limits=bounds), None)
             )
-        return await shielded(self._await_result(context, read, 0 if background else None))
+        return await shield_work(self._await_result(context, read, 0 if background else None))
 
     async def list_runs(
         self,
@@ -234,7 +234,7 @@ class Tools:
                 as all reads have ended.
         """
         form = None if schema is None else ResponseFormat.of(schema)
-        store, prepared = self._reader.store, expect_structure(await self._reader.aprepare(), form)
+        store, prepared = self._reader.store, with_response_format(await self._reader.aprepare(), form)
         texts = check_questions(questions, prepared)
         bounds = self._ceilings.lowered(limits)
         if isinstance(document, Document):
@@ -339,7 +339,7 @@ class _Progress:
         await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
 
 
-async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
+async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
     """Await work. A cancellation cancels the work once, waits until it has ended, and is then raised.
 
     The SDK cancels a request through a scope that cancels every later await too. Without this, the last entries of a

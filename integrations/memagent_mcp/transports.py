@@ -22,7 +22,7 @@ from memagent_graph.bounded_http import BOUNDED_HTTP
 from memagent_graph.plain_text import in_one_line
 
 _SECONDS_TO_STOP: Final = 3
-_MOST_SESSIONS: Final = 1000
+_MAX_SESSIONS: Final = 1000
 """Each takes about 50 KB. The SDK ends one after half an hour without a request or stream."""
 
 
@@ -67,7 +67,7 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
     for handler in logging.getLogger().handlers:
         handler.addFilter(_shorten)
     server.settings.transport_security = allow_names(names)
-    server.settings.max_sessions = _MOST_SESSIONS
+    server.settings.max_sessions = _MAX_SESSIONS
     config = uvicorn.Config(
         server.streamable_http_app(),
         log_level="warning",

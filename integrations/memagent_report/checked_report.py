@@ -25,7 +25,7 @@ from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_
 from memagent_report.source_text import SourceText
 from memagent_report.stated_facts import content_stems, facts_of
 
-_MOST_CHOSEN: Final = 4
+_MAX_QUOTES: Final = 4
 """The maximum number of quotes for a sentence if the code chooses them."""
 _READ_FOR_WORDS: Final = 2_000_000
 """How many characters of each document are searched for words in lower case."""
@@ -156,7 +156,7 @@ def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> l
         return len(wanted & terms(matrix.quote(place).text))
 
     ranked = sorted(pool, key=lambda place: (-shared(place), place))
-    return [place for place in ranked[:_MOST_CHOSEN] if shared(place)]
+    return [place for place in ranked[:_MAX_QUOTES] if shared(place)]
 
 
 def lower_case_words(source: SourceText) -> frozenset[str]:

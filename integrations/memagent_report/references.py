@@ -20,20 +20,18 @@ _FIELDS: Final = (
 )  # fmt: skip
 """The fields that are kept, under their names in BibTeX; `date` gives the year if there is no `year`."""
 _OTHER_NAMES: Final = {"authors": "author", "creator": "author", "issue": "number", "published": "date", "link": "url"}
-_LONGEST: Final = 300
+_MAX_FIELD_LENGTH: Final = 300
 _HEAD_BYTES: Final = 4096
 _FRONT_MATTER: Final = re.compile(r"\A\ufeff?---[ \t]*\n(?P<lines>.*?)\n(?:---|\.\.\.)[ \t]*\n", re.DOTALL)
 
 
 def reference_text(document: ReportDocument) -> str:
     """Return author, title, place of publication and year; the document's name if it has no title."""
-    known = document.metadata
-    if not known.get("title"):
+    fields = document.metadata
+    if not fields.get("title"):
         return document.name
-    place = next(
-        (known[name] for name in ("journal", "booktitle", "publisher", "institution", "court") if known.get(name)), ""
-    )
-    parts = [known.get("author", ""), known["title"], place, known.get("case", ""), known.get("year", "")]
+    place = next(filter(None, map(fields.get, ("journal", "booktitle", "publisher", "institution", "court"))), "")
+    parts = [fields.get("author", ""), fields["title"], place, fields.get("case", ""), fields.get("year", "")]
     return ", ".join(one_line(part) for part in parts if part) + f" ({document.name})"
 
 
@@ -82,4 +80,4 @@ def _text(value: Any) -> str:
         value = " and ".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
-    return " ".join(str(value).split())[:_LONGEST]
+    return " ".join(str(value).split())[:_MAX_FIELD_LENGTH]

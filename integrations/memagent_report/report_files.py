@@ -115,15 +115,15 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
 
 
 def _require_own(report: Report, folder: Path, names: Iterable[str]) -> None:
-    there = [name for name in names if os.path.lexists(folder / name)]
-    if not there:
+    existing_names = [name for name in names if os.path.lexists(folder / name)]
+    if not existing_names:
         return
     try:
         is_own = json_file(folder / _OWN_RECORD)["report_id"] == report.report_id
     except (OSError, ValueError, KeyError, TypeError):
         is_own = False
-    if not is_own or any((folder / name).is_symlink() for name in there):
+    if not is_own or any((folder / name).is_symlink() for name in existing_names):
         raise RunError(
-            f"{there[0]} already exists in {folder.name} and does not belong to this report",
+            f"{existing_names[0]} already exists in {folder.name} and does not belong to this report",
             hint="Name another folder with --out, or replace it with --force.",
         )

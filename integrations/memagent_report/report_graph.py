@@ -63,7 +63,7 @@ from memagent_report.source_text import SourceText, cell_of
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
 """A function that is called with the document's name, the question, and each memory update of that read."""
-_LEAST_TOKENS: Final = 64
+_MIN_TOKENS: Final = 64
 """The policy writes nothing if its prompt has room for fewer tokens of material than this."""
 _BEGINNING_BYTES: Final = 600
 """How much of each document the policy sees when it writes the questions."""
@@ -284,7 +284,7 @@ class ReportWork:
         names = ", ".join(role.name for role in roles)
         if not has_prompts_for(roles, context.prompts, own_words_only=context.own_words_only):
             return f"the policy has no prompt for {names}"
-        if _chunk_tokens(strategy, context) < _LEAST_TOKENS:
+        if _chunk_tokens(strategy, context) < _MIN_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 

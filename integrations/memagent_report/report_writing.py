@@ -23,10 +23,10 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.state import ReaderContext, ReaderState, put
+from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, Trouble, read_template
+from memagent_graph.roles import Parsed, ParseFailure, Role, read_template
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -42,32 +42,32 @@ from memagent_report.evidence_matrix import (
     to_json,
 )
 
-_MOST_PAIRS: Final = 100
-"""The maximum number of pairs of answers that are judged in one report; each is a call."""
+_MAX_PAIRS: Final = 100
+"""Maximum number of pairs of answers that are judged in one report; each pair needs one call."""
 
 
 # The roles
 
-_MOST_QUESTIONS: Final = 6
-_MOST_HEADINGS: Final = 12
-_LONGEST_HEADING: Final = 120
+_MAX_QUESTIONS: Final = 6
+_MAX_HEADINGS: Final = 12
+_MAX_HEADING_LENGTH: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
 _QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
 _OWN_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
-"""References that a model invents; those of the report are made by code."""
+"""References that a model invents; code makes the references of the report."""
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
-def parse_questions(text: str, _: Prompts) -> Parsed | Trouble:
-    """Parse questions, one on each line; at most `_MOST_QUESTIONS` are kept."""
+def parse_questions(text: str, _: Prompts) -> Parsed | ParseFailure:
+    """Parse questions, one on each line; at most `_MAX_QUESTIONS` are kept."""
     lines = [_LIST_MARK.sub("", line).strip() for line in text.splitlines()]
     questions = list(dict.fromkeys(line for line in lines if line.endswith("?")))
     if not questions:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
-    return Parsed(text, questions[:_MOST_QUESTIONS])
+        return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
+    return Parsed(text, questions[:_MAX_QUESTIONS])
 
 
-def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_outline(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse headings, one on each line, followed by question numbers; these count from 1 in the reply, from 0 here."""
     outline: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
@@ -76,11 +76,11 @@ def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
             numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
             outline.append((_one_line(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
     if not outline:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
-    return Parsed(text, outline[:_MOST_HEADINGS])
+        return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
+    return Parsed(text, outline[:_MAX_HEADINGS])
 
 
-def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_section(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse sentences, one on each line, with the numbers of the quotes that each cites."""
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
@@ -91,25 +91,25 @@ def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
         if re.search(r"\w", sentence):
             sentences.append((sentence, list(dict.fromkeys(numbers))))
     if not sentences:
-        return Trouble(EventKind.MALFORMED, "the reply has no sentence")
+        return ParseFailure(EventKind.MALFORMED, "the reply has no sentence")
     return Parsed(text, sentences)
 
 
-def parse_judgement(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_judgement(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse CONTRADICT as True, and COMPATIBLE as False."""
     word = next(iter(text.split()), "").strip(".,:*").upper()
     if word not in {"CONTRADICT", "COMPATIBLE"}:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
+        return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
     return Parsed(text, word == "CONTRADICT")
 
 
 def _one_line(heading: str) -> str:
-    return " ".join(_OWN_REFERENCES.sub("", heading).strip("*#: ").split())[:_LONGEST_HEADING]
+    return " ".join(_OWN_REFERENCES.sub("", heading).strip("*#: ").split())[:_MAX_HEADING_LENGTH]
 
 
 def _role(
     name: str,
-    parse: Callable[[str, Prompts], Parsed | Trouble],
+    parse: Callable[[str, Prompts], Parsed | ParseFailure],
     *,
     fields: frozenset[str] = frozenset({"chunk"}),
     bound: Literal["answer_tokens"] | int = "answer_tokens",
@@ -184,11 +184,11 @@ class WritingState(ReaderState):
     """The headings, the sections written so far, and the pairs of answers judged so far."""
 
     outline: NotRequired[list[tuple[str, list[int]]]]
-    sections: NotRequired[Annotated[dict[str, Any], put]]
+    sections: NotRequired[Annotated[dict[str, Any], merge_entries]]
     """By section number."""
     pairs: NotRequired[int]
     """How many pairs of answers are to be judged."""
-    judgements: NotRequired[Annotated[dict[str, bool], put]]
+    judgements: NotRequired[Annotated[dict[str, bool], merge_entries]]
     """By the number of the pair: whether the two answers contradict each other."""
 
 
@@ -223,12 +223,12 @@ class ReportWriting(Strategy):
         graph.add_node("judge", _judge)
         graph.add_node("put_together", self._put_together)
         graph.add_edge(OPEN, "outline")
-        graph.add_conditional_edges("outline", self._each_part, ["write_section", "judge", "put_together"])
+        graph.add_conditional_edges("outline", self._branches, ["write_section", "judge", "put_together"])
         graph.add_edge("write_section", "put_together")
         graph.add_edge("judge", "put_together")
         graph.add_edge("put_together", END)
 
-    def _each_part(self, state: WritingState) -> str | Sequence[Send]:
+    def _branches(self, state: WritingState) -> str | Sequence[Send]:
         parts = [
             branch("write_section", state, f"section {number + 1}", number=number, outline=state["outline"])
             for number in range(len(state.get("outline") or ()))
@@ -244,7 +244,7 @@ class ReportWriting(Strategy):
         pairs = len(pairs_to_judge(matrix)[0]) if self.judge else 0
         if not self.write:
             return {"outline": [], "pairs": pairs}
-        answers, left_out = _fitting(_answers(matrix), context, context.budget.chunk_tokens)
+        answers, left_out = _fit_lines(_answers(matrix), context, context.budget.chunk_tokens)
         reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_note(left_out, "answers"))
         count = len(matrix.questions)
         outline = [
@@ -259,8 +259,8 @@ class ReportWriting(Strategy):
         """Join the sections to a draft; its JSON is the run's answer."""
         matrix, sections = _matrix(state, step), state.get("sections") or {}
         if self.write:
-            written = tuple(from_json(sections[key], DraftSection) for key in sorted(sections, key=int))
-            draft = Draft(ReportMode.WRITTEN, written)
+            finished_sections = tuple(from_json(sections[key], DraftSection) for key in sorted(sections, key=int))
+            draft = Draft(ReportMode.WRITTEN, finished_sections)
         else:
             draft = extractive_draft(matrix)
         pairs, judgements = pairs_to_judge(matrix)[0], state.get("judgements") or {}
@@ -272,7 +272,7 @@ class ReportWriting(Strategy):
 def pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
     """Return the pairs of different answers that the policy judges, one call for each, and how many are left out."""
     pairs = list(differing_answers(matrix))
-    return pairs[:_MOST_PAIRS], max(0, len(pairs) - _MOST_PAIRS)
+    return pairs[:_MAX_PAIRS], max(0, len(pairs) - _MAX_PAIRS)
 
 
 def _matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
@@ -297,18 +297,18 @@ def _numbered_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterat
             yield f'[q{number}] {matrix.documents[place.document].name}{page}: "{text}"'
 
 
-def _fitting(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[str, int]:
+def _fit_lines(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[str, int]:
     """Return the lines that fit in `most` tokens of the prompt, and how many do not."""
-    shown: list[str] = []
+    prompt_lines: list[str] = []
     tokens = left_out = 0
     for line in lines:
         cost = context.shown_tokens(line) + 2
         if tokens + cost > most:
             left_out += 1
             continue
-        shown.append(line)
+        prompt_lines.append(line)
         tokens += cost
-    return "\n".join(shown), left_out
+    return "\n".join(prompt_lines), left_out
 
 
 def _note(left_out: int, what: str) -> tuple[EventKind, str] | None:
@@ -320,12 +320,12 @@ def _note(left_out: int, what: str) -> tuple[EventKind, str] | None:
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     matrix, number = _matrix(state, step), state["number"]
     heading, questions = state["outline"][number]
-    quotes, left_out = _fitting(_numbered_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
+    quotes, left_out = _fit_lines(_numbered_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
     if not quotes:
         return {"sections": {str(number): to_json(extractive_section(matrix, heading, tuple(questions)))}}
-    shown = step.context.beginning(heading, step.context.budget.memory_tokens)
+    short_heading = step.context.beginning(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
-        SECTION, chunk=quotes, heading=shown, slot=number, parents=(), note=_note(left_out, "quotes")
+        SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_note(left_out, "quotes")
     )
     if reply.value is None:
         section = extractive_section(matrix, heading, tuple(questions))

@@ -18,8 +18,8 @@ from typing import Final
 from memagent_graph.provenance.overlap import content_words
 from memagent_report.stated_facts import Date, Facts, Number, content_stems, facts_of, stem
 
-_LEAST_SHARED: Final = 0.5
-"""The smallest share of a sentence's words and values that must be in its quotes."""
+_MIN_SHARED: Final = 0.5
+"""Minimum share of a sentence's words and values that must be in its quotes."""
 _COPY_SHARE: Final = 0.7
 """A sentence repeats a quote if this share of its words is in the quote, in the same order."""
 _NEGATIONS: Final = frozenset(
@@ -94,45 +94,45 @@ def check_sentence(
     """
     if not quotes:
         return (SentenceProblem(ProblemKind.NO_QUOTE, "no quote supports it"),)
-    facts, known = facts_of(_without_names(sentence, names)), [facts_of(quote) for quote in quotes]
+    facts, quote_facts = facts_of(_replace_names(sentence, names)), [facts_of(quote) for quote in quotes]
     text = facts.text.casefold().rstrip(". ")
-    if text and any(text in quote.text.casefold() for quote in known):
+    if text and any(text in quote.text.casefold() for quote in quote_facts):
         return ()
     problems = [
-        *_quotations(facts, known),
-        *_numbers(facts, known),
-        *_dates(facts, known),
-        *_codes(facts, known),
-        *_names(facts, known, is_common),
+        *_quotations(facts, quote_facts),
+        *_numbers(facts, quote_facts),
+        *_dates(facts, quote_facts),
+        *_codes(facts, quote_facts),
+        *_names(facts, quote_facts, is_common),
     ]
-    return tuple(problems) or tuple(_words(facts, known))
+    return tuple(problems) or tuple(_words(facts, quote_facts))
 
 
-def _without_names(sentence: str, names: Iterable[str]) -> str:
+def _replace_names(sentence: str, names: Iterable[str]) -> str:
     """Replace the names of documents in a sentence by "it"."""
     for name in sorted(filter(None, names), key=len, reverse=True):
         sentence = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "it", sentence)
     return sentence
 
 
-def _quotations(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     for match in re.finditer(r'"([^"]{3,})"', facts.text):
         passage = match[1].strip(" .,;:").casefold()
-        if not any(passage in quote.text.casefold() for quote in known):
+        if not any(passage in quote.text.casefold() for quote in quote_facts):
             yield SentenceProblem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
 
 
-def _numbers(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    date_parts = {part for quote in known for date in quote.dates for part in (date.year, date.month, date.day)}
+def _numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+    date_parts = {part for quote in quote_facts for date in quote.dates for part in (date.year, date.month, date.day)}
     for number in facts.numbers:
-        shown = facts.text[number.start : number.end]
-        same = [(other, quote) for quote in known for other in quote.numbers if _same_value(number, other)]
+        number_text = facts.text[number.start : number.end]
+        same = [(other, quote) for quote in quote_facts for other in quote.numbers if _same_value(number, other)]
         if not same and (number.unit or number.value not in date_parts):
-            yield SentenceProblem(ProblemKind.NUMBER, f"{shown} is in none of its quotes")
+            yield SentenceProblem(ProblemKind.NUMBER, f"{number_text} is in none of its quotes")
         elif same and number.unit and not any(_may_have_unit(number.unit, other, quote) for other, quote in same):
             units = sorted({other.unit for other, _ in same if other.unit})
-            there = f"there it is {' or '.join(units)}" if units else "there it has none"
-            yield SentenceProblem(ProblemKind.UNIT, f"{shown} has another unit in its quotes: {there}")
+            quoted_units = f"there it is {' or '.join(units)}" if units else "there it has none"
+            yield SentenceProblem(ProblemKind.UNIT, f"{number_text} has another unit in its quotes: {quoted_units}")
 
 
 def _same_value(one: Number, other: Number) -> bool:
@@ -149,16 +149,16 @@ def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
     return next_word is None or not _has_content(next_word[1].casefold())
 
 
-def _dates(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    dates = [date for quote in known for date in quote.dates]
+def _dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+    dates = [date for quote in quote_facts for date in quote.dates]
     for date in facts.dates:
-        if not any(date.is_within(other) for other in dates) and not _is_in_two_parts(date, known):
+        if not any(date.is_within(other) for other in dates) and not _is_in_two_parts(date, quote_facts):
             yield SentenceProblem(ProblemKind.DATE, f"{facts.text[date.start : date.end]} is in none of its quotes")
 
 
-def _is_in_two_parts(date: Date, known: Sequence[Facts]) -> bool:
+def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
     """Whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
-    for quote in known:
+    for quote in quote_facts:
         numbers = {int(number.value) for number in quote.numbers if not number.unit and 1 <= number.value < 3000}
         for other in quote.dates:
             same_month = date.month == other.month
@@ -169,16 +169,16 @@ def _is_in_two_parts(date: Date, known: Sequence[Facts]) -> bool:
     return False
 
 
-def _codes(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _codes(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     for code in facts.codes:
-        if not any(code in quote.text.casefold() for quote in known):
+        if not any(code in quote.text.casefold() for quote in quote_facts):
             yield SentenceProblem(ProblemKind.CODE, f"{code} is in none of its quotes")
 
 
-def _names(facts: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[SentenceProblem]:
-    words = {word.text for quote in known for word in quote.words}
-    may_be_names = {word.text for quote in known for word in quote.words if word.is_name or word.is_first}
-    in_capitals = {word.text for quote in known if quote.text.isupper() for word in quote.words}
+def _names(facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[SentenceProblem]:
+    words = {word.text for quote in quote_facts for word in quote.words}
+    may_be_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.is_first}
+    in_capitals = {word.text for quote in quote_facts if quote.text.isupper() for word in quote.words}
     for word in facts.words:
         if not (word.is_name or word.is_first) or word.text in may_be_names | in_capitals | _TITLES:
             continue
@@ -200,9 +200,9 @@ def _in_title_case(facts: Facts) -> bool:
     return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)
 
 
-def _words(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
-    sentence, quotes = _terms(facts), [_terms(quote) for quote in known]
+    sentence, quotes = _terms(facts), [_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
     shared = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
     best = shared.index(max(shared))
@@ -213,10 +213,10 @@ def _words(facts: Facts, known: Sequence[Facts]) -> Iterator[SentenceProblem]:
             )
         return
     stems = content_stems(facts)
-    missing = stems.difference(*map(content_stems, known))
-    # Its numbers and dates are in the quotes, so they count as words that are.
+    missing = stems.difference(*map(content_stems, quote_facts))
+    # The earlier checks found all numbers and dates in the quotes.
     total = len(stems) + len(facts.numbers) + len(facts.dates)
-    if stems and len(missing) > (1 - _LEAST_SHARED) * total:
+    if stems and len(missing) > (1 - _MIN_SHARED) * total:
         yield SentenceProblem(
             ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes"
         )
@@ -229,17 +229,17 @@ def _terms(facts: Facts) -> list[str]:
 
 
 def _change(sentence: Sequence[str], quote: Sequence[str], matcher: SequenceMatcher[str]) -> str:
-    """Return the first terms of a sentence that are not the quote's at that place; "" if there are none.
+    """Return the first terms of a sentence that differ from the quote at the same place; "" if all agree.
 
-    Function words other than negations may be added, words may have other endings, and words of the quote may move if
-    they replace none.
+    These are no differences: an added function word that is not a negation, another ending of a word, and a moved word
+    that replaces no other word.
     """
     for kind, start, end, quote_start, quote_end in matcher.get_opcodes():
-        there = quote[quote_start:quote_end]
-        stems = set(map(stem, there))
+        quote_terms = quote[quote_start:quote_end]
+        stems = set(map(stem, quote_terms))
         for term in (term for term in sentence[start:end] if stem(term) not in stems):
             is_negation = term in _NEGATIONS or term.endswith("n't")
             is_new = term not in quote and (kind == "replace" or is_negation or _has_content(term))
-            if is_new or (kind == "replace" and _has_content(term) and any(map(_has_content, there))):
+            if is_new or (kind == "replace" and _has_content(term) and any(map(_has_content, quote_terms))):
                 return " ".join(sentence[start:end])
     return ""

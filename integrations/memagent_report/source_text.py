@@ -24,7 +24,7 @@ from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
 from memagent_report.stated_facts import Facts, content_stems, facts_of, normalize_text, stem
 
 LONGEST_QUOTE: Final = 600
-"""In characters. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
+"""Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
 _END: Final = re.compile(
     r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # the end of a sentence
     r"|\n[^\S\n]*(?=\n)|\n(?=[^\S\n]*(?:[-*\u2022|#]|\d+[.)]\s|[A-Z][\w /-]{0,30}:[ \t]))"  # a list, a table, a field
@@ -67,14 +67,14 @@ class SourceText:
         """
         low, high = max(0, start - _REACH), min(len(self.text), end + _REACH)
         ends = [low] if low == 0 else []
-        ends += [match.end() for match in _END.finditer(self.text, low, high) if self._really_ends(match)]
+        ends += [match.end() for match in _END.finditer(self.text, low, high) if self._ends_sentence(match)]
         begin = max((place for place in ends if place <= start), default=low)
         finish = min((place for place in ends if place >= max(end, start + 1)), default=high)
         begin, finish = self._trim(begin, finish)
         if finish - begin <= max(LONGEST_QUOTE, end - start):
             return begin, finish, True
         spare = max(0, LONGEST_QUOTE - (end - start)) // 2
-        begin, finish = self._at_words(max(begin, start - spare), min(finish, end + spare))
+        begin, finish = self._cut_at_words(max(begin, start - spare), min(finish, end + spare))
         return begin, finish, False
 
     def is_whole(self, start: int, end: int) -> bool:
@@ -88,22 +88,22 @@ class SourceText:
 
     def find(self, quote: str, near: int = 0) -> tuple[int, int] | None:
         """Return first character and end of the occurrence of a quote nearest to `near`; None if it does not occur."""
-        wanted = normalize_text(quote)
-        if not wanted:
+        pattern = normalize_text(quote)
+        if not pattern:
             return None
         if self.text[near : near + len(quote)] == quote:
             return near, near + len(quote)
         form, places = self._normalized_text
         best: tuple[int, int] | None = None
-        at = form.find(wanted)
+        at = form.find(pattern)
         while at >= 0:
-            span = places[at], places[at + len(wanted) - 1] + 1
+            span = places[at], places[at + len(pattern) - 1] + 1
             if best is None or abs(span[0] - near) < abs(best[0] - near):
                 best = span
-            at = form.find(wanted, at + 1)
+            at = form.find(pattern, at + 1)
         return best
 
-    def _really_ends(self, match: re.Match[str]) -> bool:
+    def _ends_sentence(self, match: re.Match[str]) -> bool:
         if match[0][0] not in ".":
             return True
         return _ABBREVIATION.search(self.text, max(0, match.start() - 8), match.start()) is None
@@ -115,7 +115,7 @@ class SourceText:
             end -= 1
         return start, end
 
-    def _at_words(self, start: int, end: int) -> tuple[int, int]:
+    def _cut_at_words(self, start: int, end: int) -> tuple[int, int]:
         while start > 0 and start < end and not self.text[start - 1].isspace():
             start += 1
         while end < len(self.text) and end > start and not self.text[end].isspace():
@@ -136,31 +136,31 @@ class SourceText:
                 pieces.append(word)
                 places.extend(range(match.start(), match.end()))
                 continue
-            formed = normalize_text(word)
-            if not formed and pieces:
+            normal = normalize_text(word)
+            if not normal and pieces:
                 pieces.pop()
                 places.pop()
                 continue
-            pieces.append(formed)
-            if len(formed) == len(word):
+            pieces.append(normal)
+            if len(normal) == len(word):
                 places.extend(range(match.start(), match.end()))
             else:
-                places.extend(_spread(word, formed, match.start()))
+                places.extend(_original_positions(word, normal, match.start()))
         return "".join(pieces), places
 
 
-def _spread(word: str, formed: str, start: int) -> list[int]:
+def _original_positions(word: str, normal: str, start: int) -> list[int]:
     """Return, for each character of a normalized word, its approximate position in the original text."""
     places: list[int] = []
     for index in range(len(word)):
         places += [start + index] * max(0, len(normalize_text(word[: index + 1])) - len(places))
-    return (places + [start + len(word) - 1] * len(formed))[: len(formed)]
+    return (places + [start + len(word) - 1] * len(normal))[: len(normal)]
 
 
 # The cell of a finished read
 
-_MOST_QUOTES = 8
-"""The maximum number of quotes in one cell."""
+_MAX_QUOTES = 8
+"""Maximum number of quotes in one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 """The weights of a word of the answer, and of a name, number, date or code in it; a word of the question has 1."""
 
@@ -212,7 +212,7 @@ def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
     candidates = {span: _matches(source.text[slice(*span)], weights, question_stems) for span in spans}
     quotes: list[SourceQuote] = []
     covered: set[str] = set()
-    while candidates and len(quotes) < _MOST_QUOTES:
+    while candidates and len(quotes) < _MAX_QUOTES:
         best = max(candidates, key=lambda span: (_gain(candidates[span], weights, covered), -span[0]))
         gain = _gain(candidates[best], weights, covered)
         if gain <= 0 or (quotes and not (candidates[best] & weights.keys()) - covered):

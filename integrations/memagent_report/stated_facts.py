@@ -112,7 +112,7 @@ def facts_of(text: str) -> Facts:
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
     dates = tuple(_dates(text, spans))
     codes = tuple(_codes(text, spans))
-    numbers = tuple(_with_shared_units(text, [*_digits(text, spans), *_number_words(text, spans)]))
+    numbers = tuple(_share_units(text, [*_digits(text, spans), *_number_words(text, spans)]))
     return Facts(text, numbers, dates, codes, tuple(_words(text, spans)))
 
 
@@ -245,7 +245,7 @@ def _digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
         if _overlaps(match.span("digits"), spans):
             continue
         value = Decimal(re.sub("[, ]", "", match["digits"])) * (-1 if match["sign"] else 1)
-        number, end = _with_unit(text, value, match.end(), _CURRENCIES.get((match["currency"] or "").strip(), ""))
+        number, end = _parse_unit(text, value, match.end(), _CURRENCIES.get((match["currency"] or "").strip(), ""))
         spans.append((match.start(), end))
         yield Number(*number, match.start(), end)
 
@@ -260,12 +260,12 @@ def _number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
             value = _TENS[match["tens"].lower()] + _SMALL.index(match["ones"].lower())
         else:
             value = _WORD_VALUES[match["word"].lower()]
-        number, end = _with_unit(text, Decimal(value), match.end(), "")
+        number, end = _parse_unit(text, Decimal(value), match.end(), "")
         spans.append((match.start(), end))
         yield Number(*number, match.start(), end)
 
 
-def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tuple[Decimal, str], int]:
+def _parse_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tuple[Decimal, str], int]:
     """Return the value with a following magnitude, the unit, and the end of both."""
     unit = currency
     for _ in range(3):
@@ -289,8 +289,8 @@ def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tupl
     return (value, unit), end
 
 
-def _with_shared_units(text: str, numbers: list[Number]) -> Iterator[Number]:
-    """Yield the numbers in order; one before "to" or "and" may share the magnitude and unit of the next."""
+def _share_units(text: str, numbers: list[Number]) -> Iterator[Number]:
+    """Yield the numbers in order; a number before "to" or "and" may share the next number's magnitude and unit."""
     ordered = sorted(numbers, key=lambda number: number.start)
     for number, following in zip(ordered, [*ordered[1:], None], strict=False):
         if following is None or number.unit or not _JOINS.fullmatch(text[number.end : following.start]):

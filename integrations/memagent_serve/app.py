@@ -41,7 +41,7 @@ from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
-_LEAST_FREE: Final = 16 << 20
+_MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
 """The maximum size of an upload's form around the file."""
 
@@ -122,7 +122,7 @@ def make_app(
     app = Starlette(
         routes=[*_routes(serving), *routes],
         middleware=middleware,
-        exception_handlers={HTTPException: _refused},
+        exception_handlers={HTTPException: _error_response},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
@@ -218,7 +218,7 @@ def _routes(serving: ServerResources) -> list[Route]:
             "server": "ok",
             "policy": await _policy_health(reader),
             "reads": await _ledger_health(serving.ledger),
-            "disk": "ok" if usage.free >= _LEAST_FREE else "its disk is full",
+            "disk": "ok" if usage.free >= _MIN_FREE_BYTES else "its disk is full",
         }
         is_well = all(part == "ok" for part in parts.values())
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
@@ -245,7 +245,7 @@ def _routes(serving: ServerResources) -> list[Route]:
     ]
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  what the handler is registered for
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     refusal = ApiError(error.status_code, error.detail, code=code, headers=error.headers)

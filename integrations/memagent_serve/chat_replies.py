@@ -19,9 +19,9 @@ RUN_ID_HEADER: Final = "X-Memagent-Run-Id"
 DONE: Final = "[DONE]"
 HEARTBEAT_SECONDS: Final = 15
 """The time between two keep-alive comments in a stream."""
-_MOST_QUOTES: Final = 50
-_LONGEST_QUOTE: Final = 600
-_LONGEST_NOTE: Final = 2000
+_MAX_QUOTES: Final = 50
+_MAX_QUOTE_LENGTH: Final = 600
+_MAX_NOTE_LENGTH: Final = 2000
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
     the characters as RFC 5147 does; nothing can be fetched there.
     """
     annotations = []
-    for evidence in result.evidence[:_MOST_QUOTES]:
+    for evidence in result.evidence[:_MAX_QUOTES]:
         section = f", {evidence.section}" if evidence.section else ""
         annotations.append(
             {
@@ -138,7 +138,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
                     "end_index": len(text),
                     "title": f"{result.document['name']}{section}",
                     "url": f"urn:{result.document['key']}#char={evidence.start_char},{evidence.end_char}",
-                    "quote": evidence.quote[:_LONGEST_QUOTE],
+                    "quote": evidence.quote[:_MAX_QUOTE_LENGTH],
                     "chunk": evidence.chunk_index,
                 },
             }
@@ -157,4 +157,4 @@ def note_of(progress: ServedRead, memory_before: str) -> str:
     new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in known)
     share = f"{update.progress:.0%} read" if update.progress is not None else "reading"
     part = "" if update.chunk_index is None else f", part {update.chunk_number}"
-    return plain(f"{share}{part}. {new}"[:_LONGEST_NOTE].rstrip()) + "\n"
+    return plain(f"{share}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"

@@ -17,10 +17,10 @@ from memagent_serve.api_errors import ApiError, bad_request
 Fields: TypeAlias = Mapping[str, Raw]
 """A JSON object's values, as raw JSON."""
 
-_MOST_MESSAGES: Final = 100_000
-_LONGEST_NAME: Final = 512
+_MAX_MESSAGES: Final = 100_000
+_MAX_NAME_LENGTH: Final = 512
 _SMALL_BYTES: Final = 4 << 20
-_MOST_STRINGS: Final = 1_000_000
+_MAX_STRINGS: Final = 1_000_000
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOTHING: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
 
@@ -31,7 +31,7 @@ _list: Final = msgspec.json.Decoder(list[Raw])
 class Options(msgspec.Struct, frozen=True):
     """The fields that determine how a request is read. Others are passed on without being parsed."""
 
-    model: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+    model: Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: int | None = None
@@ -74,8 +74,8 @@ class Options(msgspec.Struct, frozen=True):
 class FileContent(msgspec.Struct, frozen=True):
     """The file of a file part: an uploaded one, or its bytes."""
 
-    file_id: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
-    filename: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+    file_id: Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)] | None = None
+    filename: Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)] | None = None
     file_data: Raw = Raw(b"")
 
 
@@ -188,8 +188,8 @@ def parse(fields: Fields) -> ChatRequest:
     """
     try:
         messages = _list.decode(fields["messages"]) if "messages" in fields else []
-        if len(messages) > _MOST_MESSAGES:
-            raise bad_request(f"there are more than {_MOST_MESSAGES:,} messages", "messages")
+        if len(messages) > _MAX_MESSAGES:
+            raise bad_request(f"there are more than {_MAX_MESSAGES:,} messages", "messages")
         parsed = tuple(_message(_fields.decode(raw)) for raw in messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
@@ -211,7 +211,7 @@ def _require_few_values(body: bytes) -> None:
     for number, string in enumerate(_STRING.finditer(body)):
         between += string.start() - position
         position = string.end()
-        if number > _MOST_STRINGS or between > _SMALL_BYTES:
+        if number > _MAX_STRINGS or between > _SMALL_BYTES:
             break
     else:
         between += len(body) - position

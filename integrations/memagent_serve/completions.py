@@ -188,7 +188,7 @@ class ChatCompletions:
                     plan = await self._plan_of(body, fields, context)
                 if isinstance(plan, bytes):
                     self._metrics.ways.labels("passed").inc()
-                    return await unless_gone(request, self._passed(plan, accept, context))
+                    return await unless_gone(request, self._pass_on(plan, accept, context))
                 long_request = await unless_gone(request, self._long_request(*plan, owner, context))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
@@ -198,7 +198,7 @@ class ChatCompletions:
 
     # Short requests
 
-    async def _passed(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
+    async def _pass_on(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
         if self._server is not None:
             return await pass_on(self._server, "POST", "chat/completions", body, accept=accept or "*/*")
         chat = parse(parse_fields(body))
@@ -338,7 +338,7 @@ class ChatCompletions:
 
     async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:
-            async for event in self._continued_events(long_request, continuation, head, result):
+            async for event in self._continuation_events(long_request, continuation, head, result):
                 yield event
             return
         text = answer_text(result, long_request.options.stops)
@@ -350,7 +350,7 @@ class ChatCompletions:
             yield head.usage_chunk(usage_of(result.usage))
         yield DONE
 
-    async def _continued_events(
+    async def _continuation_events(
         self, long_request: LongRequest, continuation: Continuation, head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(annotations_of, result, "")
@@ -415,12 +415,12 @@ def _reply_tokens(chat: ChatRequest, usual: int) -> int:
 def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
     """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
-    question = _escaped_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
+    question = _escape_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
     was_read = continues and any(place.message == plan.latest for place in plan.places)
     return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
 
 
-def _escaped_within(tokens: int, question: str, context: ReaderContext) -> str:
+def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
     """Return a question that is within its budget also where tags in it are escaped."""
     most = tokens
     while (excess := context.shown_tokens(question) - tokens) > 0 and most > 1:

@@ -22,14 +22,14 @@ OTHER_PART_TOKENS: Final = 1024
 MEDIA: Final = re.compile("image|audio|video")
 """Kinds of parts whose sizes are not known."""
 _STUB_TOKENS: Final = 64
-"""The replacement of a part that is read."""
+"""Tokens of the text that replaces a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
 """Texts up to this size are counted; for longer ones four bytes are assumed per token."""
 _BYTES_PER_TOKEN: Final = 4
-_LONGEST_TOKEN: Final = 16
-_ROOM_FOR_MORE: Final = 256
-"""With a question budget below this, in tokens, the question is only the user's text: policies with such budgets were
-trained like that."""
+_MAX_TOKEN_LENGTH: Final = 16
+_MIN_TOKENS_FOR_CONTEXT: Final = 256
+"""If the budget is below 256 tokens, the question is only the user's text: policies with such budgets were trained on
+single questions."""
 _WHAT_MATTERS: Final = "What does the text say? Name what matters in it: who, what, when, numbers, decisions."
 _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
@@ -85,7 +85,7 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
-    """How many tokens the request's prompt has, including tool calls and descriptions of tools."""
+    """Return the tokens of the request's prompt, including tool calls and descriptions of tools."""
     beside = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
     beside += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
     described = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in beside)
@@ -118,7 +118,7 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     room -= findings
     if total + _STUB_TOKENS * len(files) <= room:
         return ReadingPlan(0, tuple(files), latest)
-    chosen, left = _largest_first(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
+    chosen, left = _choose_largest(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
     if left <= room:
         return ReadingPlan(0, tuple(sorted([*files, *chosen])), latest)
     for history in range(1, len(messages)):
@@ -127,9 +127,9 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
         remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
         rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
         large = [place for place in chosen if place.message in remaining]
-        rest -= sum(_save(sizes, place) for place in large)
+        rest -= sum(_saved_tokens(sizes, place) for place in large)
         if rest <= room:
-            return _with_files(history, large, files, remaining, latest)
+            return _add_files(history, large, files, remaining, latest)
     # Not even the last message fits with the system message: everything is read.
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
     remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
@@ -139,7 +139,7 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
         for place, part in enumerate(messages[number].parts)
         if part.text is not None and sizes[number][place] > _STUB_TOKENS
     ]
-    return _with_files(history, everything, files, remaining, latest)
+    return _add_files(history, everything, files, remaining, latest)
 
 
 def latest_request(messages: Sequence[ChatMessage]) -> int | None:
@@ -169,11 +169,11 @@ def question_of(
         plan: its parts that are read.
         tokenizer: counts.
         tokens: the question's budget.
-        with_context: whether system message and earlier messages belong to it; they do not if the model sees them
-            afterwards.
+        with_context: whether the question includes the system message and earlier messages; not needed if the model
+            sees these messages afterwards.
     """
     message = request.messages[plan.latest] if plan.latest is not None else None
-    is_small = tokens < _ROOM_FOR_MORE
+    is_small = tokens < _MIN_TOKENS_FOR_CONTEXT
     texts = [
         _ends(part.text, tokens, tokenizer, one=is_small) if PartPlace(plan.latest or 0, place) in plan.places
         else _bound(part.text, tokens)
@@ -205,11 +205,11 @@ def speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
+def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_wanted: Callable[[int, str], bool]) -> str:
     """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
     for number, message in enumerate(request.messages):
-        if not wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
+        if not is_wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
             continue
         parts = [(part.text, PartPlace(number, place) in plan.places) for place, part in enumerate(message.parts)]
         # In a long system message, the beginning has the instructions.
@@ -225,8 +225,8 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, wanted: C
 
 
 def _bound(text: JsonText, tokens: int) -> str:
-    """Return a text, or the beginning and end of one that is certainly longer than that many tokens."""
-    most = tokens * _LONGEST_TOKEN
+    """Return a text; only its beginning and end if it certainly has more than `tokens` tokens."""
+    most = tokens * _MAX_TOKEN_LENGTH
     whole = text.text()
     return whole if len(whole) <= 2 * most else f"{whole[:most]} [...] {whole[-most:]}"
 
@@ -240,7 +240,7 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
         tokenizer: counts.
         one: take only one of them: the one with a question, otherwise the last.
     """
-    reach = tokens * _LONGEST_TOKEN
+    reach = tokens * _MAX_TOKEN_LENGTH
     whole = text.text()
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
@@ -250,7 +250,7 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
     return f"{shortened(first, half, tokenizer.count)}\n[...]\n{shortened(last, half, tokenizer.count)}"
 
 
-def _largest_first(
+def _choose_largest(
     messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
 ) -> tuple[list[PartPlace], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
@@ -270,11 +270,11 @@ def _largest_first(
         if total <= room:
             break
         chosen.append(place)
-        total -= _save(sizes, place)
+        total -= _saved_tokens(sizes, place)
     return chosen, total
 
 
-def _save(sizes: Sizes, place: PartPlace) -> int:
+def _saved_tokens(sizes: Sizes, place: PartPlace) -> int:
     return sizes[place.message][place.part] - _STUB_TOKENS
 
 
@@ -282,9 +282,9 @@ def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, latest:
     return number >= history or messages[number].role in _SYSTEM or number == latest
 
 
-def _with_files(
+def _add_files(
     history: int, places: Sequence[PartPlace], files: Sequence[PartPlace], remaining: Sequence[int], latest: int | None
 ) -> ReadingPlan:
-    """Files of messages that are part of the transcript are read with it."""
+    """Return the plan with the files of later messages; files of older messages are read with the transcript."""
     beside = [place for place in files if place.message in remaining]
     return ReadingPlan(history, tuple(sorted({*places, *beside})), latest)

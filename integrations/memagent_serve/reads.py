@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _READERS_KEPT: Final = 64
 _USUAL_SECONDS: Final = 10.0
-_LONGEST_WAIT: Final = 60
+_MAX_WAIT_SECONDS: Final = 60
 """In seconds; the official clients ignore longer times."""
 
 
@@ -284,7 +284,7 @@ class ReadManager:
             self._refused.popleft()
         rounds = (len(self._reads) + len(self._refused)) / self.bounds.reads
         # Half of the time until the last of them is done, because some clients may not try again.
-        seconds = self._retry_seconds = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
+        seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
 
     async def _drive(self, read: ServedRead, kind: str) -> None:

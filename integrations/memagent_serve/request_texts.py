@@ -23,7 +23,10 @@ from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
 from memagent_serve.long_parts import MESSAGE_TOKENS, PartPlace, ReadingPlan, latest_request, speaker
 
 _READ_BYTES: Final = 1 << 20
-_LONGEST_NAME: Final = 120
+_MAX_NAME_LENGTH: Final = 120
+_HEAD_CHARS: Final = 600
+"""Characters of a long system message that stay in the request."""
+_BREAK: Final = "\n\n"
 
 Pieces: TypeAlias = Iterator[Block | Omission]
 Files: TypeAlias = Mapping[PartPlace, DocumentRef]
@@ -38,7 +41,7 @@ class Source:
     pieces: Callable[[], Pieces]
     """Its text, with the names of its own sections."""
     stored: DocumentRef | None = None
-    """Set if it is in the store already."""
+    """The text in the store, if it is there already."""
 
 
 def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
@@ -55,10 +58,10 @@ def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: Doc
 
 
 def document_of(sources: Sequence[Source]) -> Document:
-    """All of them as one document; if there are several, each has a heading and is a section with its name."""
+    """Return all sources as one document; if there are several, each is a section with its name as heading."""
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
-    names = in_one_line(", ".join(source.name for source in sources), _LONGEST_NAME)
+    names = in_one_line(", ".join(source.name for source in sources), _MAX_NAME_LENGTH)
     return Document.from_pieces(lambda: _join(sources), f"{len(sources)} texts: {names}")
 
 
@@ -73,9 +76,6 @@ def _join(sources: Sequence[Source]) -> Pieces:
                 yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
-_BREAK: Final = "\n\n"
-
-
 def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if stored is not None:
         return lambda: stored_pieces(store, stored)
@@ -85,7 +85,7 @@ def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentSto
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
-    """Return a stored text, with the names of its sections and its headings where they begin, and what it lacks."""
+    """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
     yield from omissions_of(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
     for mark in store.headings(ref) if "headings" in ref else ():
@@ -106,7 +106,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
 
 
 def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
-    """Return the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
+    """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for number, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or number == plan.latest:
             continue
@@ -124,16 +124,16 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
 
 def _name(request: ChatRequest, message: ChatMessage, place: PartPlace, stored: DocumentRef | None) -> str:
     if stored is not None:
-        return in_one_line(stored["name"], _LONGEST_NAME)
+        return in_one_line(stored["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
-        return f"the result of {in_one_line(_tool(request, message), _LONGEST_NAME)}"
+        return f"the result of {in_one_line(_tool(request, message), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:
         return "the system message"
     return f"message {place.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"
 
 
 def _tool(request: ChatRequest, message: ChatMessage) -> str:
-    """Return the tool of the call that a tool message answers; "a tool" if no message has that call."""
+    """Return the name of the tool whose result a message has; "a tool" if no message has the call."""
     if isinstance(name := message.field("name"), str) and name:
         return name
     call_id = message.field("tool_call_id")
@@ -174,8 +174,8 @@ _SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presen
 def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
     """Whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
-    It must if only the model server supports the request (tools, a format, log-probs), or if the read parts are tool
-    results or the older part of a conversation.
+    This is so if only the model server supports the request (tools, a format, log-probs), or if tool results or the
+    older part of a conversation are read.
     """
     needs_field = any(map(request.has, _SERVER_FIELDS)) or (
         request.has("response_format") and not _is_text_format(request)
@@ -198,13 +198,13 @@ class Continuation:
     names: tuple[str, ...]
     """The names of the texts that are read."""
     shortened_request: str
-    """The replacement of the user's latest request if that was read itself."""
+    """What replaces the user's latest request if the request itself was read."""
 
     def body_after(self, result: ReadResult) -> bytes:
-        """Return the body that is passed on: the request's own, with the findings of a read."""
+        """Return the body that is passed on to the model: the request's body with the findings of a read."""
         reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
         report = f"[{', '.join(self.names)}: {reading}]\n\n{result.findings()}"
-        bearer = None if self.plan.history else self.plan.places[-1]
+        report_place = None if self.plan.history else self.plan.places[-1]
         messages: list[dict[str, Any]] = []
         is_reported = False
         for number, message in enumerate(self.request.messages):
@@ -222,7 +222,7 @@ class Continuation:
             for place in places:
                 text = (
                     report
-                    if PartPlace(number, place) == bearer
+                    if PartPlace(number, place) == report_place
                     else "[Too long to show; the findings are given separately.]"
                 )
                 if number == self.plan.latest and message.parts[place].kind == "text":
@@ -238,9 +238,6 @@ class Continuation:
         return msgspec.json.encode(values)
 
 
-_HEAD_CHARS: Final = 600
-
-
 def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
     if len(message.parts) == 1 and message.parts[0].raw is None:
         return texts[0]
@@ -251,23 +248,23 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
 
 
 def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
-    """Return the body of a front end's task with only its instructions and its text, which loses its middle.
+    """Return the request body with only the system messages and the latest message, truncated in the middle to fit.
 
     Args:
         request: the request.
-        room: the maximum tokens of its prompt.
-        tokenizer: counts.
+        room: maximum tokens of the prompt.
+        tokenizer: counts the tokens.
     """
     latest = latest_request(request.messages)
-    kept = [
+    originals = [
         message
         for number, message in enumerate(request.messages)
         if number == latest or message.role in {"system", "developer"}
     ]
-    share = max(1, room // len(kept) - MESSAGE_TOKENS)
-    texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in kept]
+    share = max(1, room // len(originals) - MESSAGE_TOKENS)
+    texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in originals]
     messages = [
         {"role": message.role, "content": shortened(text, share, tokenizer.count)}
-        for message, text in zip(kept, texts, strict=True)
+        for message, text in zip(originals, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

@@ -25,9 +25,9 @@ from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
 _RELAYED: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
-_LARGEST: Final = 1 << 25
+_MAX_REPLY_BYTES: Final = 1 << 25
 """Bytes of a reply, or of a line or event of a stream."""
-_TOO_LONG: Final = f"a line or event may have {_LARGEST:,} bytes"
+_TOO_LONG: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes"
 EVENTS: Final = "text/event-stream"
 
 
@@ -54,7 +54,7 @@ async def pass_on(
             return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
         if 300 <= reply.status < 400 or kind_of(reply) != "application/json":
             raise await refusal_of(reply)
-        return Response(await body_within(reply, _LARGEST), reply.status, _headers(reply), "application/json")
+        return Response(await body_within(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
 
 
 def kind_of(reply: aiohttp.ClientResponse) -> str:
@@ -93,7 +93,7 @@ async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncI
                 yield bytes(rest) + chunk[:end]
                 rest.clear()
             rest += chunk[end:]
-            if len(rest) > _LARGEST:
+            if len(rest) > _MAX_REPLY_BYTES:
                 raise OverlongReplyError(_TOO_LONG)
         yield bytes(rest)
 
@@ -105,7 +105,7 @@ async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
         for line in lines.splitlines():
             if line.startswith(b"data:"):
                 data += line[5:].removeprefix(b" ") + b"\n"
-                if len(data) > _LARGEST:
+                if len(data) > _MAX_REPLY_BYTES:
                     raise OverlongReplyError(_TOO_LONG)
             elif not line and data:
                 yield data[:-1].decode(errors="replace")

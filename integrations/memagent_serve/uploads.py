@@ -22,8 +22,8 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
 
 _ID: Final = re.compile(r"file-[0-9a-f]{32}")
-_LONGEST_NAME: Final = 200
-_MOST: Final = 10_000
+_MAX_NAME_LENGTH: Final = 200
+_MAX_FILES: Final = 10_000
 """Files and texts of one key."""
 _CONVERTED_AT_ONCE: Final = 2
 """Files of one key: each takes a thread, a processor and much memory."""
@@ -95,7 +95,7 @@ class Uploads:
                 size = target.tell()
             if not size:
                 raise bad_request("the file is empty", "file")
-            shown = in_one_line(purpose, _LONGEST_NAME)
+            shown = in_one_line(purpose, _MAX_NAME_LENGTH)
             file = UploadedFile(file_id, size, int(time.time()), display_name(name), shown)
             with self._ledger.lock:
                 for whose in (owner, None):
@@ -162,7 +162,7 @@ class Uploads:
 
     def _is_over(self, owner: Owner | None, more: int = 0) -> bool:
         """Whether the files and texts of a key, or of all, and some more bytes exceed their limit."""
-        quota, most = (owner.max_bytes or self._quota, _MOST) if owner else (self._quota_of_all, 100 * _MOST)
+        quota, most = (owner.max_bytes or self._quota, _MAX_FILES) if owner else (self._quota_of_all, 100 * _MAX_FILES)
         both = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
         query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {both} {_WHOSE}"  # noqa: S608  our own words
         ((size, number),) = self._ledger.run(query, (owner and owner.name,))
@@ -215,7 +215,7 @@ def _full(owner: Owner | None) -> ApiError:
 def display_name(name: str | None) -> str:
     """Return a client's name for a file, for messages: its last part, in one line; it is never used as a path."""
     last = re.split(r"[\\/]", name or "")[-1]
-    return in_one_line(last, _LONGEST_NAME).strip() or "file"
+    return in_one_line(last, _MAX_NAME_LENGTH).strip() or "file"
 
 
 def _no_file(file_id: str) -> ApiError:

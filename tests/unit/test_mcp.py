@@ -38,7 +38,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server, transports
 from memagent_mcp.client_roots import local_path
-from memagent_mcp.tools import shielded
+from memagent_mcp.tools import shield_work
 from memagent_mcp.transports import allow_names, url_of
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
@@ -569,7 +569,7 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
 ) -> None:
     handler = logging.StreamHandler(log := io.StringIO())
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    monkeypatch.setattr(transports, "_MOST_SESSIONS", 1)
+    monkeypatch.setattr(transports, "_MAX_SESSIONS", 1)
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
     async with MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
         with listen("127.0.0.1", 0) as listener:
@@ -631,7 +631,7 @@ async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
             closed = True
 
     with anyio.move_on_after(0.05) as scope:
-        await shielded(work())
+        await shield_work(work())
     assert scope.cancelled_caught
     assert closed
 

@@ -25,7 +25,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.middleware import MemAgentMiddleware
-from langchain_memagent.questions import about_result, latest_request
+from langchain_memagent.questions import latest_request, result_question
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError
@@ -589,18 +589,18 @@ class TestQuestions:
     tokenizer = load_tokenizer("embedded")
 
     def test_the_request_comes_first_and_then_the_call(self) -> None:
-        question = about_result("Who won?", "search", {"query": "cup"}, 1024, self.tokenizer)
+        question = result_question("Who won?", "search", {"query": "cup"}, 1024, self.tokenizer)
         assert question == 'Who won?\n(The text is the result of search({"query": "cup"}).)'
 
     def test_a_small_budget_is_the_requests_alone(self) -> None:
-        assert about_result("Who won?", "search", {"query": "cup"}, 96, self.tokenizer) == "Who won?"
+        assert result_question("Who won?", "search", {"query": "cup"}, 96, self.tokenizer) == "Who won?"
 
     def test_without_a_request_the_call_is_asked_about(self) -> None:
-        assert "search" in about_result(None, "search", {}, 100, self.tokenizer)
+        assert "search" in result_question(None, "search", {}, 100, self.tokenizer)
 
     @given(st.text(max_size=2000), st.dictionaries(st.text(max_size=9), st.text(max_size=900)), st.integers(20, 600))
     def test_it_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
-        question = about_result(request, "search", arguments, tokens, self.tokenizer)
+        question = result_question(request, "search", arguments, tokens, self.tokenizer)
         assert 0 < self.tokenizer.count(question) <= tokens
 
     def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:

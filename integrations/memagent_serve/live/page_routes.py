@@ -34,10 +34,10 @@ from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
 
 _BODY_BYTES: Final = 1 << 20
 _PAGE_ENTRIES: Final = 200
-_MOST_QUESTIONS: Final = 32
-_MOST_FILES: Final = 64
+_MAX_QUESTIONS: Final = 32
+_MAX_FILES: Final = 64
 _STREAMS_PER_OWNER: Final = 32
-_LONGEST_NOTE: Final = 4000
+_MAX_NOTE_LENGTH: Final = 4000
 """In characters: a note on an answer."""
 _SEND_SECONDS: Final = 30.0
 _POLICY: Final = (
@@ -84,7 +84,7 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     """Judge an answer."""
 
     up: bool
-    note: Annotated[str, Meta(max_length=_LONGEST_NOTE)] | None = None
+    note: Annotated[str, Meta(max_length=_MAX_NOTE_LENGTH)] | None = None
 
 
 class LivePage:
@@ -155,8 +155,8 @@ class LivePage:
 
     async def _begin(self, request: Request) -> Response:
         body = await _body(self._serving, request, NewReads)
-        if len(body.questions) > _MOST_QUESTIONS or len(body.files) > _MOST_FILES:
-            raise bad_request(f"at most {_MOST_QUESTIONS} questions and {_MOST_FILES} files at once", "questions")
+        if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
+            raise bad_request(f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files at once", "questions")
         asked = self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
         reads = await unless_gone(request, asked)
         return _json({"reads": [read.run_id for read in reads]})

@@ -22,7 +22,7 @@ from memagent_serve.ledger import Entry
 from memagent_serve.reads import ServedRead
 
 _AROUND_BYTES: Final = 6000
-_MOST_QUOTES: Final = 4
+_MAX_QUOTES: Final = 4
 
 
 def read_value(entry: Entry, read: ServedRead | None, answer: str | None = None) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
 def _quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
     return [
         {"text": quote.quote, "start": quote.start_char, "end": quote.end_char, "section": quote.place}
-        for quote in evidence[:_MOST_QUOTES]
+        for quote in evidence[:_MAX_QUOTES]
     ]
 
 

@@ -177,9 +177,9 @@ def test_a_name_that_leads_out_of_an_archive_is_a_document_with_an_error(tmp_pat
 @pytest.mark.parametrize(
     ("limit", "value", "words"),
     [
-        ("_MOST_MEMBERS", 1, "has 2 files; the limit is 1"),
-        ("_MOST_UNPACKED_BYTES", 1000, "bytes unpacked; the limit is 1,000"),
-        ("_LARGEST_RATIO", 2, "times its size; the limit is 2 times"),
+        ("_MAX_MEMBERS", 1, "has 2 files; the limit is 1"),
+        ("_MAX_UNPACKED_BYTES", 1000, "bytes unpacked; the limit is 1,000"),
+        ("_MAX_RATIO", 2, "times its size; the limit is 2 times"),
     ],
 )
 def test_an_archive_is_limited(tmp_path: Path, monkeypatch: Any, limit: str, value: int, words: str) -> None:

@@ -270,7 +270,7 @@ def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(tmp_
 
 
 def test_more_pairs_than_are_judged_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_writing, "_MOST_PAIRS", 2)
+    monkeypatch.setattr(report_writing, "_MAX_PAIRS", 2)
     with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes)) as agent:
         paths = keys(tmp_path, a="4711", b="12", c="5")
         found = report(agent, "Keys?", paths, questions=["What is the key of harbor?"], judge=True, extractive=True)
