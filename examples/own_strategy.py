@@ -5,7 +5,7 @@
 Its runs are logged, resumed, edited, shown, exported and trained on like those of the strategies that ship.
 """
 
-from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, Role, Strategy, Trouble, Writes
+from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, ParseFailure, Role, Strategy, Writes
 from memagent_graph.reading.steps import after_read_chunk, answer, chosen_chunk, read_chunk, update_memory
 
 
@@ -13,7 +13,7 @@ def yes_or_no(text, prompts):
     """The decision: True for yes. Any other reply is malformed, and the reader's rule for that asks again."""
     word = text.strip(" .").casefold()
     if word not in {"yes", "no"}:
-        return Trouble(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
+        return ParseFailure(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
     return Parsed(word, word == "yes")
 
 

@@ -38,7 +38,7 @@ from memagent_graph.reading.inputs import ReadOptions, check_options, check_ques
 from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
-from memagent_graph.reading.structured import expect_structure, format_for_resume
+from memagent_graph.reading.structured import format_for_resume, with_response_format
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -586,7 +586,7 @@ class MemAgent:
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
-        context = expect_structure((await self._graph()).reader_context, options.get("response_format"))
+        context = with_response_format((await self._graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
         several = check_questions(questions, context)
         reference = await self._reference(document, options)
@@ -643,8 +643,8 @@ class MemAgent:
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
-            unseen_update=None if is_shown else progress.add,
-            done=done,
+            on_hidden_update=None if is_shown else progress.add,
+            previous_steps=done,
             pace=pace,
         )
         values: dict[str, Any] = dict(state)

@@ -32,13 +32,13 @@ from memagent_graph.own_code import load_own, names_own_code
 MOST_BYTES: Final = 32_768
 """Of a schema, as JSON: it stands in the prompt of every answer."""
 MOST_DEPTH: Final = 32
-_MOST_STEPS: Final = 30_000
+_MAX_STEPS: Final = 30_000
 """Keywords that are applied in the check of a reply. Nested alternatives could otherwise take hours."""
-_MOST_PROBLEMS: Final = 8
-_LONGEST_PROBLEM: Final = 240
-_MOST_VALUES: Final = 64
+_MAX_PROBLEMS: Final = 8
+_MAX_PROBLEM_CHARACTERS: Final = 240
+_MAX_VALUES: Final = 64
 """JSON values that are looked for in a reply with other words in it."""
-_MOST_OPTIONS: Final = 12
+_MAX_OPTIONS: Final = 12
 
 _OF_SCHEMAS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
 _WITH_LIST: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -180,7 +180,7 @@ class ResponseFormat:
 
     def checked(self, reply: str) -> Fits | DoesNotFit:
         """Look for an answer of this form in a reply: the whole reply, or the last JSON value in it that fits."""
-        not_json, unfit, steps = None, None, iter(range(_MOST_STEPS))
+        not_json, unfit, steps = None, None, iter(range(_MAX_STEPS))
         for text in _candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
@@ -228,7 +228,7 @@ class ResponseFormat:
     def _kind(self, schema: Mapping[str, Any], depth: int = 2) -> str:
         """Return a type in a few words."""
         if isinstance(options := schema.get("enum"), list):
-            shown = [json.dumps(option, ensure_ascii=False) for option in options[:_MOST_OPTIONS]]
+            shown = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_OPTIONS]]
             return f"one of {', '.join(shown)}{', ...' if len(options) > len(shown) else ''}"
         for keyword in ("anyOf", "oneOf"):
             if isinstance(either := schema.get(keyword), list) and depth:
@@ -267,7 +267,7 @@ class ResponseFormat:
             except Exception as error:  # noqa: BLE001  a validator of the user's may raise anything
                 return _first_problems([("", f"{type(error).__name__}: {error}")])
         try:
-            errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MOST_PROBLEMS)]
+            errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)]
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"
         return (
@@ -452,7 +452,7 @@ def _candidates(reply: str) -> Iterator[str]:
     yield text
     yield from (block.strip() for block in reversed(_FENCED.findall(text)))
     decoder, end, values = json.JSONDecoder(), 0, list[str]()
-    for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MOST_VALUES):
+    for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MAX_VALUES):
         if start < end:
             continue
         try:
@@ -469,11 +469,11 @@ def _place(path: Any) -> str:
 
 def _short(text: Any) -> str:
     line = " ".join(str(text).split())
-    return line if len(line) <= _LONGEST_PROBLEM else line[:_LONGEST_PROBLEM] + "..."
+    return line if len(line) <= _MAX_PROBLEM_CHARACTERS else line[:_MAX_PROBLEM_CHARACTERS] + "..."
 
 
 def _first_problems(problems: Any) -> str:
     """Return the first problems, each with its place."""
-    first = [*islice(problems, _MOST_PROBLEMS + 1)]
-    shown = [f"{place}: {_short(message)}" if place else _short(message) for place, message in first[:_MOST_PROBLEMS]]
-    return "; ".join(shown) + ("; and more" if len(first) > _MOST_PROBLEMS else "")
+    first = [*islice(problems, _MAX_PROBLEMS + 1)]
+    shown = [f"{place}: {_short(message)}" if place else _short(message) for place, message in first[:_MAX_PROBLEMS]]
+    return "; ".join(shown) + ("; and more" if len(first) > _MAX_PROBLEMS else "")

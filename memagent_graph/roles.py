@@ -1,8 +1,8 @@
-"""Roles: the kinds of calls of the policy, each with a template, a bound, and a parser for the reply.
+"""Roles: the kinds of calls of the policy, each with a template, a maximum reply length, and a reply parser.
 
-The template of a role is its own, a file of the policy's profile (`templates/NAME.txt`), or a user's. A policy
-that was trained on its own templates understands no others: if its profile has none for a role, that of the role's
-`stand_in` is used, if it names one, and fields that are not filled stay empty.
+The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or the user's. A policy
+that was trained on its own templates understands no others. If its profile has no template for a role, the template of
+the role's `stand_in` is used, if there is one, and the fields that are not filled stay empty.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Parsed:
     """A reply that has the required form."""
 
     text: str | None
-    """What it writes; None leaves a memory unchanged."""
+    """The text that the reply writes; None leaves the memory unchanged."""
     value: Any = None
-    """What else the strategy reads from it."""
+    """Any other value that the strategy reads from the reply."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """What is wrong with a reply; the rule for its kind says what to do."""
+class ParseFailure:
+    """What is wrong with a reply; the update rule for its kind says what to do."""
 
     kind: EventKind
     detail: str
 
 
-Parser: TypeAlias = Callable[[str, Prompts], Parsed | Trouble]
-"""Parses a reply; the reasoning is removed, and the reply is never empty."""
+Parser: TypeAlias = Callable[[str, Prompts], Parsed | ParseFailure]
+"""Parses a reply. The reply is never empty, and has no reasoning."""
 
 
 def whole_text(text: str, _: Prompts) -> Parsed:
@@ -53,16 +53,16 @@ class Role:
 
     Args:
         name: unique in its strategy; logs, rewards and training use it.
-        writes: what the reply is.
+        writes: what the reply writes, such as a memory or an answer.
         fields: the fields that its template must have, besides {prompt}: {memory}, {chunk}, or others.
-        template: its text, or a function from the answer format to the text. Left out for the two roles whose template
-            every reader has, "update" and "answer".
-        bound: the part of the budget that bounds the reply, or a number of tokens.
+        template: the default template, or a function from the answer format to the template. Left out for "update" and
+            "answer", whose templates every reader has.
+        bound: the part of the budget that limits the reply, or a number of tokens.
         parse: parses the reply. Answers are found by the reader's answer format.
-        stand_in: the role whose template is used if this one has none, or if a policy understands only its own.
+        stand_in: the role whose template is used if this role has none, or the policy understands only its own prompts.
         fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
         greedy: whether it is always sampled at temperature 0, with log-probs.
-        optional: whether the strategy works without it if the policy has no template for it.
+        optional: whether the strategy also works if the policy has no template for the role.
     """
 
     name: str
@@ -78,15 +78,15 @@ class Role:
 
     @property
     def signature(self) -> str:
-        """The part of it in a strategy's fingerprint; its wording is in the prompts' fingerprint."""
+        """The role's part of a strategy's fingerprint. Its wording is in the fingerprint of the prompts."""
         return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.bound}"
 
-    def words(self, answer_format: AnswerFormat) -> str:
-        """Its own words."""
+    def default_template(self, answer_format: AnswerFormat) -> str:
+        """Return the template of the role for an answer format."""
         return self.template if isinstance(self.template, str) else self.template(answer_format)
 
     def tokens(self, budget: Budget) -> int:
-        """Return the bound of its reply, in tokens."""
+        """Return the maximum tokens of the reply."""
         return self.bound if isinstance(self.bound, int) else int(getattr(budget, self.bound))
 
 
@@ -103,7 +103,7 @@ def read_template(name: str) -> str:
 
 
 def answer_form(answer_format: AnswerFormat) -> str:
-    """Return the end of the shipped prompt for the answer: how the answer is to be written."""
+    """Return the instructions on the form of the answer, which end the packaged answer prompt."""
     return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
 
@@ -114,7 +114,7 @@ REPAIR = Role(
     lambda _: read_template("repair"),
     bound="answer_tokens",
 )
-"""An answer that does not have the form that was asked for, written once more."""
+"""Writes an answer again that does not have the requested form."""
 
 
 def check_roles(roles: Iterable[Role], strategy: str) -> None:
@@ -134,28 +134,28 @@ def check_roles(roles: Iterable[Role], strategy: str) -> None:
 
 
 def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool = False) -> Prompts:
-    """Prompts with a template for every role.
+    """Return prompts with a template for every role.
 
     Args:
-        roles: a strategy's.
-        prompts: the reader's; a template in them for a role has priority.
-        own_words_only: whether these are the templates of a policy that understands no others. An optional role they
-            lack, and that has no `stand_in`, then has no template; see `Prompts.templates`.
+        roles: the roles of a strategy.
+        prompts: the prompts of the reader. Their template for a role has priority.
+        own_words_only: whether the policy understands only these prompts. An optional role without a template in them
+            and without a `stand_in` then gets no template; see `Prompts.templates`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
         StrategyError: a role has no template, or none that the policy understands.
     """
-    found: dict[str, PromptTemplate] = {}
+    others: dict[str, PromptTemplate] = {}
     for role in roles:
-        given = prompts.templates.get(role.name)
+        custom = prompts.templates.get(role.name)
         needed = role.fields | {"prompt"}
-        if given is not None:
-            template = replace(given, names=COMMON_FIELDS | role.fields)
+        if custom is not None:
+            template = replace(custom, names=COMMON_FIELDS | role.fields)
             template.require(needed=needed, allowed=needed)
         elif role.template and not own_words_only:
             template = PromptTemplate(
-                role.words(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
+                role.default_template(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
             )
             template.require(needed=needed, allowed=needed)
         elif role.stand_in is not None:
@@ -173,8 +173,8 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
                 f"the role {role.name!r} has no template", hint="Give it a template, with {prompt} between tags."
             )
         if role.name not in {"update", "answer"}:
-            found[role.name] = template
-    return replace(prompts, others=found)
+            others[role.name] = template
+    return replace(prompts, others=others)
 
 
 def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> None:
@@ -196,7 +196,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
 
 
 def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    """How many tokens the longest prompt with a chunk, and its reply, exceed the window; 0 or less if it fits."""
+    """Return by how many tokens the longest prompt with a chunk, and its reply, exceed the window; else 0 or less."""
     with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
     return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)
 

@@ -67,7 +67,7 @@ _GREEK_QUESTION: Final = re.compile("(?<=[\u0370-\u03ff\u1f00-\u1fff]);")
 _OPENING: Final = "「『（《〈【“‘"
 _REACH: Final = 80
 """Characters around a place that decide whether a sentence or a word ends there."""
-_LONGEST: Final = 1024
+_MAX_CHARACTERS: Final = 1024
 """Characters before a place in which the character that it may split begins."""
 
 
@@ -93,7 +93,7 @@ def is_character_end(text: str, at: int) -> bool:
     """Return whether no character, as a reader sees it, is split by a cut before `text[at]`; CR LF counts as two."""
     if not 0 < at < len(text) or _APART.match(text, at - 1):
         return True
-    begin = max(0, at - _LONGEST)
+    begin = max(0, at - _MAX_CHARACTERS)
     begin = max(begin, text.rfind(" ", begin, at))  # no character goes on after a space but with it
     begin = next((place for place in range(at - 1, begin, -1) if _APART.match(text, place - 1)), begin)
     while begin and "\U0001f1e6" <= text[begin] <= "\U0001f1ff":  # flags are pairs, counted from the first letter

@@ -28,7 +28,7 @@ from memagent_graph.reading.inputs import store_document
 from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
 from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
-from memagent_graph.reading.structured import expect_structure
+from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.storage.paths import default_checkpoints
 from memagent_graph.trace import MemoryUpdate
@@ -62,7 +62,7 @@ class GraphReads:
 
     async def prepare(self) -> ReaderContext:
         """Return what the reader works with. Raises what `MemAgent.aprepare` raises."""
-        return expect_structure(await self.reader.aprepare(), self._format)
+        return with_response_format(await self.reader.aprepare(), self._format)
 
     async def store(self, document: Any) -> DocumentRef:
         """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""

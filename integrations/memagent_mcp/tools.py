@@ -19,7 +19,7 @@ from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.reading.structured import expect_structure
+from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
@@ -234,7 +234,7 @@ class Tools:
                 as all reads have ended.
         """
         form = None if schema is None else ResponseFormat.of(schema)
-        store, prepared = self._reader.store, expect_structure(await self._reader.aprepare(), form)
+        store, prepared = self._reader.store, with_response_format(await self._reader.aprepare(), form)
         texts = check_questions(questions, prepared)
         bounds = self._ceilings.lowered(limits)
         if isinstance(document, Document):

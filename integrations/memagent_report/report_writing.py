@@ -23,10 +23,10 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.state import ReaderContext, ReaderState, put
+from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, Trouble, read_template
+from memagent_graph.roles import Parsed, ParseFailure, Role, read_template
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -58,16 +58,16 @@ _OWN_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
-def parse_questions(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_questions(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse questions, one on each line; at most `_MAX_QUESTIONS` are kept."""
     lines = [_LIST_MARK.sub("", line).strip() for line in text.splitlines()]
     questions = list(dict.fromkeys(line for line in lines if line.endswith("?")))
     if not questions:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
+        return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
     return Parsed(text, questions[:_MAX_QUESTIONS])
 
 
-def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_outline(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse headings, one on each line, followed by question numbers; these count from 1 in the reply, from 0 here."""
     outline: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
@@ -76,11 +76,11 @@ def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
             numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
             outline.append((_one_line(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
     if not outline:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
+        return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return Parsed(text, outline[:_MAX_HEADINGS])
 
 
-def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_section(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse sentences, one on each line, with the numbers of the quotes that each cites."""
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
@@ -91,15 +91,15 @@ def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
         if re.search(r"\w", sentence):
             sentences.append((sentence, list(dict.fromkeys(numbers))))
     if not sentences:
-        return Trouble(EventKind.MALFORMED, "the reply has no sentence")
+        return ParseFailure(EventKind.MALFORMED, "the reply has no sentence")
     return Parsed(text, sentences)
 
 
-def parse_judgement(text: str, _: Prompts) -> Parsed | Trouble:
+def parse_judgement(text: str, _: Prompts) -> Parsed | ParseFailure:
     """Parse CONTRADICT as True, and COMPATIBLE as False."""
     word = next(iter(text.split()), "").strip(".,:*").upper()
     if word not in {"CONTRADICT", "COMPATIBLE"}:
-        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
+        return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
     return Parsed(text, word == "CONTRADICT")
 
 
@@ -109,7 +109,7 @@ def _one_line(heading: str) -> str:
 
 def _role(
     name: str,
-    parse: Callable[[str, Prompts], Parsed | Trouble],
+    parse: Callable[[str, Prompts], Parsed | ParseFailure],
     *,
     fields: frozenset[str] = frozenset({"chunk"}),
     bound: Literal["answer_tokens"] | int = "answer_tokens",
@@ -184,11 +184,11 @@ class WritingState(ReaderState):
     """The headings, the sections written so far, and the pairs of answers judged so far."""
 
     outline: NotRequired[list[tuple[str, list[int]]]]
-    sections: NotRequired[Annotated[dict[str, Any], put]]
+    sections: NotRequired[Annotated[dict[str, Any], merge_entries]]
     """By section number."""
     pairs: NotRequired[int]
     """How many pairs of answers are to be judged."""
-    judgements: NotRequired[Annotated[dict[str, bool], put]]
+    judgements: NotRequired[Annotated[dict[str, bool], merge_entries]]
     """By the number of the pair: whether the two answers contradict each other."""
 
 

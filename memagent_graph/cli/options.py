@@ -109,7 +109,7 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
 
     Args:
         options: the command, with `checkpoints`, `log` and `store`.
-        settings: the reader's.
+        settings: the settings of the reader.
         store: an open one, in place of that of `--store`.
         is_logged: whether there is a log.
     """
@@ -147,7 +147,7 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
         return settings.replace(strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings
 
 
-_MOST_QUESTIONS = 10_000
+_MAX_QUESTIONS = 10_000
 
 
 def questions_of(given: Iterable[str]) -> list[str]:
@@ -166,8 +166,8 @@ def questions_of(given: Iterable[str]) -> list[str]:
         try:
             text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
             found = [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
-            if len(found) > _MOST_QUESTIONS:
-                raise ValueError(f"there are more than {_MOST_QUESTIONS:,}")
+            if len(found) > _MAX_QUESTIONS:
+                raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")
         except (OSError, ValueError) as error:
             raise MemAgentError(
                 f"the questions in {each[1:]} cannot be read: {error}",

@@ -17,9 +17,9 @@ from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
 from memagent_graph.plain_text import in_one_line
 
-_MOST_LISTED = 20
+_MAX_LISTED_NAMES = 20
 """How many names of a folder's contents an error lists."""
-_LONGEST_NAME = 100
+_MAX_NAME_CHARACTERS = 100
 shortened_name = partial(in_one_line, longest=200)
 """Returns a name that is short enough for an error; it may be a whole text that was given as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -136,14 +136,14 @@ class AllowedRoots:
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = sorted(
-                in_one_line(entry.name, _LONGEST_NAME) + ("/" if entry.is_dir() else "")
+                in_one_line(entry.name, _MAX_NAME_CHARACTERS) + ("/" if entry.is_dir() else "")
                 for entry in folder.iterdir()
                 if not entry.name.startswith(".") and self._is_readable(entry)
             )
         if not names:
             return "There is nothing in it that may be read; " + self._remedy()
-        more = f" and {len(names) - _MOST_LISTED:,} more" if len(names) > _MOST_LISTED else ""
-        return f"Read its files one by one; it contains {', '.join(names[:_MOST_LISTED])}{more}."
+        more = f" and {len(names) - _MAX_LISTED_NAMES:,} more" if len(names) > _MAX_LISTED_NAMES else ""
+        return f"Read its files one by one; it contains {', '.join(names[:_MAX_LISTED_NAMES])}{more}."
 
     def _is_readable(self, entry: Path) -> bool:
         """Whether a name in a folder leads to a file or a folder below a root."""

@@ -124,9 +124,9 @@ _SIGNS: Final = frozenset("€‚„…‰‹‘’“”•–—™›\xa0¢£
 """Signs of cp1252. A text whose only bytes beyond ASCII are these has no letters of another charset."""
 _HIGH_WORD: Final = re.compile(rb"(?<![A-Za-z\x80-\xff])[\x80-\xff]{2,}(?![A-Za-z\x80-\xff])")
 _FINAL: Final = frozenset("ךםןףץ".encode("cp1255"))
-_FEWEST_LETTERS: Final = 6
+_MIN_LETTERS: Final = 6
 _NEARLY_ALL: Final = 0.95
-_MOST_ACCENTED: Final = 0.35
+_MAX_ACCENTED_SHARE: Final = 0.35
 """In no language of these charsets do more of the letters have accents."""
 
 
@@ -154,7 +154,7 @@ def is_hebrew(sample: bytes) -> bool:
     """
     words = _HIGH_WORD.findall(sample)
     return (
-        _FEWEST_LETTERS <= sum(map(len, words)) >= 0.9 * sum(byte >= 0x80 for byte in sample)
+        _MIN_LETTERS <= sum(map(len, words)) >= 0.9 * sum(byte >= 0x80 for byte in sample)
         and all(0xE0 <= byte <= 0xFA for word in words for byte in word)
         and any(word[-1] in _FINAL for word in words)
         and not any(byte in _FINAL for word in words for byte in word[:-1])
@@ -170,6 +170,6 @@ def _share(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
     # ¹ and ³ are what other charsets' letters look like in this one.
     accented = [letter for letter in text.lower() if letter > "\x7f" and (letter.isalpha() or letter in "¹³")]
     letters = sum(letter.isalpha() for letter in text)
-    if not accented or len(accented) > _MOST_ACCENTED * letters:
+    if not accented or len(accented) > _MAX_ACCENTED_SHARE * letters:
         return 0.0
     return max(sum(letter in alphabet for letter in accented) for alphabet in alphabets) / len(accented)

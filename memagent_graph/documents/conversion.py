@@ -29,11 +29,9 @@ from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedD
 T = TypeVar("T")
 
 _MB: Final = 1_000_000
-_LONGEST_HEADER: Final = 1 << 16
-_LONGEST: Final = {"what": 100, "place": 200, "remedy": 300}
-"""Characters of an omission's texts."""
-
-
+_MAX_HEADER_BYTES: Final = 1 << 16
+_MAX_CHARACTERS: Final = {"what": 100, "place": 200, "remedy": 300}
+"""Maximum characters of each text of an omission."""
 _VARIABLES: Final = {
     "seconds": ("MEMAGENT_CONVERSION_SECONDS", "120"),
     "memory_mb": ("MEMAGENT_CONVERSION_MEMORY_MB", "2000"),
@@ -86,7 +84,7 @@ class ConversionCancellation:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Kill the running conversion, and let no other begin."""
+        """Kill the running conversion, and prevent another from starting."""
         with self._lock:
             self.cancelled = True
             if self._process is not None:
@@ -94,7 +92,7 @@ class ConversionCancellation:
 
     @contextlib.contextmanager
     def watching(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Kill this process when cancelled; at the end it is killed in any case."""
+        """Kill this process when the conversion is cancelled, and in any case at the end."""
         with self._lock:
             self._process = process
             if self.cancelled:
@@ -108,8 +106,8 @@ class ConversionCancellation:
             process.wait()
 
 
-async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
-    """Work in a thread of those for conversions; if the caller is cancelled, its conversion ends too."""
+async def run_in_thread(work: Callable[[ConversionCancellation], T]) -> T:
+    """Run `work` in a conversion thread. If the caller is cancelled, the conversion is cancelled too."""
     cancellation = ConversionCancellation()
     try:
         return await asyncio.get_running_loop().run_in_executor(_threads.get(), work, cancellation)
@@ -121,12 +119,12 @@ _threads: Final = PerLoop(
     lambda: ThreadPoolExecutor(thread_name_prefix="memagent-conversion"),
     lambda threads: asyncio.to_thread(threads.shutdown, cancel_futures=True),
 )
-"""Threads of their own: a conversion may take minutes, and what is short must not wait for it."""
+"""A separate pool: a conversion may take minutes, and short work must not wait for it."""
 
 
 @cache
 def converter_kinds() -> Mapping[str, tuple[str, str]]:
-    """Return by kind of file where its converter is ("module:function"), and the extra that it needs, or ""."""
+    """Return for each kind of file its converter ("module:function") and the extra that it needs, or ""."""
     return {
         kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
         for kind, entry in list_entry_points(CONVERTERS).items()
@@ -142,20 +140,20 @@ def convert_parts(
     pages: str = "",
     converter: str | None = None,
 ) -> Parts:
-    """Yield a file's text, in order, and what is not in it.
+    """Yield a file's text in order, and its omissions.
 
     Args:
         name: the document's name, for messages.
         kind: as in `SourceFile`; HTML has to be UTF-8.
         file: the file, from its beginning.
-        cancellation: ends it early.
-        pages: those of a PDF file to convert, as `str(PageRanges)`; empty for all.
-        converter: the user's own, as path/to/file.py:function or module:function, or by the name of its entry point.
+        cancellation: stops the conversion early.
+        pages: the pages of a PDF file to convert, as `str(PageRanges)`; empty for all.
+        converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
 
     Raises:
-        DocumentError: it cannot be converted within the limits (`ConversionBounds.from_environment`), does not have all
-            of these pages, or was cancelled.
-        MissingExtraError: a package is missing that its converter needs.
+        DocumentError: the file cannot be converted within `ConversionBounds.from_environment()`, lacks some of these
+            pages, or the conversion was cancelled.
+        MissingExtraError: a package that the converter needs is missing.
     """
     if kind not in converter_kinds() and converter is None:
         raise UnsupportedDocumentError(
@@ -178,7 +176,7 @@ def convert_parts(
         **limits,
     }
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(_on_disk(file))
+        source = stack.enter_context(_open_on_disk(file))
         result = stack.enter_context(tempfile.TemporaryFile())
         code = _run(task, source, result, bounds, cancellation)
         result.seek(0)
@@ -186,7 +184,7 @@ def convert_parts(
 
 
 def _place_of(converter: str | None) -> str | None:
-    """Return where a user's converter is, in words that do not depend on the current folder."""
+    """Return the location of a user's converter, independent of the current folder."""
     if converter is None or converter in converter_kinds():
         return converter and converter_kinds()[converter][0]
     place, colon, function = converter.rpartition(":")
@@ -194,8 +192,8 @@ def _place_of(converter: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield the file itself if it has a file descriptor, otherwise a copy that has one."""
+def _open_on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Yield the file if it has a file descriptor, otherwise a temporary copy."""
     try:
         file.fileno()
     except OSError:
@@ -239,15 +237,15 @@ def _run(
 
 
 def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds, code: int) -> Parts:
-    """Yield what the process wrote. It may have read a hostile file, so nothing in its output is trusted."""
+    """Yield the output of the process. The file may be hostile, so the output is not trusted."""
     left = int(bounds.text_mb * _MB)
-    while header := result.readline(_LONGEST_HEADER):
+    while header := result.readline(_MAX_HEADER_BYTES):
         try:
             part = json.loads(header)
         except ValueError:
             break
         if isinstance(part, dict) and "what" in part:
-            texts = {name: str(part[name])[:longest] for name, longest in _LONGEST.items()}
+            texts = {name: str(part[name])[:limit] for name, limit in _MAX_CHARACTERS.items()}
             yield Omission(**texts, count=int(part["count"]))
             continue
         if isinstance(part, dict):

@@ -23,7 +23,7 @@ from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 Errors = Literal["strict", "replace"]
 
 SAMPLE_BYTES = 65_536
-_LARGEST_CHAOS = 0.1
+_MAX_CHAOS = 0.1
 _TELLING_BYTES = 8
 _BINARY_KINDS = {
     "an image": (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8"),
@@ -87,7 +87,7 @@ def detect_charset(sample: bytes) -> str | None:
     if (latin := latin_charset(sample)) is not None:
         return latin
     best = from_bytes(sample, cp_exclusion=["shift_jis_2004", "shift_jisx0213"]).best()  # all KOI8 is text in them
-    if best is None or best.chaos > _LARGEST_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
+    if best is None or best.chaos > _MAX_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
         return None
     return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
 

@@ -17,13 +17,13 @@ from memagent_graph.documents.sources import MEDIA_TYPES, SourceMark
 
 MOST_HEADINGS: Final = 100_000
 LONGEST_LABEL: Final = 120
-_LONGEST_TITLE: Final = 80
-_MOST_WORDS: Final = 12
+_MAX_TITLE: Final = 80
+_MAX_WORDS: Final = 12
 _SMALL_WORDS: Final = re.compile(r"an?|and|as|at|by|for|from|in|not|of|on|or|the|this|to|under|with")
 """Words that a title has in lower case though the others begin with capitals."""
-_LARGEST_STEP: Final = 4
+_MAX_STEP: Final = 4
 """How many clauses in a row may be missed before a number no longer counts as the next one."""
-_SHORTEST_WRAPPED: Final = 50
+_MIN_WRAPPED_LINE: Final = 50
 """How long a line of a wrapped paragraph is at least."""
 _BLOCK: Final = 1 << 20
 _MARKDOWN_TYPES: Final = frozenset(
@@ -60,8 +60,8 @@ def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
 
     Args:
         pieces: the text, in order.
-        media_type: the document's. In texts that are not Markdown, a line that begins with # needs blank lines around
-            it, because it may as well be a comment.
+        media_type: the type of the document. In texts that are not Markdown, a line that begins with # counts only with
+            blank lines around it, because it may be a comment.
     """
     found: list[SourceMark] = []
     reader = _Reader(strict=not is_markdown(media_type))
@@ -76,7 +76,7 @@ def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
 def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
     """Where headings begin between two characters of a text, in order, for chunks to end before them."""
     begin = text.rfind("\n", 0, start) + 1
-    window = text[begin : end + _LONGEST_TITLE * 4]
+    window = text[begin : end + _MAX_TITLE * 4]
     reader = _Reader(strict=not markdown, before="\n" if begin else "\n\n")
     starts = (begin + mark.start_char for mark in reader.marks(window, 0))
     return [each for each in starts if start < each <= end]
@@ -136,13 +136,13 @@ class _Reader:
         """Whether a line with a single number is an item of a list, or a sentence, and not a heading."""
         following = _NEXT_LINE.match(block, line.end())
         after = _parts(following["number"]) if following else None
-        goes_on = after is not None and len(after) == 1 and after[0] == number[0] + 1
+        is_continued = after is not None and len(after) == 1 and after[0] == number[0] + 1
         ends = (
             self._item is not None
             and self._item[0] + 1 == number[0]
             and not block[self._item[1] : line.start()].strip()
         )
-        if goes_on or ends:
+        if is_continued or ends:
             self._item = number[0], line.end()
             return True
         return not whole and line["stop"] is None
@@ -158,7 +158,7 @@ def _is_in_sentence(line: re.Match[str], block: str) -> bool:
     """Whether a line continues a sentence of the previous line, as the second of "under section" and "7. It does"."""
     end = line.start() - 1
     before = block[block.rfind("\n", 0, max(end, 0)) + 1 : max(end, 0)].strip()
-    return len(before) >= _SHORTEST_WRAPPED and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()
+    return len(before) >= _MIN_WRAPPED_LINE and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()
 
 
 def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -187,24 +187,24 @@ def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
     common = next((at for at, (one, two) in enumerate(zip(before, number, strict=False)) if one != two), None)
     if common is None:
         return len(number) > len(before) and set(number[len(before) :]) == {1}
-    return 0 < number[common] - before[common] <= _LARGEST_STEP and set(number[common + 1 :]) <= {1}
+    return 0 < number[common] - before[common] <= _MAX_STEP and set(number[common + 1 :]) <= {1}
 
 
 def _short_title(title: str) -> str | None:
     """Return a clause's title: the line, or its first words up to a full stop; None if it begins with a sentence."""
-    end = _TITLE_END.search(title[: _LONGEST_TITLE + 4])
+    end = _TITLE_END.search(title[: _MAX_TITLE + 4])
     if end is not None:
         short = title[: end.start()]
-        return short if len(short.split()) <= _MOST_WORDS // 2 else None
+        return short if len(short.split()) <= _MAX_WORDS // 2 else None
     if title.endswith(".") and _is_in_title_case(title):
         return title[:-1]
-    return title if len(title) <= _LONGEST_TITLE and not title.endswith((".", ";", ",")) else None
+    return title if len(title) <= _MAX_TITLE and not title.endswith((".", ";", ",")) else None
 
 
 def _is_in_title_case(title: str) -> bool:
     """Whether a few words all begin with capital letters or digits, small words apart."""
     words = title.split()
-    return len(words) <= _MOST_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
+    return len(words) <= _MAX_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
 
 
 def _plain(text: str) -> str:

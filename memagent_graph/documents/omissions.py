@@ -16,8 +16,8 @@ from memagent_graph.converters import Omission
 from memagent_graph.errors import IncompleteDocumentError
 from memagent_graph.events import EventKind, ReadEvent
 
-_MOST_KINDS: Final = 30
-_MOST_PLACES: Final = 20
+_MAX_KINDS: Final = 30
+_MAX_PLACES: Final = 20
 _PAGE: Final = re.compile(r"page (\d+)")
 
 
@@ -37,7 +37,7 @@ def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
         sorts.setdefault((omission.what, omission.remedy), []).append(omission)
     return [
         StoredOmission(what=what, count=sum(each.count for each in several), places=_places(several), remedy=remedy)
-        for (what, remedy), several in [*sorts.items()][:_MOST_KINDS]
+        for (what, remedy), several in [*sorts.items()][:_MAX_KINDS]
     ]
 
 
@@ -85,4 +85,4 @@ def _places(omissions: Sequence[Omission]) -> str:
         run = [page for _, page in numbered]
         ranges.append(f"page {run[0]}" if len(run) == 1 else f"pages {run[0]}-{run[-1]}")
     places = [*ranges, *names]
-    return ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
+    return ", ".join(places[:_MAX_PLACES]) + (", ..." if len(places) > _MAX_PLACES else "")

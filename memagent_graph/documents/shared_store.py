@@ -88,7 +88,7 @@ class SharedDocumentStore(DocumentStore):
         Raises:
             DocumentError: it is damaged, the URL cannot be reached, or this machine's disk is full.
         """
-        with self._disk_errors_translated():
+        with self._translate_disk_errors():
             self._make_folders()
             with self._new_file() as (file, temporary):
                 digest, found = hashlib.sha256(), False

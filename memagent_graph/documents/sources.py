@@ -17,7 +17,7 @@ from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.errors import DocumentError
 
 _PART = re.compile(r"\s*(\d{1,7})\s*(?:(-)\s*(\d{1,7})?)?\s*")
-_MOST_PARTS = 1000
+_MAX_PARTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PageRanges:
             return given
         words = str(given).replace("\N{EN DASH}", "-").split(",")
         parts = []
-        for word in words if len(words) <= _MOST_PARTS else ():
+        for word in words if len(words) <= _MAX_PARTS else ():
             found = _PART.fullmatch(word)
             if found is None:
                 break
@@ -92,7 +92,7 @@ _OTHER_SUFFIXES: Final = {
     "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
     "pptm": "pptx", "xlsm": "xlsx",
 }  # fmt: skip
-_LONGEST_FILE_NAME = 255
+_MAX_FILE_NAME = 255
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
@@ -275,7 +275,7 @@ def _readable(file_name: str) -> str:
 
 def _refuse_file_name(text: str) -> None:
     """Refuse a short line that is a file's name or an address: most likely its content is meant."""
-    if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
+    if not text.strip() or len(text) > _MAX_FILE_NAME or "\n" in text or "\x00" in text:
         return
     try:
         exists = Path(text).is_file()

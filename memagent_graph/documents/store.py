@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
 from memagent_graph.converters import Omission, Parts
-from memagent_graph.documents.conversion import ConversionCancellation, in_thread
+from memagent_graph.documents.conversion import ConversionCancellation, run_in_thread
 from memagent_graph.documents.headings import MOST_HEADINGS, headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import sentence_of, summary_of
@@ -84,7 +84,7 @@ class DocumentStore:
             MissingExtraError: its converter needs an extra that is not installed.
         """
         document = Document.of(document)
-        with self._disk_errors_translated():
+        with self._translate_disk_errors():
             self._make_folders()
             replace, converter = replace_undecodable, self._converter
             opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
@@ -107,7 +107,7 @@ class DocumentStore:
 
     async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
         """Like `add`, in a thread; if it is cancelled, the conversion ends too."""
-        return await in_thread(
+        return await run_in_thread(
             lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
         )
 
@@ -128,7 +128,7 @@ class DocumentStore:
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
         path = self._path(ref)
-        with self._disk_errors_translated("read"), path.open("rb", buffering=0) as file:
+        with self._translate_disk_errors("read"), path.open("rb", buffering=0) as file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
 
@@ -205,13 +205,13 @@ class DocumentStore:
             *(self._headings_path(ref, kind) for kind in ("markdown", "text")),
         ]
         paths += [self._sections / f"{name}.json" for name in (ref.get("sections"), ref.get("headings")) if name]
-        with self._disk_errors_translated():
+        with self._translate_disk_errors():
             for path in paths:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _disk_errors_translated(self, deed: Literal["read", "written"] = "written") -> Iterator[None]:
-        """Raise the package's own error for a full or read-only disk, or too many open files."""
+    def _translate_disk_errors(self, deed: Literal["read", "written"] = "written") -> Iterator[None]:
+        """Raise `DocumentStoreError` for a full or read-only disk, or too many open files."""
         try:
             yield
         except OSError as error:

@@ -82,7 +82,7 @@ def add_policy(
     if source is not None:
         _check_base(source, base)
     folder = policies_folder()
-    with _alone(folder), _disk_errors_translated(folder):
+    with _lock_folder(folder), _translate_disk_errors(folder):
         _remove_unfinished(folder)
         digest = None if source is None else folder_digest(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
@@ -117,7 +117,7 @@ def remove_policy(name: str) -> Path:
         PolicyError: it was not added.
     """
     folder = policies_folder()
-    with _alone(folder), _disk_errors_translated(folder):
+    with _lock_folder(folder), _translate_disk_errors(folder):
         there = added_folder(name)
         if there is None:
             raise PolicyError(
@@ -293,9 +293,9 @@ def _quietly(logging: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other calls out."""
-    with _disk_errors_translated(folder):
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder against other processes that add or remove policies."""
+    with _translate_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / ".lock").open("wb")
     with lock:
@@ -307,7 +307,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors_translated(folder: Path) -> Iterator[None]:
+def _translate_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -13,7 +13,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
 from memagent_graph.words import without_surrogates
 
-_LARGEST_COUNT: Final = 2**40
+_MAX_COUNT: Final = 2**40
 """A larger number is not a count of tokens, and databases could not add it up."""
 _COUNTS: Final = {
     "prompt_tokens": 0, "input_tokens": 0, "completion_tokens": 1, "output_tokens": 1,
@@ -100,7 +100,7 @@ def token_usage(usage: object) -> TokenUsage | None:
         if value and name in _COUNTS:
             counts[_COUNTS[name]] = value if type(value) is int else _count(value)
     prompt, completion, cached = counts
-    are_possible = 0 <= prompt <= _LARGEST_COUNT >= completion >= 0 <= cached <= _LARGEST_COUNT
+    are_possible = 0 <= prompt <= _MAX_COUNT >= completion >= 0 <= cached <= _MAX_COUNT
     return TokenUsage(prompt, completion, cached) if are_possible and (prompt or completion) else None
 
 

@@ -31,8 +31,8 @@ If the file is empty, nothing is printed, and the exit status is 0. Otherwise ev
 Who built the lighthouse? What happens if the file is empty? Give the answer alone, or write "not stated".
 """
 """English of several kinds, for the size of each layer's inputs."""
-_LARGEST: Final = 127
-_SMALLEST: Final = 1e-12
+_MAX_INT8: Final = 127
+_MIN_DIVISOR: Final = 1e-12
 """Instead of 0, as a divisor."""
 
 
@@ -111,8 +111,8 @@ def _note_largest(seen: torch.Tensor, _: nn.Module, inputs: tuple[torch.Tensor, 
 
 def _scale(values: torch.Tensor) -> torch.Tensor:
     """One for each row, so that the largest value becomes 127."""
-    return _at_least(values.abs().amax(-1, keepdim=True) / _LARGEST)
+    return _at_least(values.abs().amax(-1, keepdim=True) / _MAX_INT8)
 
 
 def _at_least(values: torch.Tensor) -> torch.Tensor:
-    return values.clamp(min=_SMALLEST)
+    return values.clamp(min=_MIN_DIVISOR)

@@ -34,9 +34,9 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 """The number formats that a policy in this process can compute in."""
 _LINGER = 0.002
 """Seconds to wait for more requests before a batch starts."""
-_LARGEST_BATCH = 64
+_MAX_BATCH = 64
 """How many requests are computed together."""
-_SHORTEST_REUSE = 320
+_MIN_REUSED_TOKENS = 320
 """A shorter prefix is not reused: it costs little to compute."""
 _KEPT_BYTES = 256 * 2**20
 """A prefix whose keys and values are larger is not kept."""
@@ -160,7 +160,7 @@ class LocalPolicy:
         last = False
         while not last:
             found = [waiting.get()]
-            while len(found) < _LARGEST_BATCH and found[-1] is not None:
+            while len(found) < _MAX_BATCH and found[-1] is not None:
                 try:
                     found.append(waiting.get(timeout=_LINGER))
                 except queue.Empty:
@@ -466,7 +466,7 @@ class _Beginning:
     def common_with(self, ids: list[int]) -> int:
         """How many tokens at the beginning are the same as here; 0 if too few to be useful."""
         length = _common_length(self._ids, ids)
-        return length if self._layers and length >= _SHORTEST_REUSE else 0
+        return length if self._layers and length >= _MIN_REUSED_TOKENS else 0
 
     def cache(self, length: int) -> Any:
         """Return a cache that begins with the first `length` tokens."""

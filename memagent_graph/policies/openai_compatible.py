@@ -61,14 +61,14 @@ from memagent_graph.policy import Completion, Message, Messages, Note, SamplingP
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_LARGEST_LIST: Final = 16 * 2**20
+_MAX_LIST_BYTES: Final = 16 * 2**20
 """In bytes: for what the server says of its models and of a tokenizer, and for the token ids of a prompt."""
 _REPLY_BYTES: Final = 2**20
 _BYTES_PER_TOKEN: Final = 4096
 """A token's text, bytes and log-prob take about 200; with the 20 most likely alternatives about 2,500."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
 """Each byte of a prompt may be a token, whose id the reply repeats."""
-_MOST_REFUSED: Final = 256
+_MAX_REFUSED_SCHEMAS: Final = 256
 """Schemas that the server has refused and that are remembered, so that they are not sent with every request."""
 
 
@@ -225,7 +225,7 @@ class OpenAICompatiblePolicy:
                     self._unsupported -= learnt
                     raise
         if refused_schema is not None:
-            if len(self._refused_schemas) >= _MOST_REFUSED:
+            if len(self._refused_schemas) >= _MAX_REFUSED_SCHEMAS:
                 self._refused_schemas.clear()
             self._refused_schemas.add(refused_schema)
         return reply
@@ -296,7 +296,7 @@ class OpenAICompatiblePolicy:
         if self._served is None:
             try:
                 models, _ = await self._send(
-                    self._url("models"), None, model_entries, largest=_LARGEST_LIST, seconds=self._timeouts.connect
+                    self._url("models"), None, model_entries, largest=_MAX_LIST_BYTES, seconds=self._timeouts.connect
                 )
                 served = choose_model(models, self._model, self.base_url, self._redacted)
             except PolicyUnreachableError:
@@ -332,7 +332,7 @@ class OpenAICompatiblePolicy:
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
             sent = None if body is None else msgspec.json.encode(body)
-            content, _ = await self._send(url, sent, bytes, largest=_LARGEST_LIST)
+            content, _ = await self._send(url, sent, bytes, largest=_MAX_LIST_BYTES)
             value = msgspec.json.decode(content)
         except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
@@ -360,7 +360,7 @@ class OpenAICompatiblePolicy:
                 yield reply
         except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
             once, silence = replace(self._errors, max_retries=0), f" ({self._timeouts.read:g} s without a byte)"
-            raise once.of(error, url, silence, model=self._model, unlisted=self.unlisted) from None
+            raise once.to_policy_error(error, url, silence, model=self._model, unlisted=self.unlisted) from None
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return the same policy, on the same connections, with further fields in every completion request."""
@@ -411,7 +411,7 @@ class OpenAICompatiblePolicy:
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
-            raise self._errors.of(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
+            raise self._errors.to_policy_error(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
 
     def _connect(self) -> Sender:
         return Sender(

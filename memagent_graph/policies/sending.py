@@ -30,15 +30,15 @@ from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_MOST_REDIRECTS: Final = 5
-_LARGEST_ERROR: Final = 65_536
+_MAX_REDIRECTS: Final = 5
+_MAX_ERROR_BYTES: Final = 65_536
 """In bytes; a longer body of an error is not kept."""
 _IDLE_SECONDS: Final = 4.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it. It might do so at
 the moment when the next request is sent into it."""
 _WORTH_REPEATING: Final = frozenset({408, 409, 429})
 _FIRST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 8.0
+_MAX_PAUSE: Final = 8.0
 
 
 class StatusError(Exception):
@@ -203,7 +203,7 @@ class Sender:
                 ) as reply:
                     if reply.status < 300:
                         return decode(await body_within(reply, largest)), retries
-                    if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MOST_REDIRECTS:
+                    if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MAX_REDIRECTS:
                         target, redirects = _redirect_target(target, reply.headers["Location"]), redirects + 1
                         continue
                     error = StatusError(reply.status, await error_body(reply), _wait_asked_for(reply.headers))
@@ -253,7 +253,7 @@ async def body_within(reply: aiohttp.ClientResponse, largest: int) -> bytes:
 async def error_body(reply: aiohttp.ClientResponse) -> bytes:
     """Return the body of an error; nothing if it is too long to be one."""
     try:
-        return await body_within(reply, _LARGEST_ERROR)
+        return await body_within(reply, _MAX_ERROR_BYTES)
     except OverlongReplyError:
         return b""  # a part of it could end inside a key, which would then not be recognised
 
@@ -275,7 +275,7 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
         future = asyncio.run_coroutine_threadsafe(closing, loop)
         if asyncio._get_running_loop() is not loop:
             with suppress(Exception):
-                future.result(_LONGEST_PAUSE)
+                future.result(_MAX_PAUSE)
     elif loop.is_closed():
         # The connections ended with their loop, so there is nothing to wait for.
         with suppress(StopIteration):
@@ -286,7 +286,7 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
 
 def _pause(retries: int) -> float:
     """Seconds before the next attempt: doubled each time, with jitter so that many requests do not retry at once."""
-    return min(_FIRST_PAUSE * 2.0**retries, _LONGEST_PAUSE) * random.uniform(0.75, 1.0)
+    return min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
 
 
 def _wait_asked_for(headers: Mapping[str, str]) -> float | None:

@@ -1,4 +1,4 @@
-"""Errors for failures of a server: their kinds, messages and remedies, without secrets."""
+"""Turns failed requests to a server into errors with a message and a remedy, without secrets."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ from memagent_graph.policies.sending import (
     Timeouts,
 )
 
-_SHOWN: Final = 500
-"""Characters of what a server said, in an error."""
+_MAX_SERVER_TEXT: Final = 500
+"""Maximum characters of the server's text in an error message."""
 
 
 @dataclass
 class ServerErrors:
-    """Words the failures of one server."""
+    """Builds the errors for failed requests to one server."""
 
     base_url: str
-    redacted: SecretRedaction = field(repr=False)
+    redact: SecretRedaction = field(repr=False)
     timeouts: Timeouts
     max_retries: int
 
-    def of(
+    def to_policy_error(
         self, error: Exception, url: str, seconds: str = "", *, model: str | None, unlisted: PolicyError | None
     ) -> PolicyError:
-        """Return the error that a failed request comes to.
+        """Return the error for a failed request.
 
-        It has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
+        It has the redacted message of its cause but not the cause itself, which may contain the request's headers.
 
         Args:
             error: what `Sender` raised.
             url: where the request went.
-            seconds: how long the reply was waited for, in words.
+            seconds: how long the client waited for the reply, in words.
             model: the model's name on the server, if it is known.
-            unlisted: what is odd about the server's list of models.
+            unlisted: the error about the server's list of models, if something is wrong with it.
         """
         match error:
             case StatusError():
-                return self._refusal(error, self.redacted(error.words), model, unlisted)
+                return self._refusal(error, self.redact(error.words), model, unlisted)
             case MalformedReplyError():
                 return self._malformed(error)
             case RedirectError():
                 return self._redirect_error(error.target, url)
             case TimeoutError():
-                return self._silence(error, seconds)
+                return self._timeout_error(error, seconds)
         cause = _root_cause(error)
         refused = isinstance(cause, ConnectionRefusedError)  # its message differs between systems
         return self._unreachable("All connection attempts failed" if refused else str(cause))
 
     def _unreachable(self, reason: str) -> PolicyUnreachableError:
         return PolicyUnreachableError(
-            f"no connection to {self.base_url}: {self.redacted(reason)}",
+            f"no connection to {self.base_url}: {self.redact(reason)}",
             hint="Is the server running? Check --base-url with `memagent doctor`.",
         )
 
-    def _silence(self, error: Exception, allowed: str) -> PolicyUnreachableError:
+    def _timeout_error(self, error: Exception, allowed: str) -> PolicyUnreachableError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             return self._unreachable(f"none within {self.timeouts.connect:g} s")
         return PolicyUnreachableError(
@@ -82,8 +82,8 @@ class ServerErrors:
         )
 
     def _redirect_error(self, target: str, url: str) -> PolicyResponseError:
-        """Where the redirect leads, without secrets, and the base URL that it would be."""
-        shown = self.redacted(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
+        """Build the error for a redirect, suggesting the target as base URL."""
+        shown = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
         base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
         return PolicyResponseError(
             f"{self.base_url} redirects to another server, {shown}; the request was not sent there",
@@ -93,7 +93,7 @@ class ServerErrors:
     def _refusal(
         self, error: StatusError, all_words: str, model: str | None, unlisted: PolicyError | None
     ) -> PolicyError:
-        where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_SHOWN]
+        where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_MAX_SERVER_TEXT]
         if status in {401, 403}:
             return PolicyAuthenticationError(
                 f"{where} refused the key ({status}): {words}",
@@ -136,13 +136,13 @@ class ServerErrors:
             )
         if isinstance(error, BrokenOffError):
             return PolicyResponseError(
-                f"{self.base_url} still broke its reply off{retried}: {self.redacted(error.reason)[:_SHOWN]}",
+                f"{self.base_url} still broke its reply off{retried}: {self.redact(error.reason)[:_MAX_SERVER_TEXT]}",
                 hint="Look into the server's log, then resume.",
             )
-        shown = self.redacted(error.content.decode(errors="replace"))[:200]
+        shown = self.redact(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(
             f"{self.base_url} answered with something that is not a completion{retried}: {shown!r} "
-            f"({self.redacted(error.reason)})",
+            f"({self.redact(error.reason)})",
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )
 

@@ -33,11 +33,11 @@ from memagent_graph.words import WORD, is_unspaced, sentence_ends, terms, words
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
-_FEWEST_CONTAINED = 3
-_SHORTEST_SENTENCE = 40
+_MIN_CONTAINED = 3
+_MIN_SENTENCE = 40
 _SUPPORTED = 0.5
 _SPACED_SENTENCE = re.compile(r"[.!?][\"'”’)\]]*$")
-_LONGEST_SENTENCE = 500
+_MAX_SENTENCE = 500
 _NOWHERE = Places()
 
 
@@ -242,7 +242,7 @@ def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     first = max((each for each in ends if each <= start), default=0)
     last = min((each for each in ends if each >= end), default=len(text))
     sentence = text[first:last]
-    if len(sentence) > max(_LONGEST_SENTENCE, end - start):
+    if len(sentence) > max(_MAX_SENTENCE, end - start):
         return start, end
     return first + len(sentence) - len(sentence.lstrip()), last - len(sentence) + len(sentence.rstrip())
 
@@ -369,7 +369,7 @@ def memory_lines(memory: str) -> list[str]:
         start = 0
         for end in sentence_ends(line):
             sentence = line[start:end].strip()
-            if len(sentence) > _SHORTEST_SENTENCE or not _SPACED_SENTENCE.search(sentence):
+            if len(sentence) > _MIN_SENTENCE or not _SPACED_SENTENCE.search(sentence):
                 lines.append(sentence)
                 start = end
         lines.append(line[start:].strip())
@@ -498,4 +498,4 @@ def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
     """Return the share of words in common; a line that was cut out of a longer one counts as similar, too."""
     dice = 2 * shared / (len(new) + len(old))
     contained = shared / len(new)
-    return max(dice, contained) if shared >= _FEWEST_CONTAINED and contained >= _CONTAINED else dice
+    return max(dice, contained) if shared >= _MIN_CONTAINED and contained >= _CONTAINED else dice

@@ -11,7 +11,7 @@ from memagent_graph.words import fold, is_unspaced, word_spans
 MOST_QUOTES = 3
 """Quotes of one line."""
 _WIDEST_GAP = 4
-_MOST_OCCURRENCES = 64
+_MAX_OCCURRENCES = 64
 _RARE = 3
 _UNSPACED_RUN = 4
 _NAME = re.compile(r"(?<=[a-z,]\s)[A-Z]\w+")
@@ -135,7 +135,7 @@ def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     runs: list[Run] = []
     reached: dict[int, int] = {}
     for of, anchor in anchors:
-        for at in places.get(anchor, ())[:_MOST_OCCURRENCES]:
+        for at in places.get(anchor, ())[:_MAX_OCCURRENCES]:
             if reached.get(at - of, -1) <= of:
                 run = _extend(line.words, chunk.words, of, at)
                 reached[at - of] = run.of + run.length

@@ -20,7 +20,7 @@ _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
 _FEW_COMPARISONS = 4_000
 _DEEPEST = 20
 _WIDEST_ISLAND = 2
-_LONGEST = 1 << 21
+_MAX_CHARACTERS = 1 << 21
 """Characters of both texts. A word takes a hundred bytes while texts are compared."""
 
 
@@ -48,7 +48,7 @@ def word_diff(old: str, new: str) -> list[Change]:
     """
     if old == new:
         return [Change(DiffOp.EQUAL, new)] if new else []
-    if len(old) + len(new) > _LONGEST:
+    if len(old) + len(new) > _MAX_CHARACTERS:
         return _tidy([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
     pieces: list[tuple[DiffOp, str]] = []
     for op, left, right in _match(old.splitlines(keepends=True), new.splitlines(keepends=True)):

@@ -18,9 +18,9 @@ from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.prompt_counts import PromptCounts
-from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, no_cost
+from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, zero_counters
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.roles import Parsed, Role, Trouble
+from memagent_graph.roles import Parsed, ParseFailure, Role
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
 from memagent_graph.words import invented_word
 
@@ -89,7 +89,7 @@ class Ask:
         self._begin = time.perf_counter()
         self._invalid: str | None = None
         self._events: list[ReadEvent] = []
-        self.cost: Counters = no_cost()
+        self.cost: Counters = zero_counters()
         if any(span.shortened for span in call.reads):
             self._note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
         if any(span.splits for span in call.reads):
@@ -272,29 +272,31 @@ class Ask:
         count = self._context.tokenizer.count
         return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
-    def _check(self, completion: Completion, text: str) -> Parsed | Trouble:
+    def _check(self, completion: Completion, text: str) -> Parsed | ParseFailure:
         """Return what a reply says, or the first thing that is wrong with it."""
         what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
         if completion.finish_reason is FinishReason.REFUSED:
             verb = "update the memory" if what == "memory" else f"write the {what}"
-            return Trouble(EventKind.REFUSED, f"the policy refused to {verb}")
+            return ParseFailure(EventKind.REFUSED, f"the policy refused to {verb}")
         if not text:
-            return Trouble(EventKind.EMPTY, f"the policy wrote no {what}")
+            return ParseFailure(EventKind.EMPTY, f"the policy wrote no {what}")
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
             word = invented_word(self._cut(text), [message["content"] for message in self._messages])
             if word is not None:
-                return Trouble(EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt")
+                return ParseFailure(
+                    EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
+                )
         if completion.finish_reason is FinishReason.LENGTH:
-            return Trouble(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
+            return ParseFailure(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
         written = completion.usage.completion_tokens if completion.usage else None
         is_longer_in_prompts = self._context.prompts.neutralise(text) != text
         may_exceed = written is None or written > self._bound or is_longer_in_prompts
         if may_exceed and (excess := self._context.shown_tokens(text) - self._bound) > 0:
             tokens = self._bound + excess
-            return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
+            return ParseFailure(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
         return self._parsed(text)
 
-    def _parsed(self, text: str) -> Parsed | Trouble:
+    def _parsed(self, text: str) -> Parsed | ParseFailure:
         return self._role.parse(text, self._context.prompts)
 
     def _cut(self, text: str) -> str:

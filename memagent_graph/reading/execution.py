@@ -17,12 +17,12 @@ from memagent_graph.concurrency.background import Cancellation, PerLoop
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.events import StopReason
-from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, no_cost
+from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, zero_counters
 from memagent_graph.run_log.recording import Recording
 
 _WIDTH: Final = 8
 """How many reads run at once. With one, the loop would be idle while a checkpoint is written."""
-_LONGEST_SECONDS: Final = 0.05
+_MAX_TURN_SECONDS: Final = 0.05
 """After this time a turn ends by itself: the read may be waiting for something, such as its caller."""
 
 
@@ -48,7 +48,7 @@ class Turn:
         await slots.acquire()
         self.end()  # steps that run side by side share a read's turn: another may have taken one meanwhile
         self._held = slots
-        self._alarm = asyncio.get_running_loop().call_later(_LONGEST_SECONDS, self.end)
+        self._alarm = asyncio.get_running_loop().call_later(_MAX_TURN_SECONDS, self.end)
 
     def end(self) -> None:
         """Let the next read have its turn."""
@@ -185,7 +185,7 @@ class StepAccounts:
     trace: Mapping[str, str] = field(default_factory=dict)
     """The ids of the trace around it, for the log."""
     calls: list[Call] = field(default_factory=list)
-    cost: Counters = field(default_factory=no_cost)
+    cost: Counters = field(default_factory=zero_counters)
     chunks: int = 0
     """How many chunks it read."""
     tips: dict[str, str] = field(default_factory=dict)

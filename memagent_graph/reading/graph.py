@@ -26,7 +26,7 @@ from memagent_graph.reading.langgraph_internals import (
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wired
-from memagent_graph.reading.structured import expect_structure
+from memagent_graph.reading.structured import with_response_format
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         if response_format is None:
             return self
         other = copy(self)
-        other.reader_context = expect_structure(self.reader_context, response_format)
+        other.reader_context = with_response_format(self.reader_context, response_format)
         return other
 
     def stream(

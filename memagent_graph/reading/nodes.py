@@ -130,7 +130,7 @@ class LoopNode(StepNode):
         execution, context = runtime.context, runtime.context.context
         change = await self.run(input, runtime, config)
         is_seen = config_entry(config, CHECKPOINTER) is not None or observe(context, config) is not context
-        if context.unseen_update is None or is_seen:  # checkpoints or callbacks would see what a superstep has in it
+        if context.on_hidden_update is None or is_seen:  # checkpoints or callbacks would see what a superstep has in it
             return change
         state, total = dict(input), dict[str, Any]()
         while True:
@@ -146,7 +146,7 @@ class LoopNode(StepNode):
             self._merge(choice, state)
             if self.route(state) != self.node:
                 return total  # the graph runs this step again, and follows its route
-            context.unseen_update({**change, "memory": state.get("memory", "")})
+            context.on_hidden_update({**change, "memory": state.get("memory", "")})
             # Other tasks get their turn here, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
             self._merge(choice, total)

@@ -8,7 +8,7 @@ from typing import Any
 
 from memagent_graph.calls import Call, Writes, calls_of
 from memagent_graph.events import StopReason
-from memagent_graph.reading.state import ReaderContext, no_cost
+from memagent_graph.reading.state import ReaderContext, zero_counters
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
@@ -74,7 +74,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
 
 
 def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
-    total: Any = {**no_cost(), **(state.get("usage") or {})}
+    total: Any = {**zero_counters(), **(state.get("usage") or {})}
     full_context = None
     if context.shape is not None:
         budget = context.budget

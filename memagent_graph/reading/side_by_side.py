@@ -22,12 +22,12 @@ from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.ask import Reply
-from memagent_graph.reading.state import ReaderContext, ReaderState, put
+from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role, read_template
 
-_MOST_PLACES = 512
+_MAX_PLACES = 512
 _LINE_TOKENS = 2
 """The most tokens of a line break between two findings."""
 
@@ -45,7 +45,7 @@ class SideBySideState(ReaderState):
     cursor: NotRequired[Cursor]
     spans: NotRequired[list[dict[str, Any]] | None]
     """The chosen chunks, as `Span.stored`."""
-    findings: NotRequired[Annotated[dict[str, Finding], put]]
+    findings: NotRequired[Annotated[dict[str, Finding], merge_entries]]
     """By branch: a chunk's number, or the name of a merge; findings that were merged are removed."""
     groups: NotRequired[list[list[str]]]
     """The findings to merge, by branch; empty once all fit into one memory."""
@@ -70,7 +70,7 @@ class SideBySide(Strategy):
         """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.
 
         Args:
-            graph: the strategy's.
+            graph: the graph of the strategy.
             then: the node that follows once all findings fit into one memory.
         """
         graph.add_node("gather", gather)
@@ -109,7 +109,7 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
         cursor, chunks = choice[1], chunks + 1
         if chunks % stride == 0:
             places.append(cursor)
-        if len(places) > _MOST_PLACES:
+        if len(places) > _MAX_PLACES:
             places, stride = places[::2], 2 * stride
     edges = [chunks * number // count for number in range(count + 1)]
     segments = []

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat
 
 SCHEMA_MARK: Final = "schema="
-"""Before the schema's fingerprint in `ReaderContext.settings`."""
+"""Prefix of the schema's fingerprint in `ReaderContext.settings`."""
 
 
 class Counters(TypedDict, total=False):
@@ -50,8 +50,8 @@ class Counters(TypedDict, total=False):
     document_tokens: int
 
 
-def no_cost() -> Counters:
-    """Return the cost of nothing."""
+def zero_counters() -> Counters:
+    """Return counters that are all 0."""
     return Counters(
         prompt_tokens=0, completion_tokens=0, cached_tokens=0, turns=0, seconds=0.0, flops=0.0, document_tokens=0
     )
@@ -60,24 +60,24 @@ def no_cost() -> Counters:
 def add_cost(total: Counters, more: Counters) -> Counters:
     """Return the sum of two costs."""
     counts: dict[str, Any] = {**total}
-    summed: Any = {name: counts.get(name, 0) + count for name, count in more.items()}
-    return cast("Counters", summed)
+    sums: Any = {name: counts.get(name, 0) + count for name, count in more.items()}
+    return cast("Counters", sums)
 
 
-def put(entries: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge what branches write by name: new entries replace old ones, and None removes one."""
+def merge_entries(entries: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Merge entries that branches write by name: a new entry replaces the old one, and None removes it."""
     return {name: value for name, value in {**entries, **new}.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """How a read's answer is structured; `memagent_graph.reading.structured` makes it."""
+    """The structure of a read's answer; `memagent_graph.reading.structured` creates it."""
 
     format: ResponseFormat
-    """The form of the answer."""
+    """The response format of the answer."""
     outline: str
-    """The answer's fields in words. They follow the question in the prompts of memories, which do not show the schema.
-    Empty if there is no room for them, or if the policy understands only the questions that it was trained on."""
+    """The answer's fields in words. Memory prompts show them after the question, because they do not show the schema.
+    Empty if there is no room for them, or if the policy understands only its own prompts."""
 
 
 class ReaderInput(TypedDict):
@@ -103,9 +103,9 @@ class ReaderOutput(TypedDict):
 
 
 class ReaderState(TypedDict):
-    """The channels that every strategy has; its state class adds others. A few kilobytes for a document of any length.
+    """The channels of every strategy; its state class adds others. A few kilobytes for a document of any length.
 
-    `usage`, `chunks_read`, `steps` and `tips` are kept by the nodes' wrapper; steps need not write them.
+    The nodes' wrapper updates `usage`, `chunks_read`, `steps` and `tips`; steps need not write them.
     """
 
     run_id: NotRequired[str]
@@ -114,7 +114,7 @@ class ReaderState(TypedDict):
     settings: NotRequired[str]
     """Fingerprint of strategy, tokenizer, chunk size and prompts; a resume with other settings is refused."""
     memory: NotRequired[str]
-    """The trunk's memory; at the end the one that the answer is based on."""
+    """The trunk's memory; at the end, the memory that the answer is based on."""
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
     steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]
@@ -131,7 +131,7 @@ class LineState(ReaderState):
 
     cursor: NotRequired[Cursor]
     span: NotRequired[dict[str, Any] | None]
-    """The chunk to be read next, as `Span.stored`; None if there is none."""
+    """The next chunk to read, as `Span.stored`; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class UpdateRules:
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
     """For a memory with a word that is not in the prompt. `ACCEPT` does not check; None is the
-    policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase: a new word is an accident
-    there. What counts as new in each script: `words.invented_word`."""
+    policy's own rule (`Profile.on_invented`). For policies that only copy, a new word is an error;
+    `words.invented_word` says what counts as new in each script."""
     malformed: UpdateRule = UpdateRule.RETRY
     """The reply does not have the form that its role asks for."""
     retries: int = 2
@@ -190,7 +190,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ReaderContext:
-    """What a graph reads with. There is one per graph; what one call of it uses is in an `Execution`."""
+    """The policy, settings and stores of a graph. An `Execution` has what belongs to a single call."""
 
     policy: Policy
     tokenizer: Tokenizer
@@ -202,9 +202,9 @@ class ReaderContext:
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary = "token"
     strategy: StrategyId = field(default_factory=lambda: StrategyId("", ""))
-    """The way of reading; `build_graph` sets it."""
+    """The strategy's name and fingerprint; `build_graph` sets it."""
     own_words_only: bool = False
-    """Whether the prompts are those of a policy that understands no others."""
+    """Whether the policy understands only these prompts."""
     window: int | None = None
     """The model's context window in tokens; `budget.context_window` may be smaller."""
     concurrency: int = 16
@@ -214,20 +214,20 @@ class ReaderContext:
     on_incomplete: str = "report"
     """What to do with a document that is not wholly text: report, or stop."""
     prompt_counts: PromptCounts | None = field(default=None, repr=False)
-    """Finds out that a server cut a prompt; None for policies in this process."""
+    """Detects prompts that a server has cut; None for policies in this process."""
     replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
-    unseen_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
-    """Called with the changes that a `LoopNode` does not show; set if the caller sees nothing of a read before its
-    end. See `memagent_graph.reading.nodes`."""
+    on_hidden_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
+    """Called with the updates that a `LoopNode` runs without a superstep of their own. Set if the caller sees nothing
+    of a read before its end; see `memagent_graph.reading.nodes`."""
     is_at_end: Callable[[Mapping[str, Any]], bool] = field(default=lambda _: True, repr=False)
-    """The strategy's function that says whether a state has read all of the document."""
+    """The strategy's function that returns whether all of the document was read in a state."""
     looks_back: bool = False
-    """Whether the strategy's steps ask for `StepContext.past`."""
-    done: Trace | None = field(default=None, repr=False)
-    """The run's steps before this call; None if only its log has them."""
+    """Whether the strategy's steps use `StepContext.past`."""
+    previous_steps: Trace | None = field(default=None, repr=False)
+    """The run's steps before this call; None if they are only in its log."""
     pace: Reach | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
     structure: Structure | None = None

@@ -250,7 +250,7 @@ class StepContext:
             RunLogError: the log cannot be read.
         """
         context, calls, recording = self.context, self.execution.cache.calls, self.execution.running.recording
-        before = context.done
+        before = context.previous_steps
         if before is None and context.run_log is not None and recording is not None:
             await recording.settle()
             if recording.failure is None:

@@ -1,11 +1,11 @@
 """Structured answers: what a read with a `response_format` does differently, for every strategy.
 
-The answer's prompt shows the schema, the policy's server is asked to guide decoding by it, and every reply is checked.
-One that does not have the form is shown to the policy again with what is wrong with it, in the role `repair`, at most
-`UpdateRules.retries` times. If none has it, the last reply is the answer, the run has no value, and it stops with
-`invalid_answer`. The prompts of memories name the answer's fields after the question, so that the memory holds them.
+The answer prompt shows the schema, the server is asked for guided decoding, and every reply is validated. A reply that
+does not match the schema goes back to the policy with the error, in the role `repair`, at most `UpdateRules.retries`
+times. If no reply matches, the last one is the answer, the run has no value, and it stops with `invalid_answer`. Memory
+prompts name the answer's fields after the question, so that the memory keeps them.
 
-A policy that understands only the prompts it was trained on gets those; it is guided and checked, and nothing more.
+A policy that understands only its own prompts keeps them: its decoding is guided and its replies are validated.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 ERROR_TOKENS: Final = 256
-"""The most tokens of what is wrong with a reply, in the prompt of a repair."""
-_LOGGED: Final = "response_format"
+"""Maximum tokens of the error message in a repair prompt."""
+_LOG_KEY: Final = "response_format"
 
 
-def expect_structure(context: ReaderContext, source: ResponseFormatSource | None) -> ReaderContext:
-    """Return the context of a read whose answer has this form; with None, the context as it is.
+def with_response_format(context: ReaderContext, source: ResponseFormatSource | None) -> ReaderContext:
+    """Return the context of a read with a structured answer; with None, the context unchanged.
 
     Args:
-        context: a graph's.
+        context: the context of a graph.
         source: what `ResponseFormat.of` takes.
 
     Raises:
@@ -48,18 +48,18 @@ def expect_structure(context: ReaderContext, source: ResponseFormatSource | None
         prompts = _with_schema(prompts, context.prompts)
         _require_room(form, prompts, context)
         outline = _outline(form, context)
-    logged = {**context.log_settings, _LOGGED: {"name": form.name, "schema": form.schema, "outline": outline}}
+    logged = {**context.log_settings, _LOG_KEY: {"name": form.name, "schema": form.schema, "outline": outline}}
     return replace(context, prompts=prompts, structure=Structure(form, outline), log_settings=logged)
 
 
 def format_for_resume(
-    state: Mapping[str, Any], given: ResponseFormatSource | None, logged: Mapping[str, Any], run_id: str
+    state: Mapping[str, Any], source: ResponseFormatSource | None, logged: Mapping[str, Any], run_id: str
 ) -> ResponseFormat | None:
-    """Return the form that a run's answer must have.
+    """Return the response format of a run that is resumed.
 
     Args:
         state: the run's newest state.
-        given: what the caller gives for it, if anything.
+        source: the response format that the caller passed, if any.
         logged: the settings that the run was logged with.
         run_id: for errors.
 
@@ -70,7 +70,7 @@ def format_for_resume(
     settings: str | None = state.get("settings")
     mark = settings.rpartition(":")[2] if settings else ""
     began_with = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
-    form = None if given is None else _form_of(given)
+    form = None if source is None else _form_of(source)
     if settings and form is not None and form.fingerprint != began_with:
         then = f"the schema {began_with}" if began_with else "none"
         raise RunMismatchError(
@@ -80,15 +80,15 @@ def format_for_resume(
         )
     if form is not None or began_with is None:
         return form
-    known = logged.get(_LOGGED)
-    found = _form_of({"type": "json_schema", "json_schema": known}) if isinstance(known, dict) else None
-    if found is None or found.fingerprint != began_with:
+    known = logged.get(_LOG_KEY)
+    form = _form_of({"type": "json_schema", "json_schema": known}) if isinstance(known, dict) else None
+    if form is None or form.fingerprint != began_with:
         raise RunMismatchError(
             "the run's answer is structured, and its schema is not in the run log",
             hint="Pass the same response_format again.",
             run_id=run_id,
         )
-    return found
+    return form
 
 
 def _form_of(source: ResponseFormatSource) -> ResponseFormat:
@@ -98,11 +98,11 @@ def _form_of(source: ResponseFormatSource) -> ResponseFormat:
 
 
 def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
-    """Prompts whose answer shows the schema, also for roles that use the answer's template or end like it.
+    """Return prompts that show the schema in the answer, and in roles that use the answer's template or its ending.
 
-    A template of the user's own is kept: it shows the schema where it has {schema}.
+    A user's own template is kept; it shows the schema where it has {schema}.
     """
-    packaged = {read_template(f"answer_{each.value}") for each in AnswerFormat}
+    packaged = {read_template(f"answer_{form.value}") for form in AnswerFormat}
     answer = before.answer
     if answer.text in packaged:
         answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
@@ -112,7 +112,7 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
 
 
 def _asks_for_json(template: PromptTemplate) -> PromptTemplate:
-    """Return a template that ends with a form of answers, with the schema instead of it; any other as it is."""
+    """Replace the packaged answer instructions at the end of a template by the schema, if it has them."""
     for form in map(answer_form, AnswerFormat):
         if template.text.endswith(form):
             text = template.text.removesuffix(form) + read_template("schema_form")
@@ -136,7 +136,7 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
 
 
 def _outline(form: ResponseFormat, context: ReaderContext) -> str:
-    """Return the fields in words, or only their names, whichever takes at most half of the question's budget."""
-    count, most = context.tokenizer.count, context.budget.question_tokens // 2
+    """Return the fields in words, or only their names, or nothing: what fits half of the question's budget."""
+    count, limit = context.tokenizer.count, context.budget.question_tokens // 2
     wordings = (form.fields_in_words(), form.fields_in_words(short=True))
-    return next((each for each in wordings if count(context.prompts.neutralise(each)) <= most), "")
+    return next((text for text in wordings if count(context.prompts.neutralise(text)) <= limit), "")

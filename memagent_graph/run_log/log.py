@@ -166,7 +166,7 @@ class RunLog:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 raise RunNotFoundError(f"there is no run {run_id!r} in {self.path}", hint="Begin it first.")
             edited = step if step is not None else rows.step_at(connection, run_id, position)
-            rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
+            rows.supersede(connection, run_id, [edited] if edited else [], include_steps=False)
             if remaining is not None:
                 rows.supersede_except(connection, run_id, remaining)
             event = LoggedEvent(time.time(), "memory_edited", editor_detail(author), position)
@@ -340,7 +340,7 @@ class RunLog:
         Raises:
             RunLogError: the run is larger than `columns.LARGEST_RUN`, or the log cannot be read.
         """
-        columns = "*" if with_ids else rows.WITHOUT_IDS
+        columns = "*" if with_ids else rows.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
             stored = connection.execute(query, (run_id, int(superseded)))

@@ -18,7 +18,7 @@ def trace_of(
     """Return the trace of conversations. Those that no longer count are left out.
 
     Args:
-        conversations: a run's; a step that has only discarded attempts is left out.
+        conversations: the conversations of a run; a step with only discarded attempts is left out.
         edits: what a person changed, from `RunLog.events`.
         document_bytes: the document's length, for progress.
     """

@@ -1,4 +1,4 @@
-"""The run log's tables, connections to its file, and statements, each within a transaction of the caller's."""
+"""The tables of the run log, connections to its file, and its statements. The caller opens the transactions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KEY: Final = "INTEGER PRIMARY KEY"
 
 
 def _table(name: str, record: type, **columns: str) -> str:
-    """Return the statement that creates the table of a class of records; `columns` replaces some and adds others."""
+    """Return the statement that creates the table of a record class; `columns` overrides or adds column types."""
     types = {field: column.sql for field, column in columns_of(record).items()} | columns
-    # SQLite finds a column only by way of those before it, so the large ones are last.
+    # SQLite reads a row from its first column on, so the large columns are last.
     definitions = sorted((f"{field} {sql}" for field, sql in types.items()), key=lambda words: words.endswith("BLOB"))
     return f"CREATE TABLE {name} ({', '.join(definitions)}) STRICT"
 
@@ -52,7 +52,7 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
 
     Args:
         path: the file.
-        to_read: whether it may be a file that cannot be written.
+        to_read: whether to open it for reading only.
 
     Raises:
         OSError, sqlite3.Error: it is not a log of this version, cannot be opened, or stays locked.
@@ -68,14 +68,14 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
     return connection
 
 
-WITHOUT_IDS: Final = ", ".join(name for name, column in columns_of(Conversation).items() if not column.is_numbers)
-"""The columns of conversations that are small."""
+SMALL_COLUMNS: Final = ", ".join(name for name, column in columns_of(Conversation).items() if not column.is_numbers)
+"""Conversation columns except the token-id and log-prob blobs."""
 
 
 def insert(
     connection: sqlite3.Connection, table: str, values: Mapping[str, Any], *, update: Iterable[str] | None = None
 ) -> None:
-    """Add a row. If its key exists, its columns in `update` are replaced; without `update` that fails."""
+    """Add a row. If its key exists, replace the columns in `update`; fail if `update` is None."""
     change = ", ".join(f"{column} = excluded.{column}" for column in update or ())
     otherwise = "" if update is None else f"ON CONFLICT DO UPDATE SET {change}" if change else "ON CONFLICT DO NOTHING"
     marks = ", ".join("?" * len(values))
@@ -88,14 +88,14 @@ def insert(
 def insert_run(
     connection: sqlite3.Connection, run: RunRecord, existing: Literal["refuse", "continue", "replace"] = "refuse"
 ) -> None:
-    """Add a run. If there is one with this id, that is an error, or it only loses its end, or it is replaced."""
+    """Add a run. If its id exists: fail, clear its end time and stop reason ('continue'), or replace it."""
     values = row_of(run)
     updates = {"refuse": None, "continue": ("ended", "stop_reason"), "replace": values}
     insert(connection, "runs", values, update=updates[existing])
 
 
 def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: Mapping[str, str]) -> None:
-    """Add the wording of prompts, unless it exists."""
+    """Add the wording of prompts if the log does not have it."""
     insert(connection, "templates", {"hash": fingerprint, "content": json.dumps(dict(wording))}, update=())
 
 
@@ -105,7 +105,7 @@ def insert_event(connection: sqlite3.Connection, run_id: str, event: LoggedEvent
 
 
 def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
-    """Add a reward; its conversation is a row."""
+    """Add a reward; its `conversation` is a row id or None."""
     insert(connection, "rewards", row_of(replace(reward, id=None)))
 
 
@@ -116,10 +116,10 @@ def withdraw_reward(reward: Reward, time: float) -> LoggedEvent:
 
 
 def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -> None:
-    """Turn the rewards of a run into events, as another attempt begins that they are not about.
+    """Turn a run's rewards into events when a new attempt starts, because they scored the old one.
 
-    Events go into exports and back, and no reward function looks at them. Rewards of single conversations stay with
-    them: those that another attempt replaces are superseded.
+    Events are exported and imported, and no reward function reads them. Rewards of single conversations stay: a
+    conversation that another attempt replaces is superseded.
     """
     of_run = "run_id = ? AND conversation IS NULL"
     for row in connection.execute(f"SELECT * FROM rewards WHERE {of_run} ORDER BY time, id", (run_id,)).fetchall():  # noqa: S608
@@ -128,14 +128,13 @@ def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -
 
 
 class NewConversation:
-    """The job that adds a conversation; its result is the conversation's row.
+    """A job that adds a conversation and returns its row id.
 
-    Everything is packed when the job is made, in the thread of the caller, so that the writing thread has little
-    to do in Python.
+    The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
     Args:
-        conversation: the conversation. Its events get its position.
-        supersede: whether another step in its place, and everything that depends on it, no longer counts.
+        conversation: its position is copied to its events.
+        supersede: whether to supersede other steps in its place, and everything that depends on them.
     """
 
     def __init__(self, conversation: Conversation, *, supersede: bool) -> None:
@@ -146,7 +145,7 @@ class NewConversation:
         self.values = row_of(conversation) | {"id": None}
 
     def __call__(self, connection: sqlite3.Connection) -> int:
-        """Add it; without a number, it gets the run's next one."""
+        """Add the conversation. If `seq` is None, it gets the run's next number."""
         values = self.values
         if self.supersede:
             _supersede_others(connection, values)
@@ -159,16 +158,16 @@ class NewConversation:
 
 
 def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:
-    """Mark the steps of other executions in a conversation's place, and what depends on them."""
+    """Supersede the steps of other executions in a conversation's place, and what depends on them."""
     query = (
         "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
         "AND slot = :slot AND superseded = 0 AND step <> :step"
     )
-    supersede(connection, values["run_id"], [row[0] for row in connection.execute(query, values)], with_them=True)
+    supersede(connection, values["run_id"], [row[0] for row in connection.execute(query, values)], include_steps=True)
 
 
 def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str | None:
-    """Return the trunk's newest step at a chunk, of those that count; None if there is none."""
+    """Return the newest step of the trunk at a chunk that is not superseded; None if there is none."""
     query = (
         "SELECT step FROM conversations WHERE run_id = ? AND branch = '' AND position = ? AND superseded = 0 "
         "AND writes <> 'answer' ORDER BY seq DESC LIMIT 1"
@@ -177,22 +176,22 @@ def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str |
     return None if row is None else str(row[0])
 
 
-def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, with_them: bool) -> None:
-    """Mark everything that depends on some steps, and `with_them` these too, as no longer part of the run."""
+def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:
+    """Supersede everything that depends on some steps; with `include_steps`, the steps too."""
     if not steps:
         return
     query = "SELECT id, step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY seq"
     counted = connection.execute(query, (run_id,)).fetchall()
-    gone = set(steps)
+    dependents = set(steps)
     for _, step, parents in counted:  # each after its parents
-        if not gone.isdisjoint(json.loads(parents)):
-            gone.add(step)
-    marked = gone if with_them else gone.difference(steps)
+        if not dependents.isdisjoint(json.loads(parents)):
+            dependents.add(step)
+    marked = dependents if include_steps else dependents.difference(steps)
     _mark(connection, [row for row, step, _ in counted if step in marked])
 
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:
-    """Mark everything but these steps as no longer part of the run."""
+    """Supersede everything but these steps."""
     counted = connection.execute("SELECT id, step FROM conversations WHERE run_id = ? AND superseded = 0", (run_id,))
     _mark(connection, [row for row, step in counted.fetchall() if step not in steps])
 

@@ -22,7 +22,7 @@ from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.rows import connect
 
-_LARGEST_BATCH: Final = 128
+_MAX_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
 """How long a batch of jobs that linger waits for further ones while no caller waits for it. Each transaction takes the
 interpreter's lock from the event loop a few times, for any number of rows."""
@@ -128,7 +128,7 @@ class Writer:
         self._haste.clear()
         while entry is not None:
             batch.append(entry)
-            if len(batch) == _LARGEST_BATCH:
+            if len(batch) == _MAX_BATCH:
                 return batch, False
             try:
                 entry = entries.get_nowait()

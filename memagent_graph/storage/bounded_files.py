@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-_MOST_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 64 << 20
 """The largest tokenizers have half of it."""
 MOST_BYTES_OF_WORDING: Final = 1 << 20
 """Of a template or a profile."""
@@ -34,7 +34,7 @@ def open_regular(path: Path, root: Path | None = None) -> BinaryIO:
     return os.fdopen(number, "rb")
 
 
-def text_file(path: Path, most_bytes: int = _MOST_BYTES, *, pipes: bool = False) -> str:
+def text_file(path: Path, most_bytes: int = _MAX_BYTES, *, pipes: bool = False) -> str:
     """Return the text of a file in UTF-8.
 
     Raises:
@@ -48,7 +48,7 @@ def text_file(path: Path, most_bytes: int = _MOST_BYTES, *, pipes: bool = False)
     return content.decode("utf-8")
 
 
-def json_file(path: Path, most_bytes: int = _MOST_BYTES) -> Any:
+def json_file(path: Path, most_bytes: int = _MAX_BYTES) -> Any:
     """Return the value in a JSON file. Errors are those of `text_file` and `json_value`."""
     return json_value(text_file(path, most_bytes))
 

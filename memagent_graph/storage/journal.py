@@ -20,7 +20,7 @@ from memagent_graph.storage.private_files import private_file
 
 _FIRST_BYTES: Final = b'{"'
 """How every row begins."""
-_MOST_BYTES: Final = 4 << 30
+_MAX_BYTES: Final = 4 << 30
 
 
 class Journal:
@@ -101,8 +101,8 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
 
 def _parse(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
     """Return the rows, and the bytes of the complete lines."""
-    if os.fstat(file.fileno()).st_size > _MOST_BYTES:
-        raise error(f"{path} has more than {_MOST_BYTES:,} bytes", hint="Name another folder.")
+    if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+        raise error(f"{path} has more than {_MAX_BYTES:,} bytes", hint="Name another folder.")
     content = file.read()
     length = content.rfind(b"\n") + 1
     rest = content[length : length + len(_FIRST_BYTES)]

@@ -1,7 +1,7 @@
-"""Rows of Parquet files that somebody else may have written: a text that many of them share is in memory once.
+"""Reads rows of untrusted Parquet files; a text that many rows share is in memory only once.
 
-A file of a few kilobytes can say that millions of rows have the same text of megabytes. So texts are read as
-dictionaries, and unpacked a few rows at a time.
+In a file of a few kilobytes, millions of rows can share one text of several megabytes. Texts are therefore read as
+dictionaries and unpacked a few rows at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from memagent_graph.extra_modules import extra_module
 
 _ROWS_AT_ONCE: Final = 64
 _SMALL_BYTES: Final = 64 << 20
-_LARGEST_GROUP_BYTES: Final = 4 << 30
-_LARGEST_GROUP_VALUES: Final = 1 << 26
-"""Of all columns of a row group: an empty one takes no space in the file, and about 8 bytes in memory."""
+_MAX_GROUP_BYTES: Final = 4 << 30
+_MAX_GROUP_VALUES: Final = 1 << 26
+"""Maximum values in a row group, over all columns. An empty value takes no space in the file, but 8 bytes in memory."""
 
 
 def pyarrow(extra: str, needed_for: str) -> Any:
@@ -44,7 +44,7 @@ def small_groups(file: Any) -> list[Any]:
     groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
     for group in groups:
         values = sum(group.column(number).num_values for number in range(group.num_columns))
-        if group.total_byte_size > _LARGEST_GROUP_BYTES or values > _LARGEST_GROUP_VALUES:
+        if group.total_byte_size > _MAX_GROUP_BYTES or values > _MAX_GROUP_VALUES:
             raise ValueError("it has a row group that is too large to read")
     return groups
 

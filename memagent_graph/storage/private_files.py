@@ -37,7 +37,7 @@ def private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
 
 
-_LONGEST_PREFIX = 40
+_MAX_PREFIX = 40
 """In characters; file systems limit a name to 255 bytes."""
 
 
@@ -56,7 +56,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: it cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_LONGEST_PREFIX]}-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_MAX_PREFIX]}-", dir=path.parent)
     unfinished = Path(name)
     try:
         with os.fdopen(descriptor, "w+b") as file:

@@ -15,9 +15,9 @@ from memagent_graph.errors import CheckpointError
 
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
-_MOST_BYTES: Final = 12 << 20
+_MAX_BYTES: Final = 12 << 20
 """Of one value, decompressed; a report's state has the cells of all its documents. A byte can be an object of 64."""
-_MOST_TOGETHER: Final = 2 * _MOST_BYTES
+_MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
 """Of a state and all that was written after it, which are in memory at the same time."""
 _room: Final = ContextVar[list[int]]("_room")
 
@@ -74,37 +74,37 @@ class CompressedSerializer(SerializerProtocol):
 
 def bound_next_state() -> None:
     """Bound what is decoded from here on, until the next call in this task."""
-    _room.set([_MOST_TOGETHER])
+    _room.set([_MAX_TOTAL_BYTES])
 
 
 def decompress(content: bytes) -> bytes:
     """Return decompressed bytes. Raises UndecodableStateError if they are damaged or too many."""
     decompressor = zlib.decompressobj()
     try:
-        whole = decompressor.decompress(content, _MOST_BYTES)
+        whole = decompressor.decompress(content, _MAX_BYTES)
     except zlib.error as error:
         raise UndecodableStateError(f"a state cannot be decompressed: {error}") from error
     if not decompressor.eof:
-        raise UndecodableStateError(f"a state has more than {_MOST_BYTES:,} bytes, or is cut off")
+        raise UndecodableStateError(f"a state has more than {_MAX_BYTES:,} bytes, or is cut off")
     return _count(whole)
 
 
 def _count(content: bytes) -> bytes:
     """Return bytes that are decoded. Raises UndecodableStateError if they are too many, alone or with the others."""
-    room = _room.get([_MOST_TOGETHER])
+    room = _room.get([_MAX_TOTAL_BYTES])
     room[0] -= len(content)
-    if len(content) > _MOST_BYTES or room[0] < 0:
+    if len(content) > _MAX_BYTES or room[0] < 0:
         raise UndecodableStateError(
-            f"a value has more than {_MOST_BYTES:,} bytes, or all of a state {_MOST_TOGETHER:,}"
+            f"a value has more than {_MAX_BYTES:,} bytes, or all of a state {_MAX_TOTAL_BYTES:,}"
         )
     return content
 
 
 def require_decodable(content: bytes) -> None:
     """Raise `CheckpointError` if a value is too large to be decoded again."""
-    if len(content) > _MOST_BYTES:
+    if len(content) > _MAX_BYTES:
         raise CheckpointError(
-            f"a checkpoint would have {len(content):,} bytes, and only {_MOST_BYTES:,} can be read again",
+            f"a checkpoint would have {len(content):,} bytes, and only {_MAX_BYTES:,} can be read again",
             hint="Give fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
         )
 

@@ -33,26 +33,26 @@ from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for, read_template
 
 _STEP_TOKENS: Final = 1024
-"""Tokens per chunk if a document is only counted."""
+"""Tokens per chunk when the tokens of a document are only counted."""
 DOES_NOT_FIT: Final = "does_not_fit"
-"""How the log says that a run ended because the document does not fit."""
-SEAM_TOKENS: Final = 16
-"""A text in its prompt may have a few tokens more or fewer than alone, because of the words around it."""
+"""The stop reason in the run log if the document does not fit."""
+BOUNDARY_TOKENS: Final = 16
+"""Margin for token boundaries: inside a prompt, a text may have a few tokens more or fewer than on its own."""
 T = TypeVar("T")
 
 
-def _question_words(answer_format: AnswerFormat) -> str:
-    """Return the question on a text, and, as in the shipped prompt for the answer, its form."""
+def _question_text(answer_format: AnswerFormat) -> str:
+    """Return the template for a question about a text, with the instructions on the form of the answer."""
     return f"{read_template('question')}\n\n{answer_form(answer_format)}"
 
 
 QUESTION: Final = Role(
-    "question", Writes.ANSWER, frozenset({"chunk"}), _question_words, "answer_tokens", fills_window=True, optional=True
+    "question", Writes.ANSWER, frozenset({"chunk"}), _question_text, "answer_tokens", fills_window=True, optional=True
 )
 
 
 class DoesNotFitError(BudgetError):
-    """The whole document should be shown, but does not fit in the window. All numbers are tokens."""
+    """The whole document does not fit in the context window. All numbers are tokens."""
 
     def __init__(self, needed: int, window: int, document_tokens: int) -> None:
         super().__init__(
@@ -63,16 +63,16 @@ class DoesNotFitError(BudgetError):
 
 
 class ExcerptState(ReaderState):
-    """The state that these strategies add."""
+    """The state of strategies that show excerpts."""
 
     excerpts: NotRequired[list[list[dict[str, Any]]]]
-    """The excerpts to show, one after the other, until there is an answer; each as `Span.stored`."""
+    """The excerpts to show in turn until one gives an answer; each is a list of `Span.stored`."""
     shown: NotRequired[int]
-    """How many of them were shown."""
+    """How many excerpts were shown."""
 
 
 class ExcerptWindow:
-    """The context window of one call: the text that it shows, and what fits. Blocks while it reads text."""
+    """The context window of one call: the text to show, and how much of it fits. Reads text synchronously."""
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.question
@@ -86,13 +86,13 @@ class ExcerptWindow:
         """How many tokens of text fit."""
 
     def needs(self, text: str) -> int:
-        """Return how many tokens of the window a question on a text takes: prompt and reply."""
+        """Return the tokens of a question about a text: those of the prompt and the maximum for the reply."""
         messages = self.context.prompts.messages(self.role.name, self.question, chunk=text, schema=self.context.schema)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
         return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
 
     def text(self, spans: Sequence[Span]) -> str:
-        """Return the text of spans in order; those that follow each other are one part."""
+        """Return the text of spans in order. Adjacent spans are joined without a separator."""
         runs: list[tuple[int, int]] = []
         for span in spans:
             if runs and runs[-1][1] == span.start_byte:
@@ -103,22 +103,22 @@ class ExcerptWindow:
         return self.separator.join(text.strip() for text in texts) if len(texts) > 1 else "".join(texts)
 
     def role_for(self, text: str) -> Role:
-        """Return the role, with a shorter reply if the text leaves less of the window."""
+        """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
         left = self.window - self.needs(text) + self.reply_tokens
         bound = min(self.reply_tokens, left)
         return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
-    def most_that_fits(self, choose: Callable[[int], list[Span]]) -> list[Span]:
-        """Return the choice of `choose` for the largest number of tokens with which the call fits in the window.
+    def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
+        """Return the largest choice of spans with which the call fits in the window; `choose` takes a token count.
 
         Raises:
             BudgetError: no text fits in the window.
         """
         empty = self.window - self.room
-        return longest_fitting(choose, lambda spans: self.needs(self.text(spans)) - empty, self.room)
+        return fit_to_budget(choose, lambda spans: self.needs(self.text(spans)) - empty, self.room)
 
     def chunker(self, tokens: int) -> Chunker:
-        """Return what cuts the document into chunks of that many tokens, ignoring sentences."""
+        """Return a chunker of the document that ignores sentence boundaries."""
         return Chunker(self.context.store, self.document, self.context.tokenizer, tokens)
 
 
@@ -129,7 +129,7 @@ class Excerpt(Strategy):
     state: ClassVar[type] = ExcerptState
     reads_all: ClassVar[bool] = False
     tries: int = 1
-    """How many excerpts are shown at most."""
+    """Maximum number of excerpts to show."""
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the two steps."""
@@ -141,10 +141,10 @@ class Excerpt(Strategy):
 
     @abstractmethod
     async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
-        """Return the excerpts to show, one or more, the best first, with spans in order; and the document's tokens.
+        """Return at least one excerpt, the best first, each with its spans in order; and the document's tokens.
 
         Raises:
-            BudgetError: it does not fit in the window.
+            BudgetError: no excerpt fits in the window.
         """
 
     async def _choose_excerpts(self, state: ExcerptState, step: StepContext) -> Change:
@@ -176,25 +176,25 @@ def unless_answered(state: ReaderState) -> str:
     return END if state.get("stop_reason") else "show_excerpt"
 
 
-def words_around(context: ReaderContext) -> int:
-    """Return a call's tokens besides text, question and reply: of its template, the chat template, and the joints.
+def prompt_overhead(context: ReaderContext) -> int:
+    """Return the tokens a call needs besides text, question and reply: templates and a margin for token boundaries.
 
-    Documents that have to fit in a window with these must be shorter by this number.
+    A document that must fit in the window has to be shorter by this number.
     """
     prompts = prompts_for(Excerpt.roles, context.prompts, own_words_only=context.own_words_only)
     template = prompts.templates[QUESTION.name if QUESTION.name in prompts.templates else UPDATE.name]
-    return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + SEAM_TOKENS
+    return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + BOUNDARY_TOKENS
 
 
 class DocumentEnds:
-    """A document's length in tokens, and its beginning and end, of at most `most_tokens` each. Reads it once.
+    """Counts a document's tokens and returns its beginning and its end. Reads the document once.
 
     Args:
         chunker: makes a chunker of the document for a number of tokens.
-        most_tokens: the maximum for `tail`.
+        max_tokens: the maximum that `tail` can return.
     """
 
-    def __init__(self, chunker: Callable[[int], Chunker], most_tokens: int) -> None:
+    def __init__(self, chunker: Callable[[int], Chunker], max_tokens: int) -> None:
         self._chunker = chunker
         self.tokens = 0
         self._end = start_cursor()
@@ -203,21 +203,21 @@ class DocumentEnds:
             late.append((self.tokens, self._end))
             self._end = chunk.next
             self.tokens += chunk.tokens
-            while len(late) > 1 and late[1][0] <= self.tokens - most_tokens:
+            while len(late) > 1 and late[1][0] <= self.tokens - max_tokens:
                 late.popleft()
         self._late = late
 
     def whole(self) -> Span:
-        """Return all of it."""
+        """Return the whole document."""
         return self._to_end(start_cursor(), self.tokens)
 
     def head(self, tokens: int) -> Span | None:
-        """Return its first tokens, up to 3 fewer if the last one would end inside a character."""
+        """Return the document's first tokens, up to 3 fewer if the last one would end inside a character."""
         chunk = next(iter(self._chunker(tokens).chunks()), None) if tokens else None
         return None if chunk is None else Span.of(chunk)
 
     def tail(self, tokens: int) -> Span | None:
-        """Return its last tokens, up to 3 more if the first one would begin inside a character."""
+        """Return the document's last tokens, up to 3 more if the first one would begin inside a character."""
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
@@ -233,21 +233,21 @@ class DocumentEnds:
         return Span(0, cursor["char"], end["char"], cursor["byte"], end["byte"], tokens)
 
 
-def longest_fitting(make: Callable[[int], T], taken: Callable[[T], int], room: int) -> T:
-    """Return the result of `make` for the largest number of tokens with which `taken` is within the limit.
+def fit_to_budget(build: Callable[[int], T], count_tokens: Callable[[T], int], budget: int) -> T:
+    """Return the largest result of `build` that fits the budget. May call `build` several times.
 
-    A text may take more tokens than in its document, if parts are joined or something in it is escaped.
+    A prompt may need more tokens for a text than the document has: parts are joined, and characters are escaped.
 
     Raises:
         BudgetError: not even one token fits.
     """
-    tokens = room
+    tokens = budget
     while tokens > 0:
-        made = make(tokens)
-        if (used := taken(made)) <= room:
-            return made
-        tokens = min(tokens - 1, tokens * room // used)
+        result = build(tokens)
+        if (used := count_tokens(result)) <= budget:
+            return result
+        tokens = min(tokens - 1, tokens * budget // used)
     raise BudgetError(
-        f"not one token of the document fits: there is room for {max(0, room):,}",
+        f"not one token of the document fits: there is room for {max(0, budget):,}",
         hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memagent_graph.calls import Span
-from memagent_graph.strategies.excerpts import SEAM_TOKENS, DocumentEnds, DoesNotFitError, Excerpt, ExcerptWindow
+from memagent_graph.strategies.excerpts import BOUNDARY_TOKENS, DocumentEnds, DoesNotFitError, Excerpt, ExcerptWindow
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def _choose(window: ExcerptWindow, least: int) -> tuple[list[list[Span]], int]:
     ends = DocumentEnds(window.chunker, 0)
     may_give = max(0, window.reply_tokens - least) if least else 0
     needed = window.window - window.room + ends.tokens
-    if ends.tokens <= window.room + may_give + SEAM_TOKENS:
+    if ends.tokens <= window.room + may_give + BOUNDARY_TOKENS:
         needed = window.needs(window.text([ends.whole()]))
     if needed - may_give > window.window:
         raise DoesNotFitError(needed - may_give, window.window, ends.tokens)

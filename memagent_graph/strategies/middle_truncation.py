@@ -30,4 +30,4 @@ def _choose(window: ExcerptWindow) -> tuple[list[list[Span]], int]:
             return [ends.whole()]
         return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
 
-    return [window.most_that_fits(cut)], ends.tokens
+    return [window.fit_to_window(cut)], ends.tokens

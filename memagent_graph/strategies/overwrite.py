@@ -31,7 +31,7 @@ def wire_line(graph: StrategyGraph, node: str, read: Step, *, leave: Route | Non
     """Wire the loop of a strategy that reads one chunk after the other.
 
     Args:
-        graph: the strategy's.
+        graph: the graph of the strategy.
         node: the name of the step that reads the chosen chunk.
         read: the step.
         leave: its route, if it may end the loop: to "read_chunk" or to "answer".

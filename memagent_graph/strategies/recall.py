@@ -16,17 +16,17 @@ from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer, chosen_chunk, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
-from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, read_template
+from memagent_graph.roles import ANSWER, Parsed, ParseFailure, Role, read_template
 
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
 _CHARS_PER_TOKEN = 2
 """With this many characters of a passage for each token of the room, it nearly always has one, and mostly several."""
-_MOST = 64
+_MAX_CANDIDATES = 64
 """How many memories and passages are tried, best first."""
 
 
-def memory_and_query(text: str, prompts: Prompts) -> Parsed | Trouble:
+def memory_and_query(text: str, prompts: Prompts) -> Parsed | ParseFailure:
     """Parse a memory, and the words to look up on its last line if that begins with RECALL:."""
     del prompts
     *lines, last = text.splitlines() or [""]
@@ -34,7 +34,7 @@ def memory_and_query(text: str, prompts: Prompts) -> Parsed | Trouble:
         return Parsed(text)
     query, memory = last.removeprefix(_MARK).strip(), "\n".join(lines).strip()
     if not query:
-        return Trouble(EventKind.MALFORMED, "there are no words to look up after RECALL:")
+        return ParseFailure(EventKind.MALFORMED, "there are no words to look up after RECALL:")
     return Parsed(memory or None, query)
 
 
@@ -140,7 +140,7 @@ class Recall(Strategy):
                     yield text[start:end]
 
         ranking = await ranked(self.retriever, texts(), state.get("query") or "")
-        for number in ranking[:_MOST]:
+        for number in ranking[:_MAX_CANDIDATES]:
             place = places[number - len(earlier)] if number >= len(earlier) else None
             text = _text_of(place, step) if place else earlier[number]
             tokens = step.context.shown_tokens(text) + 2

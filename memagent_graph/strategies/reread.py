@@ -15,23 +15,23 @@ from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState, ReaderContext
 from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer_from, chosen_chunk, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Parsed, Role, Trouble, read_template
+from memagent_graph.roles import ANSWER, UPDATE, Parsed, ParseFailure, Role, read_template
 
 
-def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed | Trouble]:
+def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed | ParseFailure]:
     """Return a parser of ANSWER, or of ASK above a question; one of `questions` is refused."""
     known = {_plain(question) for question in questions}
 
-    def parse(text: str, prompts: Prompts) -> Parsed | Trouble:
+    def parse(text: str, prompts: Prompts) -> Parsed | ParseFailure:
         del prompts
         first, _, question = text.partition("\n")
         word, question = first.strip(), " ".join(question.split())
         if word == "ANSWER" and not question:
             return Parsed(text)
         if word != "ASK" or not question:
-            return Trouble(EventKind.MALFORMED, f"the reply is {text[:30]!r}, neither ANSWER nor ASK above a question")
+            return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER or ASK and a question")
         if _plain(question) in known:
-            return Trouble(EventKind.REPEATED, f"{question[:60]!r} was asked before")
+            return ParseFailure(EventKind.REPEATED, f"{question[:60]!r} was asked before")
         return Parsed(text, question)
 
     return parse

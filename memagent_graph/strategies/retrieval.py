@@ -15,7 +15,7 @@ from memagent_graph.retriever import Retriever, WordRetriever, ranked
 from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
 
 _CHUNK_TOKENS: Final = 256
-_FEWEST_CHUNKS: Final = 8
+_MIN_CHUNKS: Final = 8
 """In a small window long chunks leave no choice: with four chunks in a window of 1024 tokens, the chunk with the fact
 was shown for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks half as long, for 27."""
 
@@ -59,7 +59,7 @@ class Retrieval(Excerpt):
         Later excerpts have chunks that match the question only.
         """
         context, spans = window.context, list[Span]()
-        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _FEWEST_CHUNKS))
+        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _MIN_CHUNKS))
         chunker = Chunker(
             context.store, window.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
         )
@@ -81,7 +81,7 @@ class Retrieval(Excerpt):
         excerpts: list[list[Span]] = []
         while len(excerpts) < self.tries and (not excerpts or matching > 0):
             best = left[: self.chunks or None]
-            excerpts.append(window.most_that_fits(partial(_best_within, best=best, window=window)))
+            excerpts.append(window.fit_to_window(partial(_best_within, best=best, window=window)))
             starts = {span.start_byte for span in excerpts[-1]}
             left = [span for span in left if span.start_byte not in starts]
             matching -= len(starts)

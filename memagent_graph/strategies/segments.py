@@ -12,7 +12,7 @@ from langgraph.types import Send
 from memagent_graph.documents.chunking import Cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading import side_by_side as side
-from memagent_graph.reading.state import put
+from memagent_graph.reading.state import merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
@@ -22,7 +22,7 @@ class SegmentsState(side.SideBySideState):
     """The segments' memories, and where each continues."""
 
     segments: NotRequired[list[side.Segment]]
-    cursors: NotRequired[Annotated[dict[str, Cursor], put]]
+    cursors: NotRequired[Annotated[dict[str, Cursor], merge_entries]]
     """By segment, named after its first chunk: where its next chunk begins."""
     wave: NotRequired[list[str]]
     """The segments that read a chunk next, at the same time."""

@@ -23,7 +23,7 @@ from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, wor
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
 
-_MOST_NAMED = 8
+_MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def dull_words(steps: Sequence[Step]) -> str:
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
-def list_names(names: Sequence[object], most: int = _MOST_NAMED) -> str:
+def list_names(names: Sequence[object], most: int = _MAX_NAMES) -> str:
     """Names in a sentence; if there are many, the last ones are left out."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

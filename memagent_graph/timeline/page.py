@@ -28,8 +28,8 @@ from memagent_graph.storage.private_files import write_whole
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200
-_LONGEST_QUOTE = 2000
-_MOST_LOST_LINES = 300
+_MAX_QUOTE = 2000
+_MAX_LOST_LINES = 300
 _MARK = b'<meta name="generator" content="memagent-graph">'
 _MARK_WITHIN_BYTES = 1024
 # What could end the element, and code points that a UTF-8 file cannot contain.
@@ -155,7 +155,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "shown": view.trace.tokens_shown,
         "lost": [
             {"text": line.line, "at": timeline.places[line.update], "gone": timeline.places[line.gone_update]}
-            for line in timeline.longest_held(_MOST_LOST_LINES)
+            for line in timeline.longest_held(_MAX_LOST_LINES)
         ],
         "lostTotal": len(timeline.provenance.lost),
     }
@@ -233,8 +233,8 @@ def _utf16_units(text: str) -> int:
 def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
     before, after = timeline.view.quote_context(quote, _CONTEXT_CHARACTERS)
     text = quote.quote
-    if len(text) > _LONGEST_QUOTE:
-        text = f"{text[: _LONGEST_QUOTE // 2]} … {text[-_LONGEST_QUOTE // 2 :]}"
+    if len(text) > _MAX_QUOTE:
+        text = f"{text[: _MAX_QUOTE // 2]} … {text[-_MAX_QUOTE // 2 :]}"
     return {
         **({"at": timeline.places[quote.update]} if quote.update >= 0 else {}),
         "span": (quote.start_char, quote.end_char),
@@ -254,7 +254,7 @@ def _events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
 
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_LONGEST_TITLE = 80
+_MAX_TITLE = 80
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
@@ -289,7 +289,7 @@ def escape_html(text: str) -> str:
 
 def page_title(text: str) -> str:
     """Return a text as the title of a page, shortened and escaped."""
-    return escape_html(text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…")
+    return escape_html(text if len(text) <= _MAX_TITLE else text[: _MAX_TITLE - 1] + "…")
 
 
 def _hash(text: str) -> str:

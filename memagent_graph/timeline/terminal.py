@@ -25,9 +25,9 @@ _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _KEPT_AROUND_CHANGE = 160
-_MOST_SUPPORTING_LINES = 4
-_MOST_LOST_LINES = 12
-_MOST_LANES = 16
+_MAX_SUPPORTING_LINES = 4
+_MAX_LOST_LINES = 12
+_MAX_LANES = 16
 
 
 def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> RenderableType:
@@ -90,7 +90,7 @@ class DensityStrip:
         named = len(lanes) > 1
         labels = {branch: plain(branch or "trunk").replace("\n", " ")[:16] for branch in lanes}
         width = max(map(len, labels.values()), default=0) + 2 if named else 0
-        for branch, steps in list(lanes.items())[:_MOST_LANES]:
+        for branch, steps in list(lanes.items())[:_MAX_LANES]:
             columns = round((options.max_width - width) * self._timeline.share)
             values = self._timeline.density(max(1, columns), branch)
             if named:
@@ -101,8 +101,8 @@ class DensityStrip:
             yield Segment.line()
             if not named:
                 yield from _ends(steps, len(values))
-        if len(lanes) > _MOST_LANES:
-            yield Segment(f"and {len(lanes) - _MOST_LANES:,} more branches", Style(dim=True))
+        if len(lanes) > _MAX_LANES:
+            yield Segment(f"and {len(lanes) - _MAX_LANES:,} more branches", Style(dim=True))
             yield Segment.line()
 
 
@@ -156,7 +156,7 @@ def _answer(timeline: Timeline) -> RenderableType:
     for part in timeline.support:
         repeated[part.line_index] = repeated.get(part.line_index, 0) + part.end - part.start
     if repeated:
-        most = sorted(repeated, key=lambda index: -repeated[index])[:_MOST_SUPPORTING_LINES]
+        most = sorted(repeated, key=lambda index: -repeated[index])[:_MAX_SUPPORTING_LINES]
         parts.append(Text("In memory:", style="dim"))
         parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in most]
     return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
@@ -259,7 +259,7 @@ def _quote(timeline: Timeline, quote: Evidence) -> Text:
 
 def _lost(timeline: Timeline) -> list[RenderableType]:
     lost = timeline.provenance.lost
-    shown = timeline.longest_held(_MOST_LOST_LINES)
+    shown = timeline.longest_held(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
     for line in shown:
         text = Text(f"“{plain(line.line)}”", style="strike dim")

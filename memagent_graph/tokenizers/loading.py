@@ -29,13 +29,13 @@ from memagent_graph.tokenizers.pieces import pieces
 from memagent_graph.words import without_surrogates
 
 EMBEDDED = "embedded"
-_MOST_RULES = 256
+_MAX_RULES = 256
 """Of a tokenizer.json; 4 to 20 are usual."""
-_MOST_GROWTH = 100
+_MAX_GROWTH = 100
 """How many times as long rules may make a text."""
-_LONGEST_WORD = 1000
+_MAX_WORD_CHARACTERS = 1000
 """Up to which WordPiece looks for pieces, which takes the square of it; 100 is usual."""
-_MOST_ADDED_TOKENS = 50_000
+_MAX_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
 
 
@@ -254,12 +254,12 @@ def _require_bounds(specification: dict[str, Any]) -> None:
     contents += [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     # An expression may also match before each character.
     expressions = sum("Regex" in (rule.get("pattern") or ()) for rule in rules if rule.get("content"))
-    if math.prod(max(1, len(content)) for content in contents) << expressions > _MOST_GROWTH:
-        raise ValueError(f"it makes texts more than {_MOST_GROWTH} times as long")
-    if len(rules) > _MOST_RULES or len(specification.get("added_tokens") or ()) > _MOST_ADDED_TOKENS:
-        raise ValueError(f"it has more than {_MOST_RULES} rules or {_MOST_ADDED_TOKENS:,} added tokens")
-    if (model.get("max_input_chars_per_word") or 0) > _LONGEST_WORD:
-        raise ValueError(f"it looks for pieces in words of more than {_LONGEST_WORD:,} characters")
+    if math.prod(max(1, len(content)) for content in contents) << expressions > _MAX_GROWTH:
+        raise ValueError(f"it makes texts more than {_MAX_GROWTH} times as long")
+    if len(rules) > _MAX_RULES or len(specification.get("added_tokens") or ()) > _MAX_ADDED_TOKENS:
+        raise ValueError(f"it has more than {_MAX_RULES} rules or {_MAX_ADDED_TOKENS:,} added tokens")
+    if (model.get("max_input_chars_per_word") or 0) > _MAX_WORD_CHARACTERS:
+        raise ValueError(f"it looks for pieces in words of more than {_MAX_WORD_CHARACTERS:,} characters")
 
 
 def control_tokens(specification: dict[str, Any]) -> frozenset[str]:

@@ -54,15 +54,15 @@ def pieces(text: str) -> Iterator[str]:
 
 
 _ELLIPSIS = " [...] "
-_LONGEST_TOKEN = 16
+_MAX_TOKEN_CHARACTERS = 16
 """Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
 
 
 def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
     """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens, as `count` counts them."""
-    if len(text) <= tokens * _LONGEST_TOKEN and count(text) <= tokens:
+    if len(text) <= tokens * _MAX_TOKEN_CHARACTERS and count(text) <= tokens:
         return text
-    fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
+    fitting, beyond = 0, min(len(text), tokens * _MAX_TOKEN_CHARACTERS)
     while fitting + 1 < beyond:
         middle = (fitting + beyond) // 2
         if count(_ends(text, middle)) <= tokens:

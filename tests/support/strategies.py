@@ -11,7 +11,7 @@ from langgraph.graph import END
 
 from memagent_graph import ANSWER, UPDATE, Role, Strategy, StrategyGraph, branch
 from memagent_graph.reading.side_by_side import Segment, cut_segments
-from memagent_graph.reading.state import ReaderState, put
+from memagent_graph.reading.state import ReaderState, merge_entries
 from memagent_graph.reading.steps import answer_from
 from support.scripts import part, perfect_reader
 
@@ -80,7 +80,7 @@ MERGE = Role(
 
 class SegmentsState(ReaderState):
     segments: NotRequired[list[Segment]]
-    lines: NotRequired[Annotated[dict[str, Any], put]]
+    lines: NotRequired[Annotated[dict[str, Any], merge_entries]]
     """By segment: where its next chunk begins, its memory, and the step that wrote it."""
     wave: NotRequired[list[str]]
 

@@ -299,7 +299,7 @@ def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(tmp_path):
 
 async def test_what_is_short_does_not_wait_for_conversions() -> None:
     end = threading.Event()
-    conversions = [asyncio.create_task(conversion.in_thread(lambda _: end.wait())) for _ in range(64)]
+    conversions = [asyncio.create_task(conversion.run_in_thread(lambda _: end.wait())) for _ in range(64)]
     await asyncio.sleep(0)
     try:
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 20) == "done"

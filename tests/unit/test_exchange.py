@@ -463,7 +463,7 @@ def test_an_export_whose_texts_are_too_large_is_refused(tmp_path, log, other, mo
     monkeypatch.setattr(parquet, "LARGEST_TEXT_BYTES", 7)
     with pytest.raises(RunLogError, match="a text has more than 7 bytes"):
         import_runs(other, tmp_path / "runs.parquet")
-    monkeypatch.setattr(parquet_rows, "_LARGEST_GROUP_BYTES", 100)
+    monkeypatch.setattr(parquet_rows, "_MAX_GROUP_BYTES", 100)
     with pytest.raises(RunLogError, match="a row group that is too large"):
         import_runs(other, tmp_path / "runs.parquet")
 

@@ -35,7 +35,7 @@ async def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
 @pytest.mark.usefixtures("one_at_a_time")
 async def test_a_read_that_never_ends_its_turn_does_not_stop_the_others() -> None:
     await Turn().begin()
-    await asyncio.wait_for(Turn().begin(), 10 * turns._LONGEST_SECONDS + 5)
+    await asyncio.wait_for(Turn().begin(), 10 * turns._MAX_TURN_SECONDS + 5)
 
 
 @pytest.mark.usefixtures("one_at_a_time")

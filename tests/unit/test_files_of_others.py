@@ -511,7 +511,7 @@ def results_bomb(folder: Path) -> str:
     column = many.schema.get_field_index("answer")
     pq.write_table(many.set_column(column, many.schema.field("answer"), answers), results / TABLE, compression="zstd")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result_table, "_MOST_BYTES", 2**20)
+        patch.setattr(result_table, "_MAX_BYTES", 2**20)
         return str(read_table(results / TABLE).missing)
 
 
@@ -544,7 +544,7 @@ def template_elsewhere(folder: Path) -> str:
 
 BOMB = zlib.compress(b"\0" * (300 << 20), 9)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
-MANY_VALUES = (parquet_rows, "_LARGEST_GROUP_VALUES", 800)
+MANY_VALUES = (parquet_rows, "_MAX_GROUP_VALUES", 800)
 CHECKPOINT = r"checkpoints.*read"
 PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 
@@ -557,7 +557,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), r"run r in .*runs\.sqlite has more",
                      id="log: sum of texts"),
         pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
-        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), parquet, "_LARGEST_RUN_BYTES", 2**20),
+        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), parquet, "_MAX_RUN_BYTES", 2**20),
                      "a run .* has more than", id="export: sum of texts"),
         pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), *MANY_VALUES),
                      "row group", id="export: size of a list"),
@@ -647,7 +647,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
         pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
-        pytest.param(rows_with(qa_records, "_MOST_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
+        pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
                                answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: equal texts"),
         pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),

@@ -247,7 +247,7 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
     reader, monkeypatch, words, count
 ) -> None:
-    monkeypatch.setattr("memagent_graph.reading.side_by_side._MOST_PLACES", 5)
+    monkeypatch.setattr("memagent_graph.reading.side_by_side._MAX_PLACES", 5)
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
     step = StepContext.outside_a_run({"document": document, "question": QUESTION}, await agent.aprepare())

@@ -122,7 +122,7 @@ class MoreFacts:
         facts = _parse(content.decode("utf-8"))
         return cls(
             tuple(replace(relation, all_wordings=True) for relation in facts.relations),
-            {kind: _listed(text) for kind, text in facts.words.items()},
+            {kind: _split_list(text) for kind, text in facts.words.items()},
             facts.numbers,
             facts.frames,
             sha256(content).hexdigest()[:16],
@@ -139,12 +139,12 @@ def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
     """Return a list of words of one split; phrases stand between bars, single words between spaces."""
     return tuple(
         word
-        for word in _listed(_file().words.get(kind, ""))
+        for word in _split_list(_file().words.get(kind, ""))
         if kind not in _SPLIT_WORDS or is_held_out(word, _SPLIT_SHARE) == held_out
     )
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     words = (" ".join(part.split()) for part in text.split("|")) if "|" in text else text.split()
     return tuple(filter(None, words))
 

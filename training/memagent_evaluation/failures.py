@@ -21,7 +21,7 @@ from memagent_graph.timeline.view import RunView, view_of_run
 from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
-_FEWEST_REFORMATTED: Final = 4
+_MIN_REFORMATTED: Final = 4
 """Shorter values would be found in other forms by chance."""
 
 
@@ -147,7 +147,7 @@ def _in_another_form(text: str, gold: str) -> bool:
 @lru_cache(maxsize=256)
 def _any_form(gold: str) -> re.Pattern[str] | None:
     characters = [character for character in gold if character.isalnum()]
-    if len(characters) < _FEWEST_REFORMATTED:
+    if len(characters) < _MIN_REFORMATTED:
         return None
     spaced = r"[\W_]{0,2}".join(map(re.escape, characters))
     # No part of a longer word or number: "4711" is not in "1,4711" or "4711.5".

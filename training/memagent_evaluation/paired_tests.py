@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from memagent_evaluation.statistics import (
-    bootstrapped,
+    bootstrap_interval,
     by_cluster,
     check_scores,
     scipy_stats,
@@ -121,7 +121,7 @@ def compare(
     shared = len(set(documents)) if len(set(documents)) < len(ids) else None
     if shared is not None:
         sums, counts = by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
-        low, high = bootstrapped(sums, (-1.0, 1.0), counts)
+        low, high = bootstrap_interval(sums, (-1.0, 1.0), counts)
         p_value, test = sign_flip_p_value(sums), Test.BY_DOCUMENT
     elif set(a) | set(b) <= {0.0, 1.0}:
         both = round(math.fsum(a)) - only_first
@@ -129,7 +129,7 @@ def compare(
         p_value, test = mcnemar(only_first, only_second), Test.MCNEMAR
     else:
         differences = [x - y for x, y in zip(a, b, strict=True)]
-        low, high = bootstrapped(differences, (-1.0, 1.0))
+        low, high = bootstrap_interval(differences, (-1.0, 1.0))
         p_value, test = sign_flip_p_value(differences), Test.SIGN_FLIP
     means = math.fsum(a) / len(ids), math.fsum(b) / len(ids)
     return Comparison(*names, len(ids), *means, low, high, p_value, test, only_first, only_second, documents=shared)

@@ -148,7 +148,7 @@ def check_plan(
                     for index in range(cell.count):
                         check_question(task.question(cell.length, index), context)
         except BudgetError as error:
-            error.message = f"{task.name} needs more than the policy's window has: {error.message}"
+            error.message = f"{task.name} does not fit in the policy's context window: {error.message}"
             raise
 
 

@@ -49,7 +49,7 @@ STYLE: Final = {
     "figure.facecolor": "white",
 }
 _DEPTH_BINS: Final = 10
-_MOST_PANELS: Final = 4
+_MAX_PANELS: Final = 4
 """How many lengths, the longest ones, are in one plot of accuracy against cost."""
 _LABEL_SHARE: Final = 0.05
 """The share of a length axis that a label takes."""
@@ -130,7 +130,7 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
 
 def draw_tradeoff(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     """Draw accuracy against cost, a panel for each length."""
-    lengths = sorted({row.length for row in rows if row.has_costs})[-_MOST_PANELS:]
+    lengths = sorted({row.length for row in rows if row.has_costs})[-_MAX_PANELS:]
     known = all(row.flops for row in rows if row.has_costs)
     ticker = extra_module("matplotlib.ticker", "eval", "drawing results")
     panels = figure.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False)[0]

@@ -167,7 +167,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "unit": unit,
             "n": len(rows),
             "scores": {
-                name: None if (score := _scored(rows, name)) is None else asdict(score) for name in scores_shown(rows)
+                name: None if (score := _average(rows, name)) is None else asdict(score) for name in scores_shown(rows)
             },
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
@@ -208,7 +208,7 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     }
 
 
-def _scored(rows: Sequence[ResultRow], score: str) -> Estimate | None:
+def _average(rows: Sequence[ResultRow], score: str) -> Estimate | None:
     """Return None if nothing fitted, or if not all rows have that score, for example before a judge has graded all."""
     if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return None
@@ -249,7 +249,7 @@ def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
     table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[outcome] for outcome in apart)]]
     for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
-        scores = ["–" if (score := _scored(group, name)) is None else interval(score) for name in shown]
+        scores = ["–" if (score := _average(group, name)) is None else interval(score) for name in shown]
         numbers = (f"{counts[outcome]}" for outcome in apart)
         table.append([length_label(length, unit), system, f"{len(group)}", *scores, *numbers])
     return markdown(table)

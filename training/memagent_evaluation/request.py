@@ -46,7 +46,7 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.paths import default_store
-from memagent_graph.strategies.excerpts import words_around
+from memagent_graph.strategies.excerpts import prompt_overhead
 
 
 async def carry_out(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
@@ -122,7 +122,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
         options.haystack,
         options.data,
         options.questions_per_document,
-        words_around(context),
+        prompt_overhead(context),
     )
     names = with_suites(options.tasks or ())
     tasks = load_tasks(names, task_settings)

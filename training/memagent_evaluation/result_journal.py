@@ -46,7 +46,7 @@ KEPT_DOCUMENTS: Final = "documents"
 OPEN_DOCUMENTS: Final = "open-documents"
 REPLACED: Final = (TABLE, REPORT, "standings.*", "*.png", "*.svg")
 """What is made again from the rows at the end."""
-_MOST_PLANNED: Final = 10**7
+_MAX_PLANNED: Final = 10**7
 _SYNC_SECONDS: Final = 1.0
 """How much work a power failure may cost; a killed process loses nothing that it wrote."""
 
@@ -216,14 +216,14 @@ def _parse(
     commands: list[str] = []
     rows: list[ResultRow] = []
     planned: set[tuple[str, str]] = set()
-    left = _MOST_PLANNED
+    left = _MAX_PLANNED
     for number, values in enumerate(entries[1:], start=2):
         try:
             if "plan" in values:
                 plans.append(plan := msgspec.convert(values["plan"], EvaluationPlan))
                 left -= len(plan.systems) * sum(max(cell.count, 0) for cell in plan.cells) * max(plan.repeats, 0)
                 if left < 0:
-                    raise ValueError(f"more than {_MOST_PLANNED:,} rows are planned")
+                    raise ValueError(f"more than {_MAX_PLANNED:,} rows are planned")
                 planned |= {(system, cell.task) for system in plan.systems for cell in plan.cells}
             elif "command" in values:
                 commands.append(str(values["command"]))

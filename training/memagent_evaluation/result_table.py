@@ -26,7 +26,7 @@ from memagent_graph.storage.private_files import whole_file
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"
 _METADATA: Final = "memagent."
-_MOST_BYTES: Final = 4 << 30
+_MAX_BYTES: Final = 4 << 30
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Key: TypeAlias = tuple[str, str, int, int, int]
@@ -310,8 +310,8 @@ def read_table(path: Path) -> Results:
         for part in row_parts(table, list(_types(pa))):
             batch = part.select(list(_types(pa))).cast(pa.schema(_types(pa)))
             size += batch.nbytes
-            if size > _MOST_BYTES:
-                raise ValueError(f"its rows have more than {_MOST_BYTES:,} bytes")
+            if size > _MAX_BYTES:
+                raise ValueError(f"its rows have more than {_MAX_BYTES:,} bytes")
             rows += msgspec.convert(batch.to_pylist(), list[ResultRow])
         texts = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
         return Results(

@@ -19,12 +19,12 @@ from typing import Any, Final
 from memagent_graph.errors import EvaluationError
 from memagent_graph.extra_modules import extra_module
 
-_FEWEST_TO_RESAMPLE: Final = 10
+_MIN_TO_RESAMPLE: Final = 10
 """Resampling fewer values gives intervals that are far too narrow."""
 RESAMPLES: Final = 9_999
 """Up to 13 differences have fewer sign patterns than that, and all of them are tried."""
-_BATCH_NUMBERS: Final = 2_000_000
-"""How many numbers are in a batch of resamples."""
+_MAX_BATCH_NUMBERS: Final = 2_000_000
+"""Maximum numbers per batch of resamples."""
 _NEEDED_FOR: Final = "the statistics of an evaluation"
 _CONFIDENCE: Final = 0.95
 _QUANTILE: Final = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
@@ -39,9 +39,9 @@ class Estimate:
     low: float
     high: float
     n: int
-    """How many questions it is based on."""
+    """The number of questions."""
     documents: int | None = None
-    """On how many documents the questions are, if some share one."""
+    """The number of documents, if questions share some."""
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
@@ -56,13 +56,13 @@ def estimate(values: Sequence[float], *, clusters: Sequence[str] | None = None) 
             than 10 documents Wilson's, as if there were only as many questions as documents.
 
     Raises:
-        EvaluationError: no values, or some that are not 0 to 1.
+        EvaluationError: there are no values, or some are not between 0 and 1.
     """
     check_scores(values)
     if clusters is not None and len(set(clusters)) < len(values):
         sums, counts = by_cluster(values, clusters)
         mean = math.fsum(values) / len(values)
-        low, high = bootstrapped(sums, (0.0, 1.0), counts)
+        low, high = bootstrap_interval(sums, (0.0, 1.0), counts)
         return Estimate(mean, low, high, len(values), len(sums))
     if set(values) <= {0.0, 1.0}:
         return wilson(round(sum(values)), len(values))
@@ -76,10 +76,10 @@ def wilson(successes: float, n: int) -> Estimate:
     interval is then wider than necessary.
 
     Raises:
-        EvaluationError: no questions, or not between 0 and n successes.
+        EvaluationError: n is below 1, or successes are not between 0 and n.
     """
     if n < 1 or not 0 <= successes <= n:
-        raise EvaluationError(f"there is no share of {successes} successes in {n}", hint="Give 0 to n of at least 1.")
+        raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Give an n above 0.")
     z, share = _QUANTILE, successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -96,37 +96,37 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     are equal, the share of other values is bounded.
 
     Raises:
-        EvaluationError: no values, or some that are not 0 to 1.
+        EvaluationError: there are no values, or some are not between 0 and 1.
         MissingExtraError: SciPy is not installed.
     """
     check_scores(values)
     mean = math.fsum(values) / len(values)
-    low, high = bootstrapped(values, (0.0, 1.0))
+    low, high = bootstrap_interval(values, (0.0, 1.0))
     return Estimate(mean, low, high, len(values))
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """Return the chance that at least one of k samples is right, given how many of all samples are right.
+    """Return the chance that at least one of k samples is right, from the number of right samples.
 
     Raises:
-        EvaluationError: k is not 1 to the number of samples, or more are right than there are.
+        EvaluationError: k is not between 1 and the number of samples, or more samples are right than there are.
     """
     if not (1 <= k <= samples and 0 <= right <= samples):
         raise EvaluationError(
-            f"there is no pass@{k} of {right} right samples of {samples}", hint="Give a k from 1 to the samples."
+            f"pass@{k} is not defined for {right} right of {samples} samples", hint="Give a k of 1 to the samples."
         )
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[float], list[int]]:
-    """Return the sum of the values of each cluster, and how many they are."""
+    """Return the sum and the number of values of each cluster."""
     groups: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         groups.setdefault(cluster, []).append(value)
     return [math.fsum(group) for group in groups.values()], [len(group) for group in groups.values()]
 
 
-def bootstrapped(
+def bootstrap_interval(
     sums: Sequence[float], bounds: tuple[float, float], counts: Sequence[int] | None = None
 ) -> tuple[float, float]:
     """Return the interval of a mean of values between bounds, from the sums and sizes of clusters."""
@@ -134,18 +134,18 @@ def bootstrapped(
     span, number = upper - lower, len(sums)
     means = [total / count for total, count in zip(sums, counts or [1] * number, strict=True)]
     mean = math.fsum(sums) / (sum(counts) if counts is not None else number)
-    if number >= _FEWEST_TO_RESAMPLE and len(set(means)) == 1:
+    if number >= _MIN_TO_RESAMPLE and len(set(means)) == 1:
         # If all are equal, other values have at most the share of Wilson's bound for 0 successes.
         others = wilson(0, number).high
         return mean - others * (mean - lower), mean + others * (upper - mean)
-    if number < _FEWEST_TO_RESAMPLE:
+    if number < _MIN_TO_RESAMPLE:
         safe = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
         return lower + span * safe.low, lower + span * safe.high
-    return _bootstrapped_mean(sums, bounds, counts)
+    return _resample_interval(sums, bounds, counts)
 
 
 def check_scores(values: Sequence[float]) -> None:
-    """Raise `EvaluationError` for no scores, and for some that are not 0 to 1."""
+    """Raise `EvaluationError` if there are no scores, or some are not between 0 and 1."""
     if not values:
         raise EvaluationError("the evaluation has no scores", hint="Measure at least one question.")
     for value in values:
@@ -153,7 +153,7 @@ def check_scores(values: Sequence[float]) -> None:
             raise EvaluationError(f"the evaluation has the score {value}", hint="Scores lie between 0 and 1.")
 
 
-def _bootstrapped_mean(
+def _resample_interval(
     values: Sequence[float], bounds: tuple[float, float], counts: Sequence[int] | None
 ) -> tuple[float, float]:
     """Return the bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
@@ -184,8 +184,8 @@ def _bootstrapped_mean(
                 paired=True,
                 vectorized=True,
                 n_resamples=RESAMPLES,
-                batch=max(1, _BATCH_NUMBERS // len(values)),
-                confidence_level=_expanded_confidence(len(values)),
+                batch=max(1, _MAX_BATCH_NUMBERS // len(values)),
+                confidence_level=_expand_confidence(len(values)),
                 method=method,
                 rng=numpy.random.default_rng(0),
             ).confidence_interval
@@ -194,7 +194,7 @@ def _bootstrapped_mean(
     return max(lower, min(float(interval.low), mean)), min(upper, max(float(interval.high), mean))
 
 
-def _expanded_confidence(number: int) -> float:
+def _expand_confidence(number: int) -> float:
     """Return the nominal confidence for resampling this many values, to get the real one: Hesterberg's expanded
     percentiles.
 
@@ -220,7 +220,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
         numpy.mean,
         permutation_type="samples",
         n_resamples=RESAMPLES,
-        batch=max(1, _BATCH_NUMBERS // len(nonzero)),
+        batch=max(1, _MAX_BATCH_NUMBERS // len(nonzero)),
         rng=numpy.random.default_rng(0),
     )
     return float(result.pvalue)

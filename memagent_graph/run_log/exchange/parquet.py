@@ -65,7 +65,7 @@ _ROW_GROUP_CHARACTERS: Final = 1 << 26
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
-_LARGEST_RUN_BYTES: Final = 4 * LARGEST_RUN
+_MAX_RUN_BYTES: Final = 4 * LARGEST_RUN
 _OBJECT_BYTES: Final = 256
 """About what an item of a list takes that is not a number."""
 
@@ -202,9 +202,9 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     for packed in row_parts(parquet, list(COLUMNS)):
         part = packed.select(list(COLUMNS)).cast(_schema(pa))
         size += part.nbytes + _OBJECT_BYTES * sum(len(part[name].flatten()) for name in _LISTS)
-        if size > _LARGEST_RUN_BYTES:
+        if size > _MAX_RUN_BYTES:
             raise RunLogError(
-                f"a run in {source} has more than {_LARGEST_RUN_BYTES:,} bytes",
+                f"a run in {source} has more than {_MAX_RUN_BYTES:,} bytes",
                 hint="Export its log again without this run.",
             )
         for row in part.to_pylist():

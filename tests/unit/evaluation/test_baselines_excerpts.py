@@ -14,7 +14,7 @@ from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
 from memagent_graph.retriever import VectorRetriever, rank_by_words
-from memagent_graph.strategies.excerpts import DocumentEnds, longest_fitting
+from memagent_graph.strategies.excerpts import DocumentEnds, fit_to_budget
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -68,9 +68,9 @@ def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhea
     room = window - overhead
     if per_token > room:
         with pytest.raises(BudgetError):
-            longest_fitting(make, taken, room)
+            fit_to_budget(make, taken, room)
         return
-    text = longest_fitting(make, taken, room)
+    text = fit_to_budget(make, taken, room)
     assert taken(text) <= room
     assert len(text) == length or taken(text) > room - per_token
 

@@ -100,7 +100,7 @@ def test_an_answer_may_be_as_long_as_the_reader_s_budget_or_the_task_allows() ->
 async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(make_reader) -> None:
     context = await make_reader().aprepare()
     tight = replace(context, budget=replace(context.budget, answer_tokens=5000))
-    with pytest.raises(BudgetError, match="keys needs more than the policy's window has"):
+    with pytest.raises(BudgetError, match="keys does not fit in the policy's context window"):
         check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
     check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
 

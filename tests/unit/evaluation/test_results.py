@@ -150,7 +150,7 @@ def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
     ],
 )
 def test_a_journal_that_cannot_be_understood_is_named_with_the_line(tmp_path, monkeypatch, change, words) -> None:
-    monkeypatch.setattr("memagent_evaluation.result_journal._MOST_PLANNED", 100)
+    monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED", 100)
     begun(tmp_path, row()).close()
     path = tmp_path / JOURNAL
     path.write_text(change(path.read_text()))

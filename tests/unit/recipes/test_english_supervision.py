@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 from recipes.english import supervision  # noqa: E402  after torch
 from recipes.english.encoded_lessons import encode, join_trees  # noqa: E402
 from recipes.english.encoded_trees import EncodedTrees, batches  # noqa: E402
-from recipes.english.network import AdaptedNetwork, nodes  # noqa: E402
+from recipes.english.network import AdaptedNetwork, list_nodes  # noqa: E402
 
 PROSE = "The harbour was built in 1887 because the old one had silted up. " * 3
 ROW = ProseQuestion("a", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", PROSE[:64].strip())
@@ -119,7 +119,7 @@ def test_the_network_computes_what_transformers_does_for_each_conversation_alone
 def test_a_token_sees_its_conversation_and_what_its_tree_begins_with(trees) -> None:
     batch = next(batches(trees, LENGTH, 2))
     seen = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
-    for node in nodes(batch.trees_BS, batch.branches_BS):
+    for node in list_nodes(batch.trees_BS, batch.branches_BS):
         seen[node.row, node.own, node.trunk] = True
         seen[node.row, node.own, node.own] = torch.ones_like(seen[node.row, node.own, node.own]).tril()
     same_tree = batch.trees_BS[:, :, None] == batch.trees_BS[:, None]

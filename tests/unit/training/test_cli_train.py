@@ -81,7 +81,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> No
     told = memagent(arguments("--dry-run")).stdout
     for words in (
         "group dropped: equal_rewards", "steps in all", "padded", "packed", "prefix_tree (chosen)", "19,616 weights",
-        "activations with checkpointing (chosen)", "written by", "learning_rate", "micro-batches per rank",
+        "activations with checkpointing (chosen)", "policy versions", "learning_rate", "micro-batches per rank",
     ):  # fmt: skip
         assert words in told, words
     assert not (tmp_path / "out").exists()

@@ -30,7 +30,7 @@ from memagent_training.serving.policy_sync import (
     folder_logprobs,
 )
 from memagent_training.serving.policy_sync.folders import PolicyFolder
-from memagent_training.serving.policy_sync.probe import ProbeLogProbs, Standing, find_fault, largest_gap
+from memagent_training.serving.policy_sync.probe import PreviousLogProbs, ProbeLogProbs, find_fault, largest_gap
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
 from memagent_training.training_errors import TrainingError
 
@@ -561,14 +561,14 @@ def test_small_moves_are_a_fault_exactly_where_the_server_missed_too_much_of_the
     old = tuple(numbers)
     new = ProbeLogProbs(tuple(each + step for each in numbers), (0.0,))
     seen = ProbeLogProbs(tuple(each + share * step for each in numbers), (0.0,))
-    fault = find_fault(seen, new, tolerance=1e-3, before=Standing(old, old))
+    fault = find_fault(seen, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
     if abs(share - 0.6) > 0.01:
         assert (fault is not None) == (share < 0.6)
 
 
 def test_a_server_in_another_precision_is_not_blamed_for_moves_that_it_cannot_show() -> None:
     old, new = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded = Standing((-1.02, -1.97), old)
+    rounded = PreviousLogProbs((-1.02, -1.97), old)
     assert find_fault(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
 
 

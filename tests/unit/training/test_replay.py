@@ -588,8 +588,8 @@ def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
     assert load_groups(log, policy_versions=["v1"]).report.summary() == [
         f"{log.path}: 2 rollouts in 1 group of 6 runs",
         "6 conversations, 18 prompt and 12 completion tokens, the longest 5",
-        "written by v1 (6)",
-        "versions behind: 0 (2)",
+        "policy versions: v1 (6)",
+        "staleness: 0 (2)",
         "1 group with all rewards equal: 'False' (2 runs, each 1)",
         "refused, unfinished: 4 runs (a, b, c, ...); resume them, or delete them from the log",
     ]

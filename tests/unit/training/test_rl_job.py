@@ -45,15 +45,15 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"steps_behind": 1} | setting(importance_cap=None), r"without importance weights.*importance_cap=2"),
         ({"temperature": 0.0}, r"temperature above 0"),
         ({"temperature": float("nan")}, r"temperature above 0"),
-        ({"lora_rank": 0}, r"LoRA rank of 0.*1 or more"),
+        ({"lora_rank": 0}, r"lora_rank must be at least 1, not 0"),
         ({"serve_merged": True}, r"no effect: no server gets adapters. Leave out serve_merged, or .*lora"),
         (
             {"held_out": 0.2, "drop_answered_without": Path("results")},
             r"no effect: no file of questions.*held_out, drop_answered_without.*data",
         ),
         ({"api_key": "k", "served_name": "mine"}, r"no effect.*served_name, api_key.*base_url"),
-        ({"engine": Engine.LOCAL, "sync_tolerance": 0.1}, r"no effect.*in this process.*sync_tolerance"),
-        ({"server_timeout": 0.0}, r"0 seconds for a server.*more than 0"),
+        ({"engine": Engine.LOCAL, "sync_tolerance": 0.1}, r"sync_tolerance can have no effect.*in this process"),
+        ({"server_timeout": 0.0}, r"server_timeout must be above 0, not 0"),
         ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"no effect.*server_options, or leave out base_url"),
         ({"reward": "kindness"}, r"'kindness'.*exact_match, boxed_exact_match, lenient_match, token_f1"),
         ({"model": "nowhere"}, r"no model 'nowhere'"),
@@ -273,7 +273,7 @@ def test_an_empty_folder_may_be_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "visible", "message"),
     [
-        ({"server_gpus": "6,7"}, "4,5,6", r"the GPUs 6 are the server's and the trainer's.*CUDA_VISIBLE_DEVICES"),
+        ({"server_gpus": "6,7"}, "4,5,6", r"cannot share the GPUs 6.*CUDA_VISIBLE_DEVICES"),
         ({"server_gpus": "0", "engine": Engine.LOCAL}, "1", r"no effect.*server_gpus"),
         ({"chat_template_kwargs": "thinking"}, "", r"'thinking' is not a JSON object.*enable_thinking"),
     ],

@@ -20,7 +20,7 @@ from memagent_training.algorithm.planner import Layout
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
 from memagent_training.job import training_job
-from memagent_training.job.dry_run import plan
+from memagent_training.job.dry_run import plan_training
 from memagent_training.job.job_settings import DECISIVE, make_config, parse_settings
 from memagent_training.job.training_job import PreparedJob, TrainingJob, prepare, read_groups
 from memagent_training.job.training_output import find_checkpoints, require_same, write_record
@@ -78,7 +78,7 @@ def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, job,
     shutil.copytree(folder / "model", bare)
     (bare / "model.safetensors").write_bytes(b"no weights at all")
     prepared = prepare(job(model=str(bare)))
-    found = plan(prepared)
+    found = plan_training(prepared)
     assert len(prepared.replay.groups) == len(groups)
     assert found.groups_kept == len(groups) - 1
     assert list(found.dropped.values()) == ["equal_rewards"]
@@ -89,7 +89,7 @@ def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, job,
 
 
 def test_the_plan_sets_layouts_side_by_side(job) -> None:
-    found = plan(prepare(job()))
+    found = plan_training(prepare(job()))
     cost = {each.layout: each for each in found.costs}
     assert set(cost) == set(Layout)
     assert cost["packed"].forwarded_tokens == found.row_tokens
@@ -105,7 +105,7 @@ def test_steps_follow_from_passes_unless_they_are_given(job) -> None:
 
 
 def test_the_plan_names_settings_that_differ_from_the_preset_and_no_others(job) -> None:
-    found = plan(prepare(job(settings={"learning_rate": 0.5, "epsilon": 0.2})))
+    found = plan_training(prepare(job(settings={"learning_rate": 0.5, "epsilon": 0.2})))
     of_the_machine = {"use_cpu"}
     assert {each.name: (each.preset, each.value) for each in found.changed if each.name not in of_the_machine} == {
         "groups_per_step": (32, 2),
@@ -115,8 +115,8 @@ def test_the_plan_names_settings_that_differ_from_the_preset_and_no_others(job) 
 
 
 def test_adapters_are_fewer_trained_weights_and_need_no_second_model(job) -> None:
-    whole = plan(prepare(job(preset="memagent-paper"))).memory
-    adapters = plan(prepare(job(preset="memagent-paper", lora_rank=4))).memory
+    whole = plan_training(prepare(job(preset="memagent-paper"))).memory
+    adapters = plan_training(prepare(job(preset="memagent-paper", lora_rank=4))).memory
     assert whole is not None and adapters is not None
     assert whole.reference == whole.weights and adapters.reference == 0
     assert adapters.sizes.trained < adapters.sizes.parameters - adapters.sizes.trained
@@ -417,7 +417,7 @@ def test_the_loss_has_the_temperature_of_the_runs(job, log) -> None:
     unweighted = {"importance_cap": None}
     prepared = prepare(job(sampled, settings=unweighted))
     assert prepared.config.temperature == 0.7
-    assert {each.name: each.value for each in plan(prepared).changed}["temperature"] == 0.7
+    assert {each.name: each.value for each in plan_training(prepared).changed}["temperature"] == 0.7
     assert "temperature of 0.7" in refusal(job(sampled, settings={"temperature": 1.0, **unweighted}))
 
 

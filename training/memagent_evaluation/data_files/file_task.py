@@ -22,7 +22,7 @@ from memagent_graph.tokenizers import Tokenizer
 _PIECE_CHARACTERS: Final = 1 << 16
 _MEASURED_PIECES: Final = 5
 _MEASURED_CHARACTERS: Final = 1200
-_MOST_EXACT_LENGTHS: Final = 16
+_MAX_EXACT_LENGTHS: Final = 16
 
 
 class DamagedRowError(ValueError):
@@ -103,7 +103,7 @@ class FileTask:
         two.
         """
         own = sorted(set(self.own_lengths))
-        if len(own) <= _MOST_EXACT_LENGTHS and all(longer >= 2 * shorter for shorter, longer in pairwise(own)):
+        if len(own) <= _MAX_EXACT_LENGTHS and all(longer >= 2 * shorter for shorter, longer in pairwise(own)):
             return tuple(own)
         return tuple(sorted({1 << (length - 1).bit_length() for length in own}))
 

@@ -42,7 +42,7 @@ ANSWER_TOKENS: Final = 128
 _SPARE_TOKENS: Final = 64
 _DOCUMENT_NAMES: Final = ("document", "documents", "context")
 _PARAGRAPH_BREAK: Final = "\n\n"
-_LONGEST_PATH: Final = 1000
+_MAX_PATH_LENGTH: Final = 1000
 _PASSAGE: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
 _SEARCHED_CHARACTERS: Final = 4000
 _NEEDLE: Final = re.compile(
@@ -136,7 +136,7 @@ def _own_question(row: TableRow) -> FileExample:
     answers = texts_of(row, "answer" if "answer" in row and "answers" not in row else "answers")
     name = next((name for name in _DOCUMENT_NAMES if name in row), _DOCUMENT_NAMES[0])
     document = _PARAGRAPH_BREAK.join(texts_of(row, name))
-    if len(document) < _LONGEST_PATH and os.path.isfile(document):  # noqa: PTH113  no error for texts that are no path
+    if len(document) < _MAX_PATH_LENGTH and os.path.isfile(document):  # noqa: PTH113  no error for texts that are no path
         raise DamagedRowError(f'"{name}" is the path of a file, {document}, not its text')
     return FileExample(text_of(row, "question").strip(), answers, document)
 

@@ -29,8 +29,8 @@ _HINTS: Final = {
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
 _ANSWER_TOKENS: Final = 128
-_MOST_CHARACTERS: Final = 1 << 30
-"""Of the rows of a data set, which are in memory together; HotpotQA has half of it."""
+_MAX_CHARACTERS: Final = 1 << 30
+"""Maximum characters per data set, whose rows are all in memory. HotpotQA has half as many."""
 _T = TypeVar("_T")
 RECORD_NAMES: Final = tuple(_HINTS)
 
@@ -44,7 +44,7 @@ class Paragraph:
 
     @property
     def written(self) -> str:
-        """Its form in a document."""
+        """The paragraph as it stands in a document."""
         return f"{self.title}\n{self.text}"
 
 
@@ -53,14 +53,14 @@ class QARecord:
     """A question, and the paragraphs that answer it among some that do not."""
 
     id: str
-    """Its name in the data set, unique there."""
+    """The question's id, unique in the data set."""
     question: str
     answers: tuple[str, ...]
     """Wordings of the one answer."""
     gold: tuple[Paragraph, ...]
-    """Together they answer the question."""
+    """The paragraphs that together answer the question."""
     distractors: tuple[Paragraph, ...] = ()
-    """They belong to the question but do not answer it; empty if the data set has none."""
+    """Paragraphs that belong to the question but do not answer it; empty if the data set has none."""
 
     def contribution(self, paragraph: Paragraph) -> str:
         """Return the contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
@@ -83,9 +83,9 @@ def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
-        kind, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
+        kind, records = "hotpotqa", _convert_rows(rows, "hotpotqa", _hotpotqa)
     elif "paragraphs" in first:
-        kind, records = "squad", _each(rows, "squad", _article)
+        kind, records = "squad", _convert_rows(rows, "squad", _article)
     elif {"title", "context", "question", "answers"} <= first.keys():
         kind, records = "squad", _flat_squad(rows)
     else:
@@ -95,32 +95,32 @@ def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
         )
     if name != kind:
         raise EvaluationError(f"{rows.place(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
-    made = list(records)
-    if not made:
+    all_records = list(records)
+    if not all_records:
         raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[kind])
-    return made
+    return all_records
 
 
-def _each(rows: TableRows, name: str, made: Callable[[TableRow], Iterable[_T]]) -> Iterator[_T]:
+def _convert_rows(rows: TableRows, name: str, convert: Callable[[TableRow], Iterable[_T]]) -> Iterator[_T]:
     """Yield the result for each row.
 
     Raises:
         EvaluationError: a row is damaged, or those before it are too large; the file and line are named.
     """
-    room = _MOST_CHARACTERS
+    room = _MAX_CHARACTERS
     for index in range(len(rows)):
         row = rows[index]
         room -= _characters(row)
         try:
             if room < 0:
-                raise DamagedRowError(f"the rows up to here have more than {_MOST_CHARACTERS:,} characters")
-            yield from made(row)
+                raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
+            yield from convert(row)
         except DamagedRowError as error:
             raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
 
 
 def _hotpotqa(row: TableRow) -> Iterator[QARecord]:
-    paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _titled(row)]
+    paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _read_paragraphs(row)]
     supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
     if lost := supporting - {pair.title for pair in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
@@ -135,7 +135,7 @@ def _hotpotqa(row: TableRow) -> Iterator[QARecord]:
     )
 
 
-def _titled(row: TableRow) -> Iterator[tuple[str, list[str]]]:
+def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
     for title, sentences in _pairs(row, "context", "sentences"):
         if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
             raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
@@ -193,7 +193,7 @@ def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
     def paragraph(row: TableRow) -> Paragraph:
         return Paragraph(text_of(row, "title").replace("_", " "), text_of(row, "context").strip())
 
-    def asked(row: TableRow) -> Iterator[QARecord]:
+    def convert(row: TableRow) -> Iterator[QARecord]:
         answers = row["answers"]
         if not isinstance(answers, dict):
             raise DamagedRowError('"answers" is not an object with "text"')
@@ -203,9 +203,9 @@ def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
                 others[gold] = tuple(other for other in articles[gold.title] if other != gold)
             yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
 
-    for entry in _each(rows, "squad", lambda row: [paragraph(row)]):
+    for entry in _convert_rows(rows, "squad", lambda row: [paragraph(row)]):
         articles.setdefault(entry.title, {})[entry] = None
-    yield from _each(rows, "squad", asked)
+    yield from _convert_rows(rows, "squad", convert)
 
 
 def _characters(value: Any) -> int:

@@ -35,7 +35,7 @@ _WRAPPED_LIST: Final = re.compile(
 _SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
-_LONGEST_CELL: Final = 2**31 - 1
+_MAX_CELL_SIZE: Final = 2**31 - 1
 _FORMS: Final = "Give JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
 
 
@@ -75,7 +75,7 @@ class JsonRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._starts, self._ends = array("Q"), array("Q")
-        with _mapped(path) as content:
+        with _map_file(path) as content:
             wrapped = _WRAPPED_LIST.match(content)
             begin = _end_of_space(content, 0)
             if wrapped or content[begin : begin + 1] == b"[":
@@ -148,7 +148,7 @@ class JsonRows:
 
     def place(self, index: int) -> str:
         """Return the file and the line."""
-        with _mapped(self.path) as content:
+        with _map_file(self.path) as content:
             line, at = 1, content.find(b"\n", 0, self._starts[index])
             while at >= 0:
                 line, at = line + 1, content.find(b"\n", at + 1, self._starts[index])
@@ -223,7 +223,7 @@ class CsvRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        csv.field_size_limit(_LONGEST_CELL)
+        csv.field_size_limit(_MAX_CELL_SIZE)
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
@@ -278,7 +278,7 @@ def _open_one(path: Path) -> RowSource:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
+def _map_file(path: Path) -> Iterator[mmap.mmap]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             yield content

@@ -29,8 +29,8 @@ NOISE = (
 """Sentences without information, repeated in this order."""
 
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+(?=[^a-z\s])|[。！？]+[」』”’）]*")
-_LONGEST_SENTENCE = 600
-_LONGEST_PARAGRAPH = 4000
+_MAX_SENTENCE = 600
+_MAX_PARAGRAPH = 4000
 _FIRST_SENTENCES = 1000
 _SUFFIXES = {".txt", ".md"}
 
@@ -102,9 +102,9 @@ def split_sentences(paragraph: str) -> Iterator[str]:
     """
     start = 0
     for end in [*(match.end() for match in _SENTENCE_END.finditer(paragraph)), len(paragraph)]:
-        while end - start > _LONGEST_SENTENCE:
-            space = paragraph.rfind(" ", start, start + _LONGEST_SENTENCE)
-            cut = space + 1 if space > start else start + _LONGEST_SENTENCE
+        while end - start > _MAX_SENTENCE:
+            space = paragraph.rfind(" ", start, start + _MAX_SENTENCE)
+            cut = space + 1 if space > start else start + _MAX_SENTENCE
             yield paragraph[start:cut]
             start = cut
         if paragraph[start:end].strip():
@@ -170,7 +170,7 @@ def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
     for path in files:
         try:
             with path.open(encoding="utf-8-sig") as file:
-                yield from _joined_lines(_bounded_lines(file.readline))
+                yield from _join_lines(_bounded_lines(file.readline))
         except (OSError, UnicodeDecodeError) as error:
             raise EvaluationError(
                 f"the haystack {path} cannot be read: {error}", hint="Haystacks are UTF-8 text; convert it first."
@@ -178,15 +178,15 @@ def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
 
 
 def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
-    return iter(lambda: readline(_LONGEST_PARAGRAPH), "")
+    return iter(lambda: readline(_MAX_PARAGRAPH), "")
 
 
-def _joined_lines(lines: Iterator[str]) -> Iterator[str]:
+def _join_lines(lines: Iterator[str]) -> Iterator[str]:
     paragraph: list[str] = []
     characters = 0
     for line in itertools.chain(lines, [""]):
         words = " ".join(line.split())
-        if paragraph and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
+        if paragraph and (not words or characters + len(words) > _MAX_PARAGRAPH):
             yield " ".join(paragraph)
             paragraph, characters = [], 0
         if words:

@@ -14,7 +14,7 @@ from typing import Final
 
 from memagent_graph.errors import EvaluationError
 
-_MOST_TAKEN: Final = 0.5
+_MAX_TAKEN_SHARE: Final = 0.5
 """The maximum share of a kind's names in use: above it, a free one is drawn too rarely."""
 
 
@@ -77,7 +77,7 @@ class Names:
             EvaluationError: nearly all names are in use.
         """
         _, first, second = _PATTERNS[kind]
-        if sum(entity.kind is kind for entity in self._taken) >= _MOST_TAKEN * len(first) * len(second):
+        if sum(entity.kind is kind for entity in self._taken) >= _MAX_TAKEN_SHARE * len(first) * len(second):
             raise EvaluationError(
                 f"a document needs more names of the kind {kind.value!r} than there are",
                 hint="Ask for fewer distractors, or for fewer questions on each document.",

@@ -27,10 +27,10 @@ from memagent_training.commands.training_process import (
     LoRARank,
     OptionNames,
     Settings,
-    failures_told,
     from_options,
     is_main_process,
     leave_the_others,
+    report_failures,
     require_extra,
     show_policy,
 )
@@ -110,18 +110,18 @@ class RL(WordingSettings):
     out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")
     preset: Annotated[str, typer.Option(help=PRESETS)] = "dapo"
     settings: Settings = None
-    iterations: Annotated[int, typer.Option(min=1, help="How often to collect and to train.")] = 100
-    rollouts: Annotated[int, typer.Option(min=2, help="How often each question is read.")] = 16
+    iterations: Annotated[int, typer.Option(min=1, help="Number of rounds of collecting and training.")] = 100
+    rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per question.")] = 16
     groups: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Questions to train on per iteration; of differing rewards, if the preset drops the others.",
+            help="Questions to train on per iteration. If the preset drops groups of equal rewards, they do not count.",
         ),
     ] = 16
-    max_questions: Annotated[int, typer.Option(min=1, help="The most questions to ask for them.")] = 64
-    concurrency: Annotated[int, typer.Option(min=1, help="Reads in flight.")] = 256
-    temperature: Annotated[float, typer.Option(min=0.0, help="At which is read for training; above 0.")] = 1.0
+    max_questions: Annotated[int, typer.Option(min=1, help="Maximum questions per iteration to fill --groups.")] = 64
+    concurrency: Annotated[int, typer.Option(min=1, help="Maximum concurrent reads.")] = 256
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of rollouts; above 0.")] = 1.0
     reward: Annotated[
         str,
         typer.Option(
@@ -130,20 +130,20 @@ class RL(WordingSettings):
         ),
     ] = "exact_match"
     steps_behind: Annotated[
-        int, typer.Option(min=0, max=1, help="1 collects during training, with weights one iteration old.")
+        int, typer.Option(min=0, max=1, help="1 collects rollouts during training, with weights one iteration old.")
     ] = 0
     advance_at: Annotated[
-        float, typer.Option(help="Mean reward of the longest length so far that adds the next one.")
+        float, typer.Option(help="Add the next length when the mean reward at the longest one so far reaches this.")
     ] = 0.8
     measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
     measure_lengths: Annotated[
         str | None,
-        typer.Option(help="Lengths of the questions to measure with.", show_default="--lengths, and 4 times the last"),
+        typer.Option(help="Document lengths to measure with.", show_default="--lengths, and 4 times the last"),
     ] = None
-    measure_count: Annotated[int, typer.Option(min=1, help="Questions of each of these lengths.")] = 32
+    measure_count: Annotated[int, typer.Option(min=1, help="Number of questions to measure with, per length.")] = 32
     measure_temperatures: Annotated[
         str,
-        typer.Option(help="At which is measured, with commas between; the first decides which policy is best."),
+        typer.Option(help="Temperatures to measure at, comma-separated; the first decides which policy is best."),
     ] = "0.0"
     small: Small = False
     haystack: Haystack = None
@@ -160,25 +160,27 @@ class RL(WordingSettings):
             show_default="starts its own",
         ),
     ] = None
-    served_name: Annotated[str, typer.Option(help="What that server calls the model.")] = "policy"
-    api_key: Annotated[str | None, typer.Option(help="That server's key.", show_default="$OPENAI_API_KEY")] = None
+    served_name: Annotated[str, typer.Option(help="The model's name on the server of --base-url.")] = "policy"
+    api_key: Annotated[str | None, typer.Option(help="API key for --base-url.", show_default="$OPENAI_API_KEY")] = None
     server_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="OPTION", help='For the server that it starts, as in "--max-model-len 4096". Repeatable.'),
+        typer.Option(
+            metavar="OPTION", help='Option of the loop\'s own server, as in "--max-model-len 4096". Repeatable.'
+        ),
     ] = None
     server_gpus: Annotated[
         str | None,
         typer.Option(
-            help="GPUs of the server that it starts, as in 6,7.",
+            help="GPUs of the server that the loop starts, as in 6,7.",
             show_default="shared with the trainer",
         ),
     ] = None
     chat_template_kwargs: str | None = None
-    server_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the server may take to come up.")] = 600.0
+    server_timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds for the server to start.")] = 600.0
     sync_tolerance: Annotated[
         float | None,
         typer.Option(
-            help="How far log-probs of server and trainer may differ after new weights, in nats.",
+            help="Maximum difference between log-probs of server and trainer after new weights, in nats.",
             show_default="0.001; 1 for its own server in bfloat16",
         ),
     ] = None
@@ -190,18 +192,18 @@ class RL(WordingSettings):
             help="With --lora: load the weights with merged adapters into the server. On CPUs it reads faster then.",
         ),
     ] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Continue with the loop in --out, or begin.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the loop in --out, or begin a new one.")] = False
     quiet: Quiet = False
     as_json: AsJSON = False
 
     def run(self) -> None:
         """Run the command."""
         interrupted = f"interrupted; {_go_on(self.out)}"
-        with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
+        with report_failures(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
             require_extra()
             # Libraries print what they do, and standard output is for results alone.
             with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
-                finished = _finished(_job(self), quiet=self.quiet)
+                finished = _run_loop(_job(self), quiet=self.quiet)
             leave_the_others()
             if is_main_process():
                 _show(finished, as_json=self.as_json)
@@ -263,14 +265,14 @@ def _model(request: RL) -> str:
 
 def _temperatures(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
+        temperatures = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
     except ValueError:
-        found = ()
-    if not found or not all(0 <= each < float("inf") for each in found):
+        temperatures = ()
+    if not temperatures or not all(0 <= each < float("inf") for each in temperatures):
         raise TrainingError(
             f"{text!r} are not temperatures", hint="Give numbers of 0 or more, as in --measure-temperatures 0,1."
         )
-    return found
+    return temperatures
 
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
@@ -283,7 +285,7 @@ def _words(options: Sequence[str]) -> tuple[str, ...]:
         ) from error
 
 
-def _finished(job: RLJob, *, quiet: bool) -> Finished:
+def _run_loop(job: RLJob, *, quiet: bool) -> Finished:
     """Run the loop; if it ends early, report what was kept."""
     from memagent_training.rl import run  # noqa: PLC0415
     from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415

@@ -21,10 +21,10 @@ from memagent_training.commands.training_process import (
     OptionNames,
     Settings,
     as_options,
-    failures_told,
     from_options,
     is_main_process,
     leave_the_others,
+    report_failures,
     require_extra,
     show_policy,
 )
@@ -114,7 +114,7 @@ class Train:
     def run(self) -> None:
         """Run the command."""
         interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
-        with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
+        with report_failures(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
             require_extra()
             prepared = _prepare(self)
             if self.rows is not None:
@@ -198,14 +198,14 @@ def _train(prepared: PreparedJob) -> TrainedPolicy:
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    from memagent_training.job.dry_run import plan, render_plan  # noqa: PLC0415
+    from memagent_training.job.dry_run import plan_training, render_plan  # noqa: PLC0415
 
-    found = plan(prepared)
+    plan = plan_training(prepared)
     if as_json:
-        print_json(found.to_dict())
+        print_json(plan.to_dict())
     else:
-        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(found, _as_options))
-    if found.obstacle is not None:
+        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(plan, _as_options))
+    if plan.obstacle is not None:
         raise typer.Exit(ExitCode.USAGE)
 
 

@@ -83,7 +83,7 @@ def leave_the_others() -> None:
 
 
 @contextlib.contextmanager
-def failures_told(
+def report_failures(
     *,
     as_json: bool,
     interrupted: str,
@@ -94,8 +94,8 @@ def failures_told(
 
     Args:
         as_json: whether standard output has a JSON object.
-        interrupted: what to say after Ctrl-C.
-        option_names: how names in messages and hints become the command line's.
+        interrupted: the message after Ctrl-C.
+        option_names: command-line names for the argument names in messages and hints.
         codes: exit codes of errors, by class name, that `exit_code` does not know: importing them is slow.
     """
     try:

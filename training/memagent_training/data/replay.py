@@ -123,7 +123,7 @@ def load_groups(
         RewardError: a reward function failed.
         RunLogError, MissingExtraError: the source cannot be read.
     """
-    versions = _allowed(policy_versions, max_staleness)
+    versions = _allowed_versions(policy_versions, max_staleness)
     ledger = _Ledger()
     for read in read_runs(source, chosen):
         run = read if gold_of is None else replace(read, gold=gold_of(read))
@@ -210,8 +210,8 @@ class _Ledger:
     def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
         """Return the refused runs, the oldest of each reason first."""
         ids = [run_id for run_id in self.group_of if run_id in self.refused]
-        found = {reason: tuple(run_id for run_id in ids if self.refused[run_id] is reason) for reason in Refusal}
-        return {reason: run_ids for reason, run_ids in found.items() if run_ids}
+        runs = {reason: tuple(run_id for run_id in ids if self.refused[run_id] is reason) for reason in Refusal}
+        return {reason: run_ids for reason, run_ids in runs.items() if run_ids}
 
 
 def _refusals(
@@ -241,7 +241,7 @@ def _refusals(
     events = [*of_run, *(event for conversation in kept for event in conversation.events)]
     if any(event.kind == EventKind.MEMORY_EDITED for event in events):
         yield Refusal.EDITED
-    if not _unbroken(run):
+    if not _is_unbroken(run):
         yield Refusal.LOST_CONVERSATIONS
     if not all(conversation.has_ids for conversation in kept):
         yield Refusal.NO_TOKEN_IDS
@@ -251,7 +251,7 @@ def _refusals(
         yield Refusal.TOO_LONG
 
 
-def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -> frozenset[str] | None:
+def _allowed_versions(policy_versions: Sequence[str] | None, max_staleness: int | None) -> frozenset[str] | None:
     if policy_versions is None:
         if max_staleness is not None:
             raise ReplayError(
@@ -327,7 +327,7 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
     return +found
 
 
-def _unbroken(run: TrainingRun) -> bool:
+def _is_unbroken(run: TrainingRun) -> bool:
     """Whether every step with all its attempts is there, and an answer."""
     steps: dict[str, list[Conversation]] = {}
     for conversation in run.conversations_K:
@@ -365,10 +365,10 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
         for fingerprint in {getattr(conversation, what) for conversation in run.sampled}:
             run_ids.setdefault(fingerprint, []).append(run.run_id)
     if len(run_ids) > 1:
-        found = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
+        counts = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
         commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
         raise ReplayError(
-            f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({found})",
+            f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({counts})",
             hint=f"Choose one, as {what}={commonest!r}, and the others are left out.",
         )
     return next(iter(run_ids), None)
@@ -452,7 +452,7 @@ def _report(
             f"{ledger.candidates[group.rollouts_G[0].run_id].question or group.group_id!r} "
             f"({quantity(len(group.rollouts_G), 'run')}, each {group.rollouts_G[0].reward:g})"
             for group in groups
-            if len(set(map(_earned, group.rollouts_G))) == 1
+            if len(set(map(_reward_values, group.rollouts_G))) == 1
         ),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
@@ -467,7 +467,7 @@ def _report(
     )
 
 
-def _earned(rollout: Rollout) -> tuple[object, ...]:
+def _reward_values(rollout: Rollout) -> tuple[object, ...]:
     return rollout.reward, *sorted(rollout.term_rewards.items())
 
 

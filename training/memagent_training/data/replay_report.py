@@ -77,7 +77,7 @@ class ReplayReport:
 
     source: str
     runs: int
-    """How many there were, including refused ones."""
+    """How many runs the source has, including refused ones."""
     refused: Mapping[Refusal, tuple[str, ...]]
     """The ids of refused runs, oldest first; each under the first reason found."""
     details: Mapping[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class ReplayReport:
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
     equal_rewards: tuple[str, ...] = ()
-    """The questions of groups whose rollouts have the same value of every requested reward; they teach nothing."""
+    """The questions of groups whose rollouts have the same value of every requested reward: no training signal."""
     tokenizer: str | None = None
     """The tokenizer's fingerprint; None if nothing was taken."""
     template: str | None = None
@@ -98,7 +98,7 @@ class ReplayReport:
     versions: Mapping[str, int] = field(default_factory=dict)
     """Conversations by the policy version that wrote them; "" if the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Rollouts by how many versions behind the newest their oldest conversation is; empty without an order."""
+    """Rollouts by the versions that their oldest conversation is behind the newest; empty without an order."""
     missing: tuple[str, ...] = ()
     """Runs that the given groups name but the source does not have: their groups are incomplete."""
     temperatures: Mapping[float, int] = field(default_factory=dict)
@@ -119,10 +119,10 @@ class ReplayReport:
             tokens = f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
             lines += [
                 f"{quantity(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
-                "written by " + ", ".join(f"{name or 'unknown'} ({n})" for name, n in self.versions.items()),
+                "policy versions: " + ", ".join(f"{name or 'unknown'} ({n})" for name, n in self.versions.items()),
             ]
         if self.staleness:
-            lines.append("versions behind: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
+            lines.append("staleness: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
         if self.equal_rewards:
             equal = quantity(len(self.equal_rewards), "group")
             lines.append(f"{equal} with all rewards equal: {name_first(self.equal_rewards)}")
@@ -146,7 +146,7 @@ class ReplayReport:
 
     @property
     def remedies(self) -> str:
-        """What to do about them."""
+        """How to mend each reason, in one line."""
         return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 

@@ -109,11 +109,11 @@ class TrainingRun:
             if step.branch and step.writes is Writes.MEMORY:
                 before = before if trace.continued(trace.updates[trace.place(step.id)]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
-        found = []
+        memories_K = []
         for conversation in self.conversations_K:
             before, after = around.get(conversation.step, ("", ""))
-            found.append((before, before if conversation.outcome is Outcome.DISCARDED else after))
-        return found
+            memories_K.append((before, before if conversation.outcome is Outcome.DISCARDED else after))
+        return memories_K
 
     def without_discarded(self) -> TrainingRun:
         """Return the same run without discarded attempts."""

@@ -217,15 +217,15 @@ class _Collection:
         if value is None:
             hint = "Give it what it needs; if redaction drops answers from the log, they cannot be rewarded."
             why = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
-            told = f"the reward {self.reward_name!r} returned no reward{why}"
-            raise RewardError(told, run_id=run_id, hint=hint)
+            message = f"the reward {self.reward_name!r} returned no reward{why}"
+            raise RewardError(message, run_id=run_id, hint=hint)
         return check_reward(value, run, self.reward_name)
 
     def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:
         """Return a group's rewards from an earlier call; None if it is incomplete."""
         totals = self.run_log.totals(run_ids)
-        found = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
-        rewards = [reward for reward in found if reward is not None]
+        logged = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
+        rewards = [reward for reward in logged if reward is not None]
         return rewards if len(rewards) == len(run_ids) else None
 
     async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:

@@ -31,9 +31,9 @@ from memagent_training.job.training_job import PreparedJob
 from memagent_training.training_errors import TrainingError
 
 _CHEAP_TOKENS: Final = 4_000_000
-"""How many row tokens are planned in all layouts; this takes some seconds."""
-GPU_NUMBERS: Final = (2, 6, 8)
-"""For which the plan also says what a rank needs: the launch files', in training/configs/accelerate."""
+"""Maximum row tokens to plan in all layouts; this takes some seconds."""
+GPU_COUNTS: Final = (2, 6, 8)
+"""GPU counts of the launch files in training/configs/accelerate: the plan estimates a rank's memory for each."""
 _ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 
 
@@ -48,7 +48,7 @@ class LayoutCost:
     forwarded_tokens: int
     padding_share: float
     micro_batches: int
-    """On each rank, over the planned steps."""
+    """Micro-batches per rank, over the planned steps."""
     largest_micro_batch: int
     """The maximum number of tokens that a rank forwards at once."""
     idle_share: float
@@ -56,11 +56,11 @@ class LayoutCost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a training would do."""
+    """The plan of a training."""
 
     report: ReplayReport
     dropped: Mapping[str, str]
-    """Groups that teach nothing, by id, with the reason."""
+    """Groups without a training signal, by id, with the reason."""
     groups_kept: int
     steps_per_pass: int
     total_steps: int
@@ -74,7 +74,7 @@ class Plan:
     """Tokens of all rows of those steps; shared ones count for each row."""
     learned_tokens: int
     layout: str
-    """The chosen one."""
+    """The layout of the settings."""
     costs: tuple[LayoutCost, ...]
     """For all layouts, including the chosen one."""
     checkpointing: bool
@@ -84,7 +84,7 @@ class Plan:
     changed: tuple[ChangedSetting, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the plan as a JSON object."""
         values = asdict(self)
         refused = self.report.refused
         values["report"] |= {"refused": {reason.value: list(runs) for reason, runs in refused.items()}}
@@ -94,7 +94,7 @@ class Plan:
         return values
 
 
-def plan(prepared: PreparedJob) -> Plan:
+def plan_training(prepared: PreparedJob) -> Plan:
     """Plan the first pass, or as much of it as can be planned quickly in all layouts.
 
     Raises:
@@ -172,8 +172,8 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     _, rows, chosen = max(
         (
             (batch.tokens, step.rows, batch.rows)
-            for step, found in zip(steps, plans, strict=True)
-            for rank in found.micro_batches
+            for step, step_plan in zip(steps, plans, strict=True)
+            for rank in step_plan.micro_batches
             for batch in rank
         ),
         key=lambda each: each[0],
@@ -201,71 +201,71 @@ def _shards(prepared: PreparedJob) -> int:
     return prepared.schedule.ranks if is_asked and not prepared.config.use_cpu else 1
 
 
-def render_plan(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
-    """Return the plan as tables; `worded` translates remedies into the reader's terms, such as a command's options."""
-    parts: list[RenderableType] = [_runs_table(found, worded), _schedule_table(found), _tokens_table(found)]
-    if found.memory is None:
+def render_plan(plan: Plan, translate: Callable[[str], str] = str) -> RenderableType:
+    """Return the plan as tables; `translate` puts remedies into the caller's terms, such as a command's options."""
+    parts: list[RenderableType] = [_runs_table(plan, translate), _schedule_table(plan), _tokens_table(plan)]
+    if plan.memory is None:
         parts.append(Text("memory: not estimated for a model of this shape"))
     else:
-        parts.append(_memory_table(found.memory, checkpointing=found.checkpointing))
-    if found.changed:
-        settings = [(each.name, str(each.preset), str(each.value)) for each in found.changed]
+        parts.append(_memory_table(plan.memory, checkpointing=plan.checkpointing))
+    if plan.changed:
+        settings = [(each.name, str(each.preset), str(each.value)) for each in plan.changed]
         parts.append(_table("settings", "preset", "here", rows=settings))
-    if found.obstacle is not None:
-        parts.append(Text(f"cannot begin: {worded(found.obstacle)}"))
+    if plan.obstacle is not None:
+        parts.append(Text(f"cannot begin: {translate(plan.obstacle)}"))
     return Group(*(each for part in parts for each in (part, Text(""))))
 
 
-def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
-    report = found.report
+def _runs_table(plan: Plan, translate: Callable[[str], str]) -> Table:
+    report = plan.report
     dropped: dict[str, list[str]] = {}
-    for group, why in found.dropped.items():
+    for group, why in plan.dropped.items():
         dropped.setdefault(why, []).append(group)
-    written = ", ".join(f"{name or 'unknown'} ({count:,})" for name, count in report.versions.items())
-    here = f"; the model is {found.model_version}" if found.model_version else ""
-    taken = f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
-    rows: list[_Row] = [("taken", report.rollouts, taken)]
+    versions = ", ".join(f"{name or 'unknown'} ({count:,})" for name, count in report.versions.items())
+    here = f"; the model is {plan.model_version}" if plan.model_version else ""
+    sizes = f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
+    rows: list[_Row] = [("accepted", report.rollouts, sizes)]
     for reason, runs in report.refused.items():
-        rows.append((f"refused: {reason.value}", len(runs), name_first(runs), worded(reason.remedy)))
+        rows.append((f"refused: {reason.value}", len(runs), name_first(runs), translate(reason.remedy)))
     rows += [(why, count) for why, count in report.details.items()]
     for why, groups in dropped.items():
-        rows.append((f"group dropped: {why}", len(groups), name_first(groups), "nothing: it teaches nothing"))
-    rows.append(("written by", len(report.versions), written + here))
-    rows += [(f"{lag} versions behind", count, "rollouts") for lag, count in sorted(report.staleness.items())]
+        rows.append((f"group dropped: {why}", len(groups), name_first(groups), "nothing: it has no training signal"))
+    rows.append(("policy versions", len(report.versions), versions + here))
+    rows += [(f"staleness of {lag} versions", count, "rollouts") for lag, count in sorted(report.staleness.items())]
     if report.reshaped:
         runs = report.reshaped
         rows.append(("reshaped sampling", len(runs), name_first(runs), "collect with temperature 1 and top_p 1"))
     return _table("runs", "count", "which", "what to do", rows=rows)
 
 
-def _schedule_table(found: Plan) -> Table:
+def _schedule_table(plan: Plan) -> Table:
     rows: list[_Row] = [
-        ("groups that teach", found.groups_kept),
-        ("steps per pass", found.steps_per_pass),
-        ("steps in all", found.total_steps),
-        ("ranks", found.ranks),
-        (f"tokens in rows, {_planned_part(found)}", found.row_tokens),
-        ("learned of them", found.learned_tokens),
+        ("groups to train on", plan.groups_kept),
+        ("steps per pass", plan.steps_per_pass),
+        ("steps in all", plan.total_steps),
+        ("ranks", plan.ranks),
+        (f"tokens in rows, {_planned_part(plan)}", plan.row_tokens),
+        ("completion tokens in the loss", plan.learned_tokens),
     ]
-    if found.resumes_from:
-        rows.append(("continues from", found.resumes_from))
+    if plan.resumes_from:
+        rows.append(("continues from", plan.resumes_from))
     return _table("schedule", "count", rows=rows)
 
 
-def _tokens_table(found: Plan) -> Table:
+def _tokens_table(plan: Plan) -> Table:
     rows = [
         (
-            each.layout + (" (chosen)" if each.layout == found.layout else ""), each.forwarded_tokens,
+            each.layout + (" (chosen)" if each.layout == plan.layout else ""), each.forwarded_tokens,
             f"{each.padding_share:.1%}", each.micro_batches, each.largest_micro_batch, f"{each.idle_share:.1%}",
         )
-        for each in found.costs
+        for each in plan.costs
     ]  # fmt: skip
     counted = ("forwarded", "padding", "micro-batches per rank", "largest", "ranks idle")
-    return _table(f"tokens, {_planned_part(found)}", *counted, rows=rows)
+    return _table(f"tokens, {_planned_part(plan)}", *counted, rows=rows)
 
 
-def _planned_part(found: Plan) -> str:
-    return "one pass" if found.planned_steps == found.steps_per_pass else f"first {found.planned_steps:,} steps"
+def _planned_part(plan: Plan) -> str:
+    return "one pass" if plan.planned_steps == plan.steps_per_pass else f"first {plan.planned_steps:,} steps"
 
 
 def _memory_table(memory: MemoryEstimate, *, checkpointing: bool) -> Table:
@@ -280,7 +280,7 @@ def _memory_table(memory: MemoryEstimate, *, checkpointing: bool) -> Table:
         mark = " (chosen)" if checkpointing == (word == "with") else ""
         rows.append((f"activations {word} checkpointing{mark}", decimal(size)))
     rows.append(("in all", decimal(memory.total)))
-    rows += [(f"in all, sharded over {ranks} GPUs", decimal(memory.total_on(ranks))) for ranks in GPU_NUMBERS]
+    rows += [(f"in all, sharded over {ranks} GPUs", decimal(memory.total_on(ranks))) for ranks in GPU_COUNTS]
     return _table("memory per rank, estimated", "size", "", rows=rows)
 
 

@@ -101,9 +101,9 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
     try:
         config = load_preset(preset, output_dir=str(out), **changes)
     except (ValueError, TypeError, ImportError) as error:  # errors of transformers and TRL
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise TrainingError(
-            f"these settings are not possible: {said}",
+            f"these settings are not possible: {reason}",
             hint="Change them with --set NAME=VALUE, or in the preset's file.",
         ) from error
     for tracker in config.report_to or ():

@@ -127,7 +127,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     """
     config = make_config(job.preset, job.settings, job.out)
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
+        raise TrainingError(f"lora_rank must be at least 1, not {job.lora_rank}", hint="Give 1 or more.")
     _check_ranks(config)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)

@@ -62,10 +62,10 @@ def require_unused(out: Path) -> None:
     Raises:
         TrainingError: it has checkpoints or weights.
     """
-    found = [*_checkpoints(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
-    if found:
+    files = [*_checkpoints(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
+    if files:
         raise TrainingError(
-            f"{out} already holds {found[0].name}, which would be overwritten",
+            f"{out} already holds {files[0].name}, which would be overwritten",
             hint="Continue that training (--resume), or name another folder (--out).",
         )
 

@@ -111,8 +111,7 @@ class EvidenceF2Gain(_OfEvidence):
         for place, step in writers.items():
             before = frozenset[int]().union(*(behind[each] for each in trace.continued(trace.updates[place])))
             gains[step] = f2(behind[place], *gold) - f2(before, *gold)
-        kept = [each.outcome is not Outcome.DISCARDED for each in run.conversations_K]
-        return [gains.get(each.step, 0.0) * is_kept for each, is_kept in zip(run.conversations_K, kept, strict=True)]
+        return [gains.get(each.step, 0.0) * (each.outcome is not Outcome.DISCARDED) for each in run.conversations_K]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ def _holds(span: Span, places: _Places | list[tuple[int, int]]) -> bool:
 def _evidence_in(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> tuple[_Places, ...] | str:
     """Return the places of each text in a stored document; for a text that is not in it, the reason."""
     text = DocumentStore(root).read_bytes(DocumentRef(key=key, name="", size=size, media_type="text/plain"), 0, size)
-    found = []
+    places_of_texts = []
     for each in evidence:
         wanted, places = each.encode(), list[tuple[int, int]]()
         at = text.find(wanted) if wanted else -1
@@ -218,5 +217,5 @@ def _evidence_in(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> 
             at = text.find(wanted, at + len(wanted))
         if not places:
             return f"the gold evidence {each[:40]!r} is not in the document"
-        found.append(tuple(places))
-    return tuple(found)
+        places_of_texts.append(tuple(places))
+    return tuple(places_of_texts)

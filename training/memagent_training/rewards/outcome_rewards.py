@@ -19,39 +19,39 @@ from memagent_training.rewards.gold_answers import GoldAnswers
 
 
 @dataclass(frozen=True, slots=True)
-class _Compares:
+class _GoldReward:
     gold: GoldAnswers | None = None
     """Where to find the gold answers; the run's own if left out. Several in a list are alternatives."""
 
-    def of(self, run: TrainingRun) -> Gold | None:
-        """Return the run's gold answers."""
+    def gold_for(self, run: TrainingRun) -> Gold | None:
+        """Return the gold answers for a run; None if they are not known."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         return gold if gold is not None and gold.answers else None
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """Return the reason."""
-        return "no gold answer is known" if self.of(run) is None else "a text was redacted away"
+        """Return why the reward is not known."""
+        return "no gold answer is known" if self.gold_for(run) is None else "a text was redacted away"
 
 
 @dataclass(frozen=True, slots=True)
-class ExactMatch(_Compares):
+class ExactMatch(_GoldReward):
     r"""1 if the answer is a gold one in the requested form: an evaluation's strict score.
 
     If the reader took the answer from a \boxed{}, that must be in the completion's last 300 characters.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """1 or 0."""
-        gold, answer = self.of(run), run.answer
+        """Return 1 if the answer is a gold one in the requested form, 0 if not, None if unknown."""
+        gold, answer = self.gold_for(run), run.answer
         if gold is None or answer is None or run.raw_answer is None:
             return None
-        said = extract_reply(run.raw_answer)
-        taken = scorers.boxed_at_end(said, gold.answers) if last_boxed(said) == answer else answer
-        return float(taken is not None and scorers.is_exactly(taken, gold.answers, gold.metric or Metric.ANY))
+        reply = extract_reply(run.raw_answer)
+        final = scorers.boxed_at_end(reply, gold.answers) if last_boxed(reply) == answer else answer
+        return float(final is not None and scorers.is_exactly(final, gold.answers, gold.metric or Metric.ANY))
 
 
 @dataclass(frozen=True, slots=True)
-class BoxedExactMatch(_Compares):
+class BoxedExactMatch(_GoldReward):
     r"""1 if the last \boxed{} in the last 300 characters is a gold answer, both normalised as for `strict`.
 
     It looks at the same place as the paper's reward; `MemAgentReleased` also compares in the same way. Reasoning counts
@@ -59,8 +59,8 @@ class BoxedExactMatch(_Compares):
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """1 or 0."""
-        gold = self.of(run)
+        """Return 1 if the last box is a gold answer, 0 if not, None if unknown."""
+        gold = self.gold_for(run)
         if gold is None or run.raw_answer is None:
             return None
         boxed = scorers.boxed_at_end(run.raw_answer)
@@ -68,7 +68,7 @@ class BoxedExactMatch(_Compares):
 
 
 @dataclass(frozen=True, slots=True)
-class MemAgentReleased(_Compares):
+class MemAgentReleased(_GoldReward):
     r"""The reward that MemAgent was released with (arXiv 2507.02259): 1 if the last box is a gold answer.
 
     Known from the released code's verifier for HotpotQA, whose rules are reimplemented here: completion and gold answer
@@ -79,17 +79,16 @@ class MemAgentReleased(_Compares):
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """1 or 0."""
-        gold = self.of(run)
+        """Return 1 if the last box is a gold answer, 0 if not, None if unknown."""
+        gold = self.gold_for(run)
         if gold is None or run.raw_answer is None:
             return None
-        said = _released_box(run.raw_answer[-300:].lower())
-        return float(
-            said is not None and _released_form(said) in {_released_form(each.lower()) for each in gold.answers}
-        )
+        boxed = _released_box(run.raw_answer[-300:].lower())
+        forms = {_released_form(answer.lower()) for answer in gold.answers}
+        return float(boxed is not None and _released_form(boxed) in forms)
 
 
-_REWRITTEN: Final = (
+_REPLACEMENTS: Final = (
     ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
     ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0."), (" ", ""),
 )  # fmt: skip
@@ -97,53 +96,53 @@ _REWRITTEN: Final = (
 
 
 def _released_form(text: str) -> str:
-    for found, instead in _REWRITTEN:
-        text = text.replace(found, instead)
+    for old, new in _REPLACEMENTS:
+        text = text.replace(old, new)
     return text
 
 
-def _released_box(said: str) -> str | None:
+def _released_box(text: str) -> str | None:
     """Return the content of the last box; None if there is none, or it is not closed."""
-    if "\\boxed " in said:
-        return said.rpartition("\\boxed ")[2].partition("$")[0]
-    start = said.rfind("\\boxed")
+    if "\\boxed " in text:
+        return text.rpartition("\\boxed ")[2].partition("$")[0]
+    start = text.rfind("\\boxed")
     opened = start + len("\\boxed{")
-    if start < 0 or not said.startswith("\\boxed{", start):
+    if start < 0 or not text.startswith("\\boxed{", start):
         return None
     depth = 1
-    for at in range(opened, len(said)):
-        depth += {"{": 1, "}": -1}.get(said[at], 0)
+    for at in range(opened, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
         if not depth:
-            return said[opened:at]
+            return text[opened:at]
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class LenientMatch(_Compares):
+class LenientMatch(_GoldReward):
     """1 if the answer contains a gold answer as whole words. A part of a gold answer ("The") gets 0."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """1 or 0."""
-        gold, answer = self.of(run), run.answer
+        """Return 1 if the answer contains a gold answer, 0 if not, None if unknown."""
+        gold, answer = self.gold_for(run), run.answer
         if gold is None or answer is None:
             return None
         return float(scorers.holds(answer, gold.answers, gold.metric or Metric.ANY))
 
 
 @dataclass(frozen=True, slots=True)
-class TokenF1(_Compares):
+class TokenF1(_GoldReward):
     """The answer's F1 over normalised words, compared with the nearest gold answer. 0 to 1."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """0 to 1."""
-        gold, answer = self.of(run), run.answer
+        """Return a score from 0 to 1; None if unknown."""
+        gold, answer = self.gold_for(run), run.answer
         if gold is None or answer is None:
             return None
         return scorers.best_f1(answer, gold.answers, gold.metric or Metric.ANY)
 
 
 @dataclass(frozen=True, slots=True)
-class StringMatch(_Compares):
+class StringMatch(_GoldReward):
     """RULER's metric: gold strings contained in the answer completion, case folded and otherwise unchanged.
 
     The whole completion counts, without its reasoning, as RULER looks at everything that a model said; but one without
@@ -154,8 +153,8 @@ class StringMatch(_Compares):
     """How several gold strings count; if left out, as the run's task says, or else all of them."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """0 to 1."""
-        gold = self.of(run)
+        """Return a score from 0 to 1; None if unknown."""
+        gold = self.gold_for(run)
         if gold is None or run.raw_answer is None:
             return None
         if run.record.stop_reason == StopReason.NO_ANSWER.value:

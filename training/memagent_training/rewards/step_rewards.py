@@ -88,8 +88,8 @@ class EvidenceInMemory:
 
 def _held(memory: str | None, gold: list[str], read: frozenset[str], *, share: bool) -> float:
     """Return the share of gold strings in a memory, of those that were read; or whether there is any."""
-    found = [each in read and contains(memory or "", each) for each in gold]
-    return sum(found) / max(1, len(found)) if share else float(any(found))
+    matches = [text in read and contains(memory or "", text) for text in gold]
+    return sum(matches) / max(1, len(matches)) if share else float(any(matches))
 
 
 def _read(run: TrainingRun, gold: list[str]) -> list[tuple[frozenset[str], frozenset[str]]]:

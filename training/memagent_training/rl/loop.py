@@ -235,7 +235,7 @@ class _Source:
         return every > 0 and iteration % every == 0 and not self.journal.measurements_before(iteration)
 
     async def _measure(self, iteration: int) -> None:
-        found = []
+        measurements = []
         temperatures = self._job.measure.temperatures
         ways = [(temperature, False) for temperature in temperatures]
         if self._prepared.has_guard:  # as it will be used decides, so it comes first
@@ -243,13 +243,13 @@ class _Source:
         for temperature, as_used in ways:
             reader = self.serving.reader(temperature, as_used=as_used)
             work = partial(measure, self._prepared, reader, iteration, temperature, as_used=as_used)
-            found.append(await self.serving.reading(iteration, work))
-        rivals = [each for each in self.journal.measurements if each.is_like(found[0])]
-        if all(found[0].mean > each.mean for each in rivals):
+            measurements.append(await self.serving.reading(iteration, work))
+        rivals = [each for each in self.journal.measurements if each.is_like(measurements[0])]
+        if all(measurements[0].mean > each.mean for each in rivals):
             policy = self.serving.policy_folder(iteration)
             await asyncio.to_thread(self.best.keep, policy)  # before the journal says that this is done
-        self.journal.measured(*found)  # together, so that a killed loop does not measure only half of them
-        for measurement in found:
+        self.journal.measured(*measurements)  # together, so that a killed loop does not measure only half of them
+        for measurement in measurements:
             self._watcher.measured(measurement)
 
     # Collecting while the trainer works

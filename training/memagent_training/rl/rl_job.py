@@ -57,7 +57,7 @@ class Engine(StrEnum):
     """In the process that trains: for small policies, and for a rehearsal without a server."""
 
 
-_OF_LOOP: Final = (
+_LOOP_MANAGED_SETTINGS: Final = (
     "max_steps",
     "num_train_epochs",
     "save_strategy",
@@ -65,9 +65,9 @@ _OF_LOOP: Final = (
     "disable_tqdm",
     "logging_nan_inf_filter",
 )
-"""Settings of a training that a loop makes itself, for example a checkpoint after each iteration."""
-_PATIENCE: Final = 86_400
-"""Seconds that the other processes wait for the one that collects and measures."""
+"""Training settings that the loop sets itself, for example a checkpoint after each iteration."""
+_WAIT_SECONDS: Final = 86_400
+"""How long the other processes wait for the process that collects and measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class MeasureSettings:
     def __post_init__(self) -> None:
         if self.every < 0 or self.count < 1 or not self.temperatures or min(self.temperatures) < 0:
             raise TrainingError(
-                f"measuring is not possible with {self}",
+                f"these settings of measurements are not valid: {self}",
                 hint="Give every of 0 or more, a count of 1 or more, and temperatures of 0 or more.",
             )
 
@@ -163,45 +163,42 @@ class RLJob:
         return self.lora_rank is None
 
 
-_IDLE: Final[Sequence[tuple[Sequence[str], Callable[[RLJob], bool], str, str]]] = (
-    (
-        ("held_out", "drop_answered_without"),
-        lambda job: job.data is None,
-        "no file of questions is named",
-        "name one with --data",
+@dataclass(frozen=True, slots=True)
+class _IdleSettings:
+    """Settings that have no effect on some jobs."""
+
+    names: tuple[str, ...]
+    reason: str
+    remedy: str
+    applies: Callable[[RLJob], bool]
+
+
+_IDLE_SETTINGS: Final = (
+    _IdleSettings(
+        ("held_out", "drop_answered_without"), "no file of questions is named",
+        "name one with --data", lambda job: job.data is None,
     ),
-    (
-        ("haystack",),
-        lambda job: job.data is not None,
-        "the documents are those of the data file",
-        "take generated questions without --data",
+    _IdleSettings(
+        ("haystack",), "the documents are those of the data file",
+        "take generated questions without --data", lambda job: job.data is not None,
     ),
-    (
+    _IdleSettings(
         ("base_url", "served_name", "api_key", "server_options", "server_timeout", "server_gpus", "sync_tolerance"),
-        lambda job: job.engine is Engine.LOCAL,
-        "the policy reads in this process",
-        "leave out --engine local",
+        "the policy reads in this process", "leave out --engine local", lambda job: job.engine is Engine.LOCAL,
     ),
-    (
-        ("server_options", "server_timeout", "server_gpus"),
-        lambda job: job.base_url is not None,
-        "the loop does not start the server that is named",
-        "leave out --base-url",
+    _IdleSettings(
+        ("server_options", "server_timeout", "server_gpus"), "the loop does not start the server that is named",
+        "leave out --base-url", lambda job: job.base_url is not None,
     ),
-    (
-        ("served_name", "api_key"),
-        lambda job: job.base_url is None,
-        "no server that runs already is named",
-        "name it with --base-url",
+    _IdleSettings(
+        ("served_name", "api_key"), "no server that runs already is named",
+        "name it with --base-url", lambda job: job.base_url is None,
     ),
-    (
-        ("serve_merged",),
-        lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
-        "no server gets adapters",
-        "train some on a server with --lora",
+    _IdleSettings(
+        ("serve_merged",), "no server gets adapters",
+        "train some on a server with --lora", lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
     ),
-)
-"""Settings by name, when they would have no effect, why, and what else can be done."""
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +222,7 @@ class PreparedLoop:
 
     @property
     def has_guard(self) -> bool:
-        """Whether those who use the policy refuse invented memories, which training does not."""
+        """Whether the profile rejects invented memories at inference time. Training never does."""
         return self.profile is not None and self.profile.on_invented is not UpdateRule.ACCEPT
 
     @property
@@ -362,32 +359,33 @@ def _check(job: RLJob) -> None:
     needs_lengths = job.data is None
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
-            f"questions of the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
+            f"a loop cannot ask the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
             hint="Name a task at least, and lengths that grow; or a file of your own questions (--data).",
         )
     if not 0 <= job.held_out < 1:
-        raise TrainingError(f"a share of {job.held_out:g} is held out", hint="Give 0 (nothing) up to 1.")
+        raise TrainingError(
+            f"held_out must be at least 0 and below 1, not {job.held_out:g}", hint="0 holds nothing out."
+        )
     if job.iterations < 1 or job.steps_behind not in {0, 1} or not job.temperature > 0:
         raise TrainingError(
-            f"{job.iterations} iterations, {job.steps_behind} steps behind, sampled at {job.temperature}",
+            f"no loop has {job.iterations} iterations, {job.steps_behind} steps behind, temperature {job.temperature}",
             hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
         )
     if job.iterations > COLLECTIONS:
         raise TrainingError(
             f"{job.iterations:,} iterations need more questions than there are for training",
-            hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps in each.",
+            hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps per iteration.",
         )
     if not job.server_timeout > 0:
-        raise TrainingError(f"{job.server_timeout:g} seconds for a server to start", hint="Give more than 0.")
+        raise TrainingError(f"server_timeout must be above 0, not {job.server_timeout:g}", hint="Give seconds.")
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
-    defaults = {each.name: each.default for each in fields(job)}
-    for names, is_idle, why, otherwise in _IDLE:
-        chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(job, name) != defaults[name]]
-        if chosen and is_idle(job):
-            raise TrainingError(
-                f"settings can have no effect: {why}", hint=f"Leave out {', '.join(chosen)}, or {otherwise}."
-            )
+        raise TrainingError(f"lora_rank must be at least 1, not {job.lora_rank}", hint="Give 1 or more.")
+    defaults = {setting.name: setting.default for setting in fields(job)}
+    for rule in _IDLE_SETTINGS:
+        changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
+        if changed and rule.applies(job):
+            hint = f"Leave out {', '.join(f'--{name}' for name in changed).replace('_', '-')}, or {rule.remedy}."
+            raise TrainingError(f"{', '.join(changed)} can have no effect: {rule.reason}", hint=hint)
     template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
         _check_server_gpus(job.server_gpus)
@@ -398,7 +396,7 @@ def _check_server_gpus(gpus: str) -> None:
     both = {name.strip() for name in gpus.split(",")} & {name.strip() for name in own.split(",")}
     if both:
         raise TrainingError(
-            f"the GPUs {', '.join(sorted(both))} are the server's and the trainer's",
+            f"server and trainer cannot share the GPUs {', '.join(sorted(both))}",
             hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
 
@@ -432,13 +430,13 @@ def _holds_loop(out: Path) -> bool:
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:
     decided = {"temperature": job.temperature, "seed": job.seed}
-    for name in (*decided, *_OF_LOOP):
+    for name in (*decided, *_LOOP_MANAGED_SETTINGS):
         if name in job.settings:
             raise TrainingError(
                 f"{name} cannot be set this way",
                 hint="The loop decides it, or has its own option for it: see memagent rl --help.",
             )
-    machine = {"ddp_timeout": _PATIENCE}
+    machine = {"ddp_timeout": _WAIT_SECONDS}
     # Our own server returns them like this. At temperature 1 both are the same, and the weights do not depend on it.
     own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
     config = make_config(

@@ -69,19 +69,19 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     sources = parser.add_mutually_exclusive_group()
-    sources.add_argument("--checkpoint", type=Path, help="of the supervised training; without a source, random weights")
-    sources.add_argument("--policy", type=Path, help="a policy's folder, as reinforcement learning leaves it")
-    parser.add_argument("--toward", type=Path, help="with --policy: a policy's folder to go back to by --share")
-    parser.add_argument("--share", type=float, default=0.3, help="0: not at all; 1: all the way")
-    parser.add_argument("--edition", required=True, help="its name in memagent.json")
+    sources.add_argument(
+        "--checkpoint", type=Path, help="checkpoint of the supervised training; without a source, random weights"
+    )
+    sources.add_argument("--policy", type=Path, help="policy folder that reinforcement learning wrote")
+    parser.add_argument("--toward", type=Path, help="policy folder to interpolate --policy towards")
+    parser.add_argument("--share", type=float, default=0.3, help="weight of --toward in the interpolation, 0 to 1")
+    parser.add_argument("--edition", required=True, help="edition name to write into memagent.json")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.toward is not None and (arguments.policy is None or not 0 <= arguments.share <= 1):
-        parser.error("--toward wants --policy, and a --share between 0 and 1")
+        parser.error("--toward needs --policy, and a --share between 0 and 1")
     if not (arguments.out / "tokenizer.json").is_file() or not (arguments.out / "templates").is_dir():
-        parser.error(
-            f"{arguments.out} has no tokenizer.json and templates/, which weights alone do not bring; copy a policy's"
-        )
+        parser.error(f"{arguments.out} has no tokenizer.json and templates/: copy them from a policy folder first")
     source = arguments.policy or arguments.checkpoint
     policy = new_policy() if source is None else load_policy(source)
     if arguments.toward is not None:

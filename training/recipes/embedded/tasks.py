@@ -7,8 +7,8 @@ Entities and values are those of `PlantedFacts` outside its held-out split, whic
 `recipes.embedded.evaluate` ask for. They are planted in unchanged text, with its line breaks, headings and
 tables: a file from the settings, as written by `recipes.embedded.corpus`, or the docstrings of the standard
 library; never the language reference, which is used for measuring. In half of the documents they are between sentences,
-in the others between any two words. The asked fact is more often early than late: from there on it has to be kept.
-Among foreign facts it is sometimes missing; then "none" is right, which a policy forgets if nothing rewards it.
+in the others between any two words. The target fact is biased toward the start, so it must survive more updates. Some
+samples among foreign facts omit it; the right answer is then "none".
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _ABSENT = 0.2
 """The share of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
 _HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
-"""The values that are copied worst, and how often they are asked for. Digits are tokens in groups of three: a group
-that begins with 0 is never the first one, so it is rare, and after a group that occurs twice, a copy may continue from
-either place."""
+"""Number patterns that the policy often copies wrongly, with their sampling rate. Digits are tokens in groups of
+three: a group that begins with 0 is never the first one, so it is rare, and after a group that occurs twice, a copy may
+continue from either place."""
 _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
 

@@ -51,7 +51,7 @@ class LessonBatch:
     """B sequences of S tokens, and the C tokens of replies that are scored."""
 
     ids_BS: Tensor
-    places_BS: Tensor
+    positions_BS: Tensor
     trees_BS: Tensor
     branches_BS: Tensor
     before_C: Tensor
@@ -103,7 +103,7 @@ class _Packer:
 
     def __init__(self, length: int) -> None:
         self.size = 0
-        self.ids, self.places, self.branches = (numpy.zeros(length, numpy.int64) for _ in range(3))
+        self.ids, self.positions, self.branches = (numpy.zeros(length, numpy.int64) for _ in range(3))
         self.trees = numpy.full(length, -1)
         self.scored: list[tuple[int, int]] = []
         """Where each conversation's reply begins and ends."""
@@ -123,7 +123,7 @@ class _Packer:
             here = slice(self.size, self.size + size)
             first = trunk if branch else 0
             self.ids[here] = ids[start : start + size]
-            self.places[here] = numpy.arange(first, first + size)
+            self.positions[here] = numpy.arange(first, first + size)
             self.trees[here] = tree
             self.branches[here] = branch
             if branch:
@@ -142,13 +142,13 @@ def _batch(sequences: Sequence[_Packer]) -> LessonBatch:
     ]
     scored = numpy.concatenate([numpy.arange(start, end) for start, end in spans])
     steps = numpy.concatenate([numpy.arange(end - start) for start, end in spans])
-    ids_BS, places_BS, trees_BS, branches_BS = (
+    ids_BS, positions_BS, trees_BS, branches_BS = (
         numpy.stack([getattr(sequence, name)[:length] for sequence in sequences])
-        for name in ("ids", "places", "trees", "branches")
+        for name in ("ids", "positions", "trees", "branches")
     )
     return LessonBatch(
         ids_BS=torch.from_numpy(ids_BS),
-        places_BS=torch.from_numpy(places_BS),
+        positions_BS=torch.from_numpy(positions_BS),
         trees_BS=torch.from_numpy(trees_BS),
         branches_BS=torch.from_numpy(branches_BS),
         before_C=torch.from_numpy(scored - 1),

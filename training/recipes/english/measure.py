@@ -95,7 +95,7 @@ def measure(folder: Path, path: Path, strategy: str, only: str | None, rows: lis
 
     with (
         tempfile.TemporaryDirectory() as store,
-        MemAgent(LocalPolicy(folder), strategy=strategy, store=Path(store), run_log=False) as agent,
+        MemAgent(LocalPolicy(folder, dtype="bfloat16"), strategy=strategy, store=Path(store), run_log=False) as agent,
     ):
         for name, text, questions in texts_of(path):
             if only is not None and only not in name:

@@ -1,7 +1,7 @@
-"""The base's network with a trainable adapter, for the conversations of trees: each tree's beginning is computed once.
+"""The base's network with a trainable adapter.
 
-It is Qwen2 as transformers has it, without dropout and without a cache, in bfloat16. A token sees what its conversation
-has before it, and no other conversation.
+Conversations that share a prefix form a tree; the prefix is computed once. Qwen2 as in transformers, without dropout or
+cache, in bfloat16. Suffixes of tensors: B sequences, S tokens, W the hidden width, H the width of a head.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Layer(nn.Module):
         for name in ("input_layernorm", "post_attention_layernorm"):
             self.register_buffer(name, weights[f"{prefix}.{name}.weight"])
 
-    def forward(self, hidden_BSW: Tensor, turns: tuple[Tensor, Tensor], mask: Any) -> Tensor:
+    def forward(self, hidden_BSW: Tensor, rotary: tuple[Tensor, Tensor], mask: Any) -> Tensor:
         """Return the hidden states after the layer."""
         attention: Any = self.self_attn
         feed_forward: Any = self.mlp
@@ -106,7 +106,7 @@ class Layer(nn.Module):
             project(normed).unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        mixed = attend(rotate(query, turns), rotate(key, turns), value, mask)
+        mixed = attend(apply_rotary(query, rotary), apply_rotary(key, rotary), value, mask)
         hidden_BSW = hidden_BSW + attention.o_proj(mixed.transpose(1, 2).flatten(2))
         normed = norm(hidden_BSW, self.post_attention_layernorm, self.shape.norm_eps)
         gated = functional.silu(feed_forward.gate_proj(normed)) * feed_forward.up_proj(normed)
@@ -141,25 +141,25 @@ class AdaptedNetwork(nn.Module):
             for layer in self.layers:
                 layer.compile(dynamic=False)
 
-    def forward(self, ids_BS: Tensor, places_BS: Tensor, trees_BS: Tensor, branches_BS: Tensor) -> Tensor:
+    def forward(self, ids_BS: Tensor, positions_BS: Tensor, trees_BS: Tensor, branches_BS: Tensor) -> Tensor:
         """Return the last hidden states.
 
         Args:
             ids_BS: token ids.
-            places_BS: the place of each token in its conversation, from 0.
+            positions_BS: the position of each token in its conversation, from 0.
             trees_BS: the number of its tree.
-            branches_BS: the number of its conversation in the tree, from 1; 0 for what all begin with.
+            branches_BS: the number of its conversation in the tree, from 1; 0 for the shared prefix.
         """
         frequencies = self.shape.rope_theta ** -(
             torch.arange(0, self.shape.head_width, 2, device=ids_BS.device).float() / self.shape.head_width
         )
-        angles_BSH = places_BS[..., None].float() * frequencies
+        angles_BSH = positions_BS[..., None].float() * frequencies
         angles_B1SH = torch.cat([angles_BSH, angles_BSH], dim=-1)[:, None]
-        turns = (angles_B1SH.cos().bfloat16(), angles_B1SH.sin().bfloat16())
-        mask = (block_mask if self.uses_blocks else nodes)(trees_BS, branches_BS)
+        rotary = (angles_B1SH.cos().bfloat16(), angles_B1SH.sin().bfloat16())
+        mask = (block_mask if self.uses_blocks else list_nodes)(trees_BS, branches_BS)
         hidden_BSW = functional.embedding(ids_BS, self.embedding)
         for layer in self.layers:
-            hidden_BSW = layer(hidden_BSW, turns, mask)
+            hidden_BSW = layer(hidden_BSW, rotary, mask)
         return norm(hidden_BSW, self.last_norm, self.shape.norm_eps)
 
     def adapter(self) -> dict[str, Tensor]:
@@ -204,9 +204,9 @@ def norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(hidden.dtype)
 
 
-def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Return queries or keys turned by their places."""
-    cosine, sine = turns
+def apply_rotary(heads: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Return queries or keys with rotary position embeddings."""
+    cosine, sine = rotary
     first, second = heads.chunk(2, dim=-1)
     return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
@@ -222,7 +222,7 @@ class TreeNode:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-    """Return what each token takes from the tokens that it sees."""
+    """Return the attention output."""
     if not isinstance(mask, list):
         mixed: Tensor = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
         return mixed
@@ -242,7 +242,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     return torch.stack([torch.cat(row, dim=1) for row in parts])
 
 
-def nodes(trees_BS: Tensor, branches_BS: Tensor) -> list[TreeNode]:
+def list_nodes(trees_BS: Tensor, branches_BS: Tensor) -> list[TreeNode]:
     """Return the nodes of all sequences in their order, for a device without block masks."""
     result = []
     for row, (trees, branches) in enumerate(zip(trees_BS.tolist(), branches_BS.tolist(), strict=True)):

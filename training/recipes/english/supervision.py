@@ -50,7 +50,7 @@ class TrainingProgress:
 
 def score(network: AdaptedNetwork, batch: LessonBatch) -> tuple[Tensor, Tensor]:
     """Return the log-probs of the scored tokens, and of each conversation whether all its tokens are the likeliest."""
-    hidden_BSW = network(batch.ids_BS, batch.places_BS, batch.trees_BS, batch.branches_BS)
+    hidden_BSW = network(batch.ids_BS, batch.positions_BS, batch.trees_BS, batch.branches_BS)
     logits_CV = functional.linear(hidden_BSW.flatten(0, 1)[batch.before_C], network.head)
     logprobs_C = -functional.cross_entropy(logits_CV.float(), batch.targets_C, reduction="none")
     hits_C = logits_CV.detach().argmax(-1) == batch.targets_C

@@ -18,16 +18,14 @@ from memagent_training.serving.policy_sync.served import SyncError
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 
 _LENGTHS: Final = (40, 170, 300)
-"""In tokens: within a block of the cache, beyond one of 128 (the default on CPUs), and over several of 32."""
-_SAMPLED: Final = 8
+"""Tokens per prompt: within a cache block, beyond a block of 128 (the default on CPUs), and over several of 32."""
+_COMPLETION_TOKENS: Final = 8
 _SEED: Final = 20
-_HEARD: Final = 6.0
-"""The move of the trainer's log-probs must be this many times the difference between server and trainer to be
-conclusive."""
-_MISSED: Final = 0.4
-"""The share of that move that may be missing in the server's log-probs."""
-_FINEST: Final = 1e-6
-"""The resolution of float32."""
+_MIN_SIGNAL_TO_NOISE: Final = 6.0
+"""The trainer's log-probs must move this many times the earlier difference between server and trainer."""
+_MAX_UNEXPLAINED_SHARE: Final = 0.4
+"""Maximum share of that move that may be missing in the server's log-probs."""
+_FLOAT32_RESOLUTION: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +40,10 @@ class ProbeRow:
 class ProbeLogProbs:
     """Log-probs of the probe's tokens, over all prompts."""
 
-    given: tuple[float, ...]
-    """Of the prompts' own tokens: comparable between versions."""
-    sampled: tuple[float, ...]
-    """Log-probs of the server's tokens after them."""
+    prompt: tuple[float, ...]
+    """Log-probs of the prompts' tokens: comparable between versions."""
+    completion: tuple[float, ...]
+    """Log-probs of the tokens that the server sampled after the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +55,17 @@ class ProbeReading:
     cached_tokens: int
     """How many prompt tokens it took from its prefix cache, if it reports that."""
 
-    def arranged(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
-        """Log-probs of the same rows from elsewhere, in the same order."""
-        sampled = len(self.logprobs.sampled) // len(self.rows)
+    def arrange(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
+        """Split log-probs of the same rows, from elsewhere, into prompts and completions."""
+        size = len(self.logprobs.completion) // len(self.rows)
         return ProbeLogProbs(
-            tuple(value for row in logprobs for value in row[:-sampled]),
-            tuple(value for row in logprobs for value in row[-sampled:]),
+            tuple(value for row in logprobs for value in row[:-size]),
+            tuple(value for row in logprobs for value in row[-size:]),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PreviousLogProbs:
     """The log-probs of server and trainer with the previous weights."""
 
     server: tuple[float, ...]
@@ -86,11 +84,11 @@ class Probe:
 
         Ids come from the lower half, because control tokens and image tokens are usually the first or the last.
         """
-        longest = _LENGTHS[-1] if window is None else max(2, min(_LENGTHS[-1], window - _SAMPLED))
-        chosen = random.Random(_SEED)
+        longest = _LENGTHS[-1] if window is None else max(2, min(_LENGTHS[-1], window - _COMPLETION_TOKENS))
+        generator = random.Random(_SEED)
         low, high = vocabulary // 8, max(vocabulary // 2, vocabulary // 8 + 1)
         lengths = sorted({min(length, longest) for length in _LENGTHS})
-        return cls(tuple(tuple(chosen.randrange(low, high) for _ in range(length)) for length in lengths))
+        return cls(tuple(tuple(generator.randrange(low, high) for _ in range(length)) for length in lengths))
 
     async def read(self, api: ServerAPI, model: str) -> ProbeReading:
         """Ask a server.
@@ -99,31 +97,31 @@ class Probe:
             SyncError: it does not answer, or without log-probs.
         """
         rows: list[ProbeRow] = []
-        given: list[float] = []
-        sampled: list[float] = []
+        prompt_logprobs: list[float] = []
+        completion_logprobs: list[float] = []
         cached = 0
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
-            reply = await api.complete(self._body(model, prompt, _SAMPLED) | {"logprobs": 0, "seed": _SEED})
+            reply = await api.complete(self._body(model, prompt, _COMPLETION_TOKENS) | {"logprobs": 0, "seed": _SEED})
             scores = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
-                ids = tuple(int(each) for each in choice["token_ids"])
-                values = [float(each) for each in choice["logprobs"]["token_logprobs"]]
+                ids = tuple(int(token) for token in choice["token_ids"])
+                values = [float(value) for value in choice["logprobs"]["token_logprobs"]]
                 of_prompt = scores["choices"][0]["prompt_logprobs"][1:]
-                own = [float(at[str(each)]["logprob"]) for at, each in zip(of_prompt, prompt[1:], strict=True)]
-                if not len(ids) == len(values) == _SAMPLED:
-                    raise ValueError(f"{len(values)} of {_SAMPLED} tokens")
+                own = [float(at[str(token)]["logprob"]) for at, token in zip(of_prompt, prompt[1:], strict=True)]
+                if not len(ids) == len(values) == _COMPLETION_TOKENS:
+                    raise ValueError(f"{len(values)} of {_COMPLETION_TOKENS} tokens")
             except (LookupError, TypeError, ValueError) as error:
                 raise SyncError(
                     f"{api.root_url} returns no log-probs that can be compared: {error!r}",
                     hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
             rows.append(ProbeRow(prompt[:1], (*prompt[1:], *ids)))
-            given += own
-            sampled += values
+            prompt_logprobs += own
+            completion_logprobs += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(given), tuple(sampled)), cached)
+        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached)
 
     @staticmethod
     def _body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
@@ -141,12 +139,12 @@ class Probe:
 
 def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
     """Return the largest difference; infinite if something is not a number."""
-    pairs = [*zip(one.given, other.given, strict=True), *zip(one.sampled, other.sampled, strict=True)]
+    pairs = [*zip(one.prompt, other.prompt, strict=True), *zip(one.completion, other.completion, strict=True)]
     return max(_distance(*pair) for pair in pairs)
 
 
 def find_fault(
-    server: ProbeLogProbs, trainer: ProbeLogProbs, *, tolerance: float, before: Standing | None = None
+    server: ProbeLogProbs, trainer: ProbeLogProbs, *, tolerance: float, before: PreviousLogProbs | None = None
 ) -> str | None:
     """Return the reason why the server does not answer with the trainer's weights; None if there is none.
 
@@ -155,8 +153,8 @@ def find_fault(
     must have moved with them.
     """
     for seen, wanted, place in (
-        (server.given, trainer.given, "of the probe's prompts"),
-        (server.sampled, trainer.sampled, "through its prefix cache, but not without it"),
+        (server.prompt, trainer.prompt, "of the probe's prompts"),
+        (server.completion, trainer.completion, "through its prefix cache, but not without it"),
     ):
         worst = max(zip(seen, wanted, strict=True), key=lambda pair: _distance(*pair))
         if not _distance(*worst) <= tolerance:
@@ -167,13 +165,16 @@ def find_fault(
     if before is None:
         return None
     apart = _rms(before.server, before.trainer)
-    moved = _rms(trainer.given, before.trainer)
-    seen_moves = [new - old for new, old in zip(server.given, before.server, strict=True)]
-    wanted_moves = [new - old for new, old in zip(trainer.given, before.trainer, strict=True)]
-    if moved > _HEARD * max(apart, _FINEST) and _rms(seen_moves, wanted_moves) > _MISSED * moved:
+    moved = _rms(trainer.prompt, before.trainer)
+    seen_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
+    wanted_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
+    if (
+        moved > _MIN_SIGNAL_TO_NOISE * max(apart, _FLOAT32_RESOLUTION)
+        and _rms(seen_moves, wanted_moves) > _MAX_UNEXPLAINED_SHARE * moved
+    ):
         return (
             f"its log-probs did not move with the trainer's, which moved by {moved:.2g} (root mean square), while the"
-            f" server's moved by {_rms(server.given, before.server):.2g}: it still has old weights, or some of them"
+            f" server's moved by {_rms(server.prompt, before.server):.2g}: it still has old weights, or some of them"
         )
     return None
 

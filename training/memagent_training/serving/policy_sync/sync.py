@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
+    PreviousLogProbs,
     Probe,
     ProbeLogProbs,
     ProbeReading,
-    Standing,
     find_fault,
     largest_gap,
 )
@@ -200,11 +200,11 @@ class PolicySync:
                 hint="Let them finish first, or sync adapters, which do not change them.",
             )
 
-    async def _before(self, folder: PolicyFolder) -> Standing | None:
-        """Return what server and trainer say of the probe before the swap; the server's cache then holds its prompts.
+    async def _before(self, folder: PolicyFolder) -> PreviousLogProbs | None:
+        """Return the probe's log-probs before the swap; this also puts its prompts into the server's cache.
 
-        None where that is not known: the server does not answer, which a restart may mend, or its weights are gone, or
-        in files of an older format.
+        None if they are not known: the server does not answer, which a restart may mend, or the files of its weights
+        are gone or have an older format.
         """
         try:
             reading = await self._read_current(await self._chosen_probe(folder))
@@ -214,11 +214,11 @@ class PolicySync:
             log.warning("the server does not answer before the swap: %s", error)
             return None
         if self._verified is not None and self._verified[0] == self._model:
-            return Standing(reading.logprobs.given, self._verified[1])
+            return PreviousLogProbs(reading.logprobs.prompt, self._verified[1])
         base = self._base if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
-        return Standing(reading.logprobs.given, (await self._expect(base, reading)).given)
+        return PreviousLogProbs(reading.logprobs.prompt, (await self._expect(base, reading)).prompt)
 
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
@@ -240,7 +240,7 @@ class PolicySync:
             return await probe.read(self._api, self._model)
 
     async def _swap(self, how: How, folder: PolicyFolder, version: str) -> str:
-        """Bring the weights in; the name to ask for."""
+        """Load the weights into the server, and return the model name to request."""
         if how is How.ADAPTER:
             return await self._load_adapter(folder, version)
         if how is How.RELOAD:
@@ -264,7 +264,7 @@ class PolicySync:
             )
         try:
             await self._pause()
-            self._remote_base = None  # unknown until all is well
+            self._remote_base = None  # unknown until the reload has succeeded
             await self._api.reload_weights(str(folder.path))
             await self._api.reset_prefix_cache()
         finally:
@@ -298,7 +298,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _verify(
-        self, folder: PolicyFolder, model: str, before: Standing | None, how: How, logprobs: RowLogProbs | None
+        self, folder: PolicyFolder, model: str, before: PreviousLogProbs | None, how: How, logprobs: RowLogProbs | None
     ) -> float:
         """Return the largest difference from the trainer's log-probs.
 
@@ -321,12 +321,12 @@ class PolicySync:
             else:
                 self._verified = None
             raise
-        self._verified = (model, expected.given)
+        self._verified = (model, expected.prompt)
         return largest_gap(reading.logprobs, expected)
 
     async def _expect(self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None) -> ProbeLogProbs:
         scored = partial(self.reference, policy) if logprobs is None else logprobs
-        return reading.arranged(await asyncio.to_thread(scored, reading.rows))
+        return reading.arrange(await asyncio.to_thread(scored, reading.rows))
 
     async def _unload_surplus(self) -> None:
         for name in self._adapters[:-_ADAPTERS_KEPT]:
