@@ -6,9 +6,11 @@ import gzip
 import hashlib
 import io
 import struct
+import subprocess
 import tarfile
 import zipfile
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +75,28 @@ def test_another_text_than_the_pinned_one_is_refused(cache) -> None:
     assert read_text(source(right), cache)
     with pytest.raises(PinnedTextError, match=f"SHA-256 {right}, not 00"):
         read_text(source("00"), cache)
+
+
+def test_an_unfinished_package_of_another_process_is_not_read(cache, monkeypatch) -> None:
+    (folder,) = cache.glob("packages")
+    (package,) = folder.glob("*.deb")
+    content, calls = package.read_bytes(), 0
+    package.unlink()
+
+    def download(command, cwd, **_) -> subprocess.CompletedProcess[str]:
+        nonlocal calls
+        calls += 1
+        half = Path(cwd) / package.name
+        half.write_bytes(content[:100])
+        if calls == 1:
+            assert read_text(source(), cache).startswith("Contents"), "while the first has half of its file"
+        half.write_bytes(content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", download)
+    assert read_text(source(), cache).startswith("Contents")
+    assert calls == 2
+    assert sorted(folder.iterdir()) == sorted([package, *folder.glob("*.whl")])
 
 
 def test_a_missing_file_and_an_unknown_index_are_named(cache) -> None:

