@@ -144,16 +144,14 @@ class Prose:
         return sorted(tally, key=lambda word: (-tally[word], word))[:count]
 
 
-def plant(rng: random.Random, prose: str, statements: Sequence[str], *, in_order: bool = False) -> str:
-    """Insert the statements between words of the prose, mostly after a sentence; in their order if requested."""
+def plant(rng: random.Random, prose: str, statements: Sequence[str]) -> str:
+    """Insert the statements between words of the prose, mostly after a sentence."""
     sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
     gaps = [match.end() for match in re.finditer(r"\s+", prose)]
     places = []
     for statement in statements:
         pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
         places.append((rng.choice(pool) if pool else 0, statement))
-    if in_order:
-        places = list(zip(sorted(place for place, _ in places), statements, strict=True))[::-1]
     for place, statement in sorted(places, key=lambda pair: -pair[0]):
         before = "\n\n" if rng.random() < 0.25 else ""
         after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]

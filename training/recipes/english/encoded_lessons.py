@@ -26,7 +26,7 @@ from recipes.english.lessons import Lesson, LessonMaker
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
 from recipes.english.sections import all_sections
 
-RELATIONS: Final = Path(__file__).parent.parent / "language" / "training_facts.toml"
+RELATIONS: Final = Path(__file__).with_name("training_facts.toml")
 END: Final = "<|im_end|>"
 _AT_ONCE: Final = 50
 
