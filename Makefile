@@ -16,15 +16,15 @@ $(VENV)/.installed: pyproject.toml constraints/development.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
 	touch $@
 
-$(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/smollm2/*.* memagent_graph/smollm2/templates/*)
-	@$(BIN)/memagent policy add smollm2 || echo "smollm2 was not added. Try again later with: $(BIN)/memagent policy \
-	add smollm2; without it, name a policy: --base-url URL, or --model embedded, which finds numbers only"
+$(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/english/*.* memagent_graph/english/templates/*)
+	@$(BIN)/memagent policy add english || echo "english was not added. Try again later with: $(BIN)/memagent policy \
+	add english; without it, name a policy: --base-url URL, or --model embedded, which finds numbers only"
 	@touch $@
 
-install: $(VENV)/.installed $(VENV)/.policy  ## A virtual environment with what demo, tests and benchmarks need, and the policy smollm2
+install: $(VENV)/.installed $(VENV)/.policy  ## A virtual environment with what demo, tests and benchmarks need, and the policy english
 
-demo: install  ## Hide facts in a text (TOKENS=40000) and find them with smollm2
-	OMP_NUM_THREADS=2 $(BIN)/memagent demo --strategy retrieval:chunks=1:chunk_tokens=80:tries=4 $(if $(TOKENS),--tokens $(TOKENS))
+demo: install  ## Read a document of 20,000 tokens (TOKENS=40000) with english, and answer four questions
+	OMP_NUM_THREADS=2 $(BIN)/memagent demo $(if $(TOKENS),--tokens $(TOKENS))
 
 test: install  ## The tests that need no server, on two processes
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
@@ -52,7 +52,7 @@ test-vllm: install vllm  ## The tests that read through a real vLLM server
 	.venv-llama/bin/python -m pip install --quiet xllamacpp==2026.10.11549
 	touch $@
 
-test-llama: install .venv-llama/.installed  ## The tests that read through a real llama.cpp server (fetches 34 MB, and 93 MB of weights)
+test-llama: install .venv-llama/.installed  ## The tests that read through a real llama.cpp server (fetches 34 MB)
 	MEMAGENT_LLAMA_PYTHON=.venv-llama/bin/python $(BIN)/pytest tests/integration/test_llama_cpp.py
 
 litellm:  ## A virtual environment with LiteLLM's proxy, for test-litellm

@@ -1,6 +1,6 @@
-"""How fast engines and number formats read with `smollm2` on a CPU, and how often they are right.
+"""How fast engines and number formats read with `english` on a CPU, and how often they are right.
 
-    memagent policy add smollm2 --gguf
+    memagent policy add english --gguf
     python -m benchmarks.engines [--engines "this process, int8" ...]
 
 Each engine reads the same planted facts in its policy's own way, four questions on a document, on one thread. The
@@ -30,8 +30,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from memagent_evaluation.demo_command import is_right
-from memagent_evaluation.planted_document import PlantedDocument, compose
+from memagent_evaluation.demo_document import DemoDocument, make_demo_document
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.documents import Document
 from memagent_graph.policies.added import added_folder
@@ -39,7 +38,7 @@ from memagent_graph.policies.profile import require_profile
 from memagent_graph.tokenizers import load_tokenizer
 
 Policy: TypeAlias = LocalPolicy | OpenAICompatiblePolicy
-NAME: Final = "smollm2"
+NAME: Final = "english"
 PREFILL, DECODED, SHORT = 1024, 64, 16
 _ROUNDS: Final = 3
 _CHECKOUT: Final = Path(__file__).parents[1]
@@ -55,19 +54,6 @@ class NotHereError(Exception):
 def in_this_process(dtype: str) -> Iterator[Policy]:
     """transformers, in this process."""
     yield LocalPolicy(NAME, dtype=dtype)
-
-
-@contextmanager
-def with_one_scale() -> Iterator[Policy]:
-    """The dynamic quantisation of `torch.ao`: all tokens of a batch have one scale."""
-    import torch
-    from torch.ao.quantization import quantize_dynamic
-
-    policy = LocalPolicy(NAME, dtype="float32")
-    engine: Any = policy._engine
-    dynamic: Any = quantize_dynamic
-    engine._model = dynamic(engine._model, {torch.nn.Linear}, dtype=torch.qint8)
-    yield policy
 
 
 @contextmanager
@@ -131,8 +117,6 @@ def quantised(source: Path, kind: str, target: Path) -> Path:
 ENGINES: Final[Mapping[str, Callable[[], AbstractContextManager[Policy]]]] = {
     "this process, float32": lambda: in_this_process("float32"),
     "this process, bfloat16": lambda: in_this_process("bfloat16"),
-    "this process, int8": lambda: in_this_process("int8"),
-    "this process, int8 of torch.ao": with_one_scale,
     "vLLM, float32": lambda: in_vllm("float32"),
     "vLLM, bfloat16": lambda: in_vllm("bfloat16"),
     "llama.cpp, F16": lambda: in_llama_cpp("F16"),
@@ -155,7 +139,7 @@ class Measured:
     right: tuple[bool, ...]
 
 
-def measure(engine: str, documents: Sequence[PlantedDocument]) -> Measured:
+def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
     """Open an engine, and read.
 
     Raises:
@@ -173,13 +157,13 @@ def measure(engine: str, documents: Sequence[PlantedDocument]) -> Measured:
                 begin = time.monotonic()
                 results = reader.read(text, questions=[each.question for each in document.questions])
                 seconds += time.monotonic() - begin
-                right += [is_right(r.answer, each) for r, each in zip(results, document.questions, strict=True)]
+                right += [question.is_right(r.answer) for r, question in zip(results, document.questions, strict=True)]
     return Measured(engine, prefill, decode, seconds, tuple(right))
 
 
 async def _speeds(policy: Policy) -> tuple[float, float]:
     """Tokens a second of prefill and of decoding; the best of some rounds, each with other tokens."""
-    ids = load_tokenizer(_folder()).encode(compose(load_tokenizer(_folder()), tokens=5000, questions=1, seed=0).text)
+    ids = load_tokenizer(_folder()).encode(make_demo_document(5000).text)
     prefill, decode = 0.0, 0.0
     for place in range(0, _ROUNDS * PREFILL, PREFILL):
         begin = time.monotonic()
@@ -227,10 +211,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5000, help="length of a document")
     given = parser.parse_args()
     tokenizer = load_tokenizer(_folder())
-    documents = [
-        compose(tokenizer, tokens=given.tokens, questions=4, seed=seed, in_english=True)
-        for seed in range(given.documents)
-    ]
+    documents = [make_demo_document(given.tokens, seed, tokenizer.count) for seed in range(given.documents)]
     found = []
     for engine in given.engines:
         print(f"measuring {engine} ...", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Thirty natural questions, on texts that any machine with this package has: a policy's answers, one by one.
 
-    python -m benchmarks.natural_questions --model smollm2
+    python -m benchmarks.natural_questions --model english
 
 The questions are in `natural_questions.toml`. For each one the whole text is read, in one pass for all of a text's
 questions.

@@ -1,6 +1,6 @@
 """What a sampler of another number format does to the gradient, without and with the correction of the loss.
 
-    python -m benchmarks.sampler_precision work/precision [--model smollm2 --formats int8 bfloat16]
+    python -m benchmarks.sampler_precision work/precision [--model english --formats bfloat16]
 
 For each format the policy reads questions in this process, at temperature 1, until some groups have reads with
 different rewards. Then one step of `dapo` is taken on the same weights in float32: without importance weights, with
@@ -102,8 +102,8 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--formats", nargs="+", default=["int8", "bfloat16"])
+    parser.add_argument("--model", default="english")
+    parser.add_argument("--formats", nargs="+", default=["bfloat16"])
     parser.add_argument("--task", default="english_fact")
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--small", action="store_true")

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 
 from langchain_memagent import MemAgentMiddleware
-from memagent_evaluation.planted_document import compose
+from memagent_evaluation.demo_document import make_number_document
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, load_tokenizer
 
 
@@ -30,7 +30,8 @@ class ScriptedModel(GenericFakeChatModel):
 
 def main(tokens: int) -> None:
     """Ask the agent for a fact that is somewhere in what its tool returns."""
-    archive = compose(load_tokenizer("embedded"), tokens=tokens, questions=1)
+    tokenizer = load_tokenizer("embedded")
+    archive = make_number_document(tokenizer, tokens=tokens, questions=1)
 
     @tool
     def fetch_archive() -> str:
@@ -43,7 +44,7 @@ def main(tokens: int) -> None:
     with MemAgent(policy) as reader:
         agent = create_agent(model, [fetch_archive], middleware=[MemAgentMiddleware(reader, result_tokens=2_000)])
         state = agent.invoke({"messages": [HumanMessage(archive.questions[0].question)]})
-    print(f"The tool returned {archive.tokens:,} tokens. This is what the model was shown of them:\n")
+    print(f"The tool returned {tokenizer.count(archive.text):,} tokens. This is what the model was shown of them:\n")
     print(state["messages"][2].text)
     print(f"\nThe fact was {archive.questions[0].answer}, at {archive.questions[0].depth:.0%} of the text.")
 

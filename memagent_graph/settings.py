@@ -44,8 +44,8 @@ _REASONS: Final = {
 }
 _ABILITIES: Final = {
     "embedded": "It is tiny: it finds a number that is asked for, such as an access code, in English text, and "
-    "understands nothing else. `memagent policy add smollm2` adds one that reads English",
-    "smollm2": "It is small: it finds most facts that a sentence states, and cannot reason",
+    "understands nothing else. `memagent policy add english` adds one that reads English",
+    "english": "It is small: it answers most questions whose answer one passage states, and reasons little",
 }
 """What the small policies can do, by name. Others are not known here."""
 
@@ -83,20 +83,20 @@ class PolicySettings:
 
     policy: NameOrObject = setting(
         None,
-        "A policy by name: embedded, smollm2, local, server, or one from an installed package.",
+        "A policy by name: embedded, english, local, server, or one from an installed package.",
         shown="by --model and --base-url",
         kind=_TEXT,
     )
     model: str | None = setting(
         None,
-        'A name on the server; without a server, a folder, a hub id, "embedded", or "smollm2" after it was added.',
-        shown="$OPENAI_BASE_URL's, else smollm2 if it was added",
+        'A name on the server; without a server, a folder, a hub id, "embedded", or "english" after it was added.',
+        shown="$OPENAI_BASE_URL's, else english if it was added",
     )
     base_url: str | None = setting(None, "The server's API, as in http://localhost:8000/v1.", shown="$OPENAI_BASE_URL")
     api_key: str | None = setting(None, "The server's key.", shown="$OPENAI_API_KEY", secret=True, logged=False)
-    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = setting(
+    dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
         None,
-        "Number format of a policy in this process; int8 is two to three times as fast on CPUs with AVX-512.",
+        "Number format of a policy in this process.",
         shown="the policy's where it is fast, or float32",
     )
     tokenizer: NameOrObject = setting(

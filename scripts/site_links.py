@@ -24,7 +24,7 @@ _PROJECT = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "memagent_graph/embedded/CARD.md",
-    "memagent_graph/smollm2/CARD.md",
+    "memagent_graph/english/CARD.md",
 )
 
 

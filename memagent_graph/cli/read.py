@@ -28,7 +28,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
     examples: ClassVar = (
         'memagent read book.txt -q "Who built the lighthouse?" --base-url http://localhost:8000/v1',
         'memagent read report.pdf -q "What did it cost?" -q "Who paid?" --json',
-        "memagent read book.txt -q @questions.txt --model smollm2",
+        "memagent read book.txt -q @questions.txt --model english",
         'memagent read contract.pdf --pages 5-10 -q "When can it be terminated?" --boundary heading',
         'memagent read filing.html -q "What does the filing say of revenue?" --schema filing.py:Filing --json',
         'cat notes.txt | memagent read - -q "What was decided?"',

@@ -14,8 +14,8 @@ from typing import Final
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.paths import data_folder
 
-KNOWN: Final = ("smollm2", "smollm2-untrained", "english-untrained")
-"""The names that can be added. The first reads, once it was added, where no policy is named; the others are bases,
+KNOWN: Final = ("english", "english-untrained")
+"""The names that can be added. The first reads, once it was added, where no policy is named; the other is its base,
 untrained."""
 _RECORD: Final = "added.json"
 

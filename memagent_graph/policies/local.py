@@ -24,13 +24,13 @@ from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, weights_version
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
-from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("float32", "bfloat16", "float16", "int8")
+DTYPES = ("float32", "bfloat16", "float16")
 """The number formats that a policy in this process can compute in."""
 _LINGER = 0.002
 """Seconds to wait for more requests before a batch starts."""
@@ -49,8 +49,8 @@ class LocalPolicy:
         model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
             was added to this machine.
         device: a torch device; by default a CUDA GPU if torch has one, and else the CPU.
-        dtype: "float32", "bfloat16", "float16", or "int8" (linear layers alone, on a CPU). By default it is the one in
-            the policy's profile, if this machine computes fast in it, and float32 otherwise.
+        dtype: "float32", "bfloat16" or "float16". By default it is the one in the policy's profile, if this machine
+            computes fast in it, and float32 otherwise.
         version: the name of its weights in the log; by default a hash of them.
         processed_logprobs: whether log-probs are those after temperature, as vLLM's `--logprobs-mode
             processed_logprobs`; otherwise they are the model's own.
@@ -226,13 +226,13 @@ class _Draft:
 
 def _suitable(wanted: str, device: str) -> str:
     """Return the number format of a profile if this machine computes fast in it, or float32."""
-    if wanted != "int8" or device != "cpu":
+    if wanted != "bfloat16":
         return "float32"
-    try:
-        from memagent_graph.policies.int8 import is_fast_here  # noqa: PLC0415  an optional dependency
-    except ImportError as error:
-        raise MissingExtraError("local", "a policy in this process") from error
-    return "int8" if is_fast_here() else "float32"
+    import torch  # noqa: PLC0415  an optional dependency
+
+    on_processor = device == "cpu"
+    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # of recent releases
+    return "bfloat16" if not on_processor or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
 def _default_device() -> str:
@@ -265,16 +265,13 @@ class _Engine:
         try:
             import torch  # noqa: PLC0415
             import transformers  # noqa: PLC0415
-
-            from memagent_graph.policies.int8 import SAMPLE, quantise  # noqa: PLC0415  imports torch
         except ImportError as error:
             raise MissingExtraError("local", "a policy in this process") from error
         self._torch = torch
         self._processed_logprobs = processed_logprobs
-        if dtype not in DTYPES or (dtype == "int8" and device != "cpu"):
+        if dtype not in DTYPES:
             raise PolicyError(
-                f"a policy in this process cannot compute in {dtype} on {device}",
-                hint=f"Choose one of {', '.join(DTYPES)}; int8 is for CPUs.",
+                f"a policy in this process cannot compute in {dtype}", hint=f"Choose one of {', '.join(DTYPES)}."
             )
         self._name = model
         words = transformers.utils.logging
@@ -288,17 +285,13 @@ class _Engine:
             models: Any = transformers.AutoModelForCausalLM
             loaded, report = models.from_pretrained(
                 model,
-                dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype),
+                dtype=getattr(torch, dtype),
                 output_loading_info=True,
                 trust_remote_code=False,
             )
             if missing := sorted(report["missing_keys"]):
                 raise ValueError(f"its weights lack {in_one_line(', '.join(missing), 200)}")
             self._model: Any = loaded.to(device).eval()
-            if dtype == "int8":
-                with torch.inference_mode():
-                    sample = torch.tensor([self.prompt_ids([Message(role="user", content=SAMPLE)], {})])
-                    quantise(self._model, lambda: self._model(input_ids=sample, use_cache=False))
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",

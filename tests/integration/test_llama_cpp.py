@@ -12,13 +12,16 @@ import pytest
 
 from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.cli.examination import Health, examine
+from memagent_graph.policies.added import policies_folder
 from memagent_graph.policies.adding import add_policy
+from memagent_graph.policies.base_weights import ENGLISH
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
 PYTHON = os.environ.get("MEMAGENT_LLAMA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MEMAGENT_LLAMA_PYTHON names no interpreter with xllamacpp")
-NAME = "smollm2"
+NAME = "english"
+ADDED = policies_folder()
 COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Norway", "Greece")
 PROMPTS = [
     [{"role": "user", "content": words.format(each)}]
@@ -29,9 +32,10 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Iterator[Path]:
+    base = ADDED / "bases" / ENGLISH.file
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMAGENT_HOME", str(tmp_path_factory.mktemp("home")))
-        yield add_policy(NAME, gguf=True)
+        yield add_policy(NAME, gguf=True, file=base if base.is_file() else None)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def server(home) -> Iterator[str]:
 
 async def test_its_greedy_answers_are_those_of_this_process(server, home) -> None:
     sampling = SamplingParams(max_tokens=16, logprobs=True)
-    remote, local = OpenAICompatiblePolicy(base_url=server), LocalPolicy(home)
+    remote, local = OpenAICompatiblePolicy(base_url=server), LocalPolicy(home, dtype="float32")
     there = [await remote.complete(each, sampling) for each in PROMPTS]
     here = await asyncio.gather(*(local.complete(each, sampling) for each in PROMPTS))
     await remote.aclose()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import memagent_graph
-from memagent_evaluation.planted_document import compose
+from memagent_evaluation.demo_document import make_number_document
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.tasks.haystacks import reference_topics
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
@@ -214,7 +214,7 @@ def test_a_server_killed_in_the_middle_of_a_read_costs_at_most_one_chunk(embedde
 
 async def test_many_questions_on_one_document_run_side_by_side(embedded_server, tmp_path) -> None:
     tokenizer = load_tokenizer("embedded")
-    composed = compose(tokenizer, tokens=5_000, questions=16, seed=1)
+    composed = make_number_document(tokenizer, tokens=5_000, questions=16, seed=1)
     async with served(embedded_server, tmp_path) as reader:
         results = await asyncio.gather(*(reader.aread(composed.text, each.question) for each in composed.questions))
     assert len({result.chunks_read for result in results}) == 1

@@ -30,24 +30,23 @@ CHAT = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_en
 
 
 def write_tiny_gguf(path: Path) -> None:
-    """A Llama of two layers with random weights in Q8_0 and a byte-level vocabulary."""
+    """A Qwen2 of two layers with random weights in Q8_0 and a byte-level vocabulary."""
     gguf = pytest.importorskip("gguf")
     from support.adversarial_texts import byte_of_character
 
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_of_character(), "ĠĠ", "Ċ" * 2]
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(["Ġ Ġ", "Ċ Ċ"])
@@ -72,6 +71,8 @@ def write_tiny_gguf(path: Path) -> None:
             add(f"blk.{layer}.{name}.weight", (WIDTH,))
         for name, shape in SHAPES.items():
             add(f"blk.{layer}.{name}.weight", shape)
+        for name in ("attn_q", "attn_k", "attn_v"):
+            add(f"blk.{layer}.{name}.bias", (WIDTH,))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -124,7 +125,7 @@ def wheels(gguf) -> tuple[WheelPart, ...]:
 
 @pytest.fixture(scope="module")
 def base(gguf, wheels) -> Base:
-    return Base("tiny.gguf", sha256_of(gguf), wheels, 1, "Apache-2.0", 1, 1, splits_digits=True, composes=True)
+    return Base("tiny.gguf", sha256_of(gguf), wheels, 1, "Apache-2.0", 1, 1, composes=True)
 
 
 @pytest.fixture
@@ -148,8 +149,8 @@ def test_the_adapter_is_merged_and_all_else_is_the_base(gguf, base, adapter) -> 
     from safetensors.torch import load_file
 
     said: list[str] = []
-    plain = weights(add_policy("smollm2-untrained", file=gguf, base=base, report=said.append))
-    folder = add_policy("smollm2", base=base, adapter=adapter)  # the base's file was kept
+    plain = weights(add_policy("english-untrained", file=gguf, base=base, report=said.append))
+    folder = add_policy("english", base=base, adapter=adapter)  # the base's file was kept
     merged = weights(folder)
     changed = "model.layers.1.self_attn.q_proj.weight"
     assert [name for name in plain if not torch.equal(plain[name], merged[name])] == [changed]
@@ -157,16 +158,15 @@ def test_the_adapter_is_merged_and_all_else_is_the_base(gguf, base, adapter) -> 
     torch.testing.assert_close(merged[changed] - plain[changed], 2 * b @ a, atol=5e-3, rtol=5e-3)
     assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
     assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
-    add_policy("smollm2", base=base, adapter=adapter, report=said.append)
-    assert said[-1].startswith("smollm2 exists already")
+    add_policy("english", base=base, adapter=adapter, report=said.append)
+    assert said[-1].startswith("english exists already")
 
 
 def test_digits_are_split_and_characters_composed_as_the_model_s_own_tokenizer_does(gguf, base) -> None:
-    tokenizer = load_tokenizer(add_policy("smollm2-untrained", file=gguf, base=base))
+    tokenizer = load_tokenizer(add_policy("english-untrained", file=gguf, base=base))
     assert tokenizer.encode("cafe\u0301") == tokenizer.encode("caf\u00e9")
-    spaces, breaks, one, two = (tokenizer.encode(each) for each in ("  ", "\n\n", "1", "2"))
-    assert len(spaces) == len(breaks) == 1
-    assert tokenizer.encode("  12") == spaces + one + two
+    breaks, one, two = (tokenizer.encode(text) for text in ("\n\n", "1", "2"))
+    assert len(breaks) == 1 and tokenizer.encode("12") == one + two
     assert tokenizer.encode("\n\n1") == breaks + one
 
 
@@ -174,8 +174,8 @@ def test_the_gguf_file_holds_the_merged_weights(gguf, base, adapter) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    folder = add_policy("smollm2", file=gguf, base=base, adapter=adapter, gguf=True)
-    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="smollm2.F16.gguf", dtype=torch.float32)
+    folder = add_policy("english", file=gguf, base=base, adapter=adapter, gguf=True)
+    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="english.F16.gguf", dtype=torch.float32)
     merged, found = weights(folder), dict(read.named_parameters())
     for name, values in merged.items():
         torch.testing.assert_close(found[name].data, values, atol=2e-3, rtol=2e-3)
@@ -192,38 +192,38 @@ def test_the_wheels_hold_the_same_bytes_and_an_interrupted_download_continues(in
     lines: list[str] = []
     with pytest.raises(PolicyError, match="pip cannot download tiny-3==1"):
         missing = replace(base, parts=(base.parts[0], replace(base.parts[1], requirement="tiny-3==1")))
-        add_policy("smollm2-untrained", base=missing, report=lines.append)
+        add_policy("english-untrained", base=missing, report=lines.append)
     assert "fetching tiny-1==1 with pip" in lines
     lines.clear()
-    folder = add_policy("smollm2-untrained", base=base, report=lines.append)
+    folder = add_policy("english-untrained", base=base, report=lines.append)
     assert "fetching tiny-1==1 with pip" not in lines and "fetching tiny-2==1 with pip" in lines
     assert [path.name for path in (policies_folder() / "bases").iterdir()] == ["tiny.gguf"]
     assert weights(folder)
     monkeypatch.delenv("PIP_FIND_LINKS")
-    remove_policy("smollm2-untrained")
+    remove_policy("english-untrained")
 
 
 def test_no_module_of_the_current_folder_runs_instead_of_pip(index, base, tmp_path, monkeypatch) -> None:
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").write_text("raise SystemExit('mine')")
     monkeypatch.chdir(tmp_path)
-    assert add_policy("smollm2-untrained", base=base).is_dir()
+    assert add_policy("english-untrained", base=base).is_dir()
 
 
 def test_the_hub_is_asked_first_and_its_absence_leads_to_the_wheels(index, base, gguf, tmp_path, monkeypatch) -> None:
     published = replace(base, hub_id="someone/tiny", hub_revision="abc123")
     lines: list[str] = []
-    add_policy("smollm2-untrained", base=published, report=lines.append)
+    add_policy("english-untrained", base=published, report=lines.append)
     assert "fetching tiny.gguf (0 MB, Apache-2.0) of someone/tiny from the hub" in lines
     assert any(line.startswith("the hub cannot be used (") for line in lines) and "fetching tiny-1==1 with pip" in lines
-    remove_policy("smollm2-untrained")
+    remove_policy("english-untrained")
 
     requests = []
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", lambda *of, **options: requests.append((of, options)) or gguf
     )
     monkeypatch.delenv("PIP_FIND_LINKS")
-    assert add_policy("smollm2-untrained", base=published).is_dir()
+    assert add_policy("english-untrained", base=published).is_dir()
     assert requests == [(("someone/tiny", "tiny.gguf"), {"revision": "abc123"})]
 
 
@@ -254,20 +254,20 @@ def test_what_cannot_be_used_is_refused_with_a_remedy_and_leaves_nothing(
 ) -> None:
     file, changed = change(gguf, base, tmp_path)
     with pytest.raises(PolicyError, match=message) as caught:
-        add_policy("smollm2-untrained", file=file, base=changed)
+        add_policy("english-untrained", file=file, base=changed)
     assert caught.value.hint
-    assert added_folder("smollm2-untrained") is None and not list(policies_folder().glob(".adding-*"))
+    assert added_folder("english-untrained") is None and not list(policies_folder().glob(".adding-*"))
 
 
 def test_an_adapter_of_another_base_or_kind_is_refused(gguf, base, tmp_path) -> None:
     other = write_adapter(tmp_path / "other", ["f" * 64])
     with pytest.raises(PolicyError, match=r"trained on another base than tiny\.gguf"):
-        add_policy("smollm2", file=gguf, base=base, adapter=other)
+        add_policy("english", file=gguf, base=base, adapter=other)
     dora = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
     with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
-        add_policy("smollm2", file=gguf, base=base, adapter=dora)
+        add_policy("english", file=gguf, base=base, adapter=dora)
     with pytest.raises(PolicyError, match="cannot be read"):
-        add_policy("smollm2", file=gguf, base=base, adapter=tmp_path / "absent")
+        add_policy("english", file=gguf, base=base, adapter=tmp_path / "absent")
 
 
 def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gguf, base) -> None:
@@ -275,15 +275,15 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
         "import os, sys; from pathlib import Path; from memagent_graph.policies import adding\n"
         "from memagent_graph.policies.base_weights import Base, WheelPart\n"
         "adding._make_private = lambda folder: os._exit(9)\n"
-        f"adding.add_policy('smollm2-untrained', file=Path({str(gguf)!r}), base={base!r})"
+        f"adding.add_policy('english-untrained', file=Path({str(gguf)!r}), base={base!r})"
     )
     assert run_program([sys.executable, "-c", code]).returncode == 9
-    assert added_folder("smollm2-untrained") is None and list(policies_folder().glob(".adding-*"))
-    folder = add_policy("smollm2-untrained", base=base)
+    assert added_folder("english-untrained") is None and list(policies_folder().glob(".adding-*"))
+    folder = add_policy("english-untrained", base=base)
     assert folder.is_dir() and not list(policies_folder().glob(".adding-*"))
-    assert remove_policy("smollm2-untrained") == folder and not folder.exists()
+    assert remove_policy("english-untrained") == folder and not folder.exists()
     with pytest.raises(PolicyError, match="was not added"):
-        remove_policy("smollm2-untrained")
+        remove_policy("english-untrained")
 
 
 def pretend_added(name: str) -> None:
@@ -293,20 +293,20 @@ def pretend_added(name: str) -> None:
 
 
 def test_named_then_server_then_added_and_otherwise_none(monkeypatch) -> None:
-    pretend_added("smollm2-untrained")  # it is for comparisons
-    with pytest.raises(PolicyError, match=r"no policy is named.*server with base_url.*`memagent policy add smollm2`"):
+    pretend_added("english-untrained")  # it is for comparisons
+    with pytest.raises(PolicyError, match=r"no policy is named.*server with base_url.*`memagent policy add english`"):
         ReadSettings().resolve()
-    pretend_added("smollm2")
+    pretend_added("english")
     found = ReadSettings().resolve()
-    assert (found.model, found.chosen_by, found.policy_name) == ("smollm2", "added", "local")
+    assert (found.model, found.chosen_by, found.policy_name) == ("english", "added", "local")
     assert ReadSettings.from_log(found.for_log(), "r") == found.replace(chosen_by=None)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     assert ReadSettings().resolve().chosen_by == "environment"
-    named = ReadSettings(model="smollm2").resolve()
+    named = ReadSettings(model="english").resolve()
     assert (named.policy_name, named.base_url, named.chosen_by) == ("local", None, None)
     assert ReadSettings(model="embedded").resolve().policy_name == "embedded"
 
 
 def test_a_known_policy_that_was_not_added_is_told_how_to_get() -> None:
-    with pytest.raises(PolicyError, match="memagent policy add smollm2"):
-        make_policy(ReadSettings(model="smollm2"))
+    with pytest.raises(PolicyError, match="memagent policy add english"):
+        make_policy(ReadSettings(model="english"))

@@ -202,12 +202,12 @@ COMMAND_LINES = (
 def test_without_any_policy_every_command_names_what_gives_it_one(book, arguments) -> None:
     done = CliRunner().invoke(app, [part.format(book=book, books=book.parent) for part in arguments])
     assert done.exit_code == ExitCode.POLICY, (done.output, done.exception)
-    assert "--base-url" in done.output and "`memagent policy add smollm2`" in done.output
+    assert "--base-url" in done.output and "`memagent policy add english`" in done.output
 
 
 @pytest.mark.parametrize("make", [MemAgent, ReadLongDocument, platform._build.__wrapped__])
 def test_without_any_policy_python_names_its_arguments(make) -> None:
-    with pytest.raises(PolicyError, match=r"no policy is named.*base_url.*model.*`memagent policy add smollm2`"):
+    with pytest.raises(PolicyError, match=r"no policy is named.*base_url.*model.*`memagent policy add english`"):
         make()
 
 

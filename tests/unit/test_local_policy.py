@@ -15,8 +15,6 @@ import torch
 
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
-from memagent_graph.policies import int8
-from memagent_graph.policies.int8 import Int8Linear
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
 from memagent_graph.policy import Message, Policy
@@ -185,51 +183,20 @@ async def test_what_comes_after_a_batch_finds_the_beginning_that_they_share(poli
     await fresh.aclose()
 
 
-# In 8-bit integers
-
-
-def test_an_8_bit_layer_is_within_a_fiftieth_of_the_layer() -> None:
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(64, 48)
-    x = torch.randn(3, 5, 64) * torch.logspace(-3, 3, 5)[None, :, None]  # tokens of very different sizes
-    x[..., 7] *= 100  # and an input that is always much larger than the others
-    expected = linear(x) - linear.bias
-    found = Int8Linear(linear, x.abs().amax((0, 1)))(x) - linear.bias
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert found.shape == expected.shape
-    assert errors.max() < 0.02
-
-
-def test_an_8_bit_layer_gives_a_token_the_same_result_whatever_else_is_in_the_batch() -> None:
-    layer = Int8Linear(torch.nn.Linear(64, 48, bias=False), torch.ones(64))
-    x = torch.randn(7, 64)
-    with_a_giant = torch.cat([x, 1e4 * torch.randn(1, 64), torch.zeros(1, 64)])
-    assert torch.equal(layer(with_a_giant)[:7], layer(x))
-    assert torch.equal(layer(x[3:4]), layer(x)[3:4])
-    assert not layer(with_a_giant)[8].any()
-
-
-async def test_in_int8_it_says_so_and_writes_what_it_writes_in_float32(policy) -> None:
-    quantised = LocalPolicy.embedded(dtype="int8")
-    asked = prompt(QUESTIONS[0])
-    there, here = await asyncio.gather(quantised.complete(asked, GREEDY), policy.complete(asked, GREEDY))
-    assert there.text == here.text
-    assert "48213" in here.text
-    assert there.policy_version == f"{here.policy_version}-int8"
-
-
-@pytest.mark.parametrize(("fast", "format_"), [(True, "int8"), (False, "float32")])
-def test_the_profiles_number_format_is_used_where_it_is_fast(fast, format_, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("features", "device", "format_"),
+    [({"avx512_bf16": True}, "cpu", "bfloat16"), ({"avx512_f": True}, "cpu", "float32"), ({}, "meta", "bfloat16")],
+)
+def test_the_profiles_number_format_is_used_where_it_is_fast(features, device, format_, monkeypatch, tmp_path) -> None:
     folder = tmp_path / "policy"
     shutil.copytree(EMBEDDED_FOLDER, folder)
     profile = json.loads((folder / "memagent.json").read_text())
-    (folder / "memagent.json").write_text(json.dumps(profile | {"dtype": "int8"}))
-    monkeypatch.setattr(int8, "is_fast_here", lambda: fast)
-    assert LocalPolicy(folder).dtype == format_
-    assert LocalPolicy(folder, dtype="float32").dtype == "float32"
+    (folder / "memagent.json").write_text(json.dumps(profile | {"dtype": "bfloat16"}))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    assert LocalPolicy(folder, device=device).dtype == format_
+    assert LocalPolicy(folder, device=device, dtype="float32").dtype == "float32"
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int4"}, {"dtype": "int8", "device": "meta"}])
-def test_a_number_format_that_it_cannot_compute_in_is_refused(options) -> None:
-    with pytest.raises(PolicyError, match=r"cannot compute in int\d on .*float32, bfloat16, float16, int8"):
-        LocalPolicy.embedded(**options)
+def test_a_number_format_that_it_cannot_compute_in_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"cannot compute in int4.*float32, bfloat16, float16\."):
+        LocalPolicy.embedded(dtype="int4")

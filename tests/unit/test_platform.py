@@ -243,8 +243,8 @@ async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy
         refused: Any = await runs.wait(None, "memagent", input=given, raise_error=False)
         assert "no policy is named" in refused["__error__"]["message"]
         assert "a server with OPENAI_BASE_URL or a model with MEMAGENT_MODEL" in refused["__error__"]["message"]
-        assert "memagent policy add smollm2" in refused["__error__"]["message"]
-        added = tmp_path / "home" / "policies" / "smollm2"
+        assert "memagent policy add english" in refused["__error__"]["message"]
+        added = tmp_path / "home" / "policies" / "english"
         shutil.copytree(ROOT / "memagent_graph" / "embedded", added)
         write_origin(PolicyOrigin(base="none", base_sha256="", adapter=None), added)
         out: Any = await runs.wait(None, "memagent", input=given)

@@ -1,8 +1,8 @@
-"""Hide facts in a long text, let the policy find them, and show how."""
+"""Read a believable document with the policy that is installed, and show how its memory grows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -16,10 +16,10 @@ from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 from memagent_graph.events import UpdateRule
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import in_one_line, quantity
 
 if TYPE_CHECKING:
-    from memagent_evaluation.planted_document import PlantedDocument, PlantedQuestion
+    from memagent_evaluation.demo_document import DemoDocument
     from memagent_graph.cli.console import Console
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import ReaderContext
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Hide facts in real text, read it with the policy that is installed, and show what was found.
+    """Read the minutes of a harbour committee from beginning to end, and answer four questions about them.
 
-    A policy that understands English is asked about people, places and dates; the embedded one about numbers: it
-    understands nothing else.
+    The minutes are made up, and another seed makes others. Each change of the memory is shown, and each answer with
+    the sentences it was read in. The embedded policy finds numbers alone: its document is Python's language reference
+    with numbers hidden in it.
     """
 
     examples: ClassVar = (
         "memagent demo",
-        "memagent demo --tokens 100000 --questions 2",
-        "memagent demo --model smollm2 --strategy gated",
+        "memagent demo --tokens 40000 --seed 1",
+        "memagent demo --strategy overwrite",
     )
-    tokens: Annotated[int, typer.Option(min=5_000, help="Smallest length of the document, in tokens.")] = 40_000
-    questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to hide and ask for.")] = 4
-    seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
+    tokens: Annotated[int, typer.Option(min=5_000, help="Smallest length of the document, in tokens.")] = 20_000
+    seed: Annotated[int, typer.Option(help="Seed of the document and its questions.")] = 0
     policy: str | None = None
     model: str | None = None
     base_url: Annotated[
@@ -59,7 +59,7 @@ class Demo:
         import time  # noqa: PLC0415
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
-        from memagent_evaluation.planted_document import compose  # noqa: PLC0415
+        from memagent_evaluation.demo_document import make_demo_document, make_number_document  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reader import MemAgent  # noqa: PLC0415
@@ -72,24 +72,23 @@ class Demo:
                 loaded = MemAgent(settings=settings, store=folder, run_log=False)
             async with loaded as reader:
                 context = await reader.aprepare()
-                document = compose(
-                    context.tokenizer,
-                    tokens=self.tokens,
-                    questions=self.questions,
-                    seed=self.seed,
-                    in_english="embedded" not in {settings.policy_name, settings.profile},
-                )
+                count = context.tokenizer.count
+                if "embedded" in {settings.policy_name, settings.profile}:
+                    document = make_number_document(context.tokenizer, tokens=self.tokens, seed=self.seed)
+                else:
+                    document = make_demo_document(self.tokens, self.seed, count)
                 reference = reader.store.add(Document.from_text(document.text, name="demo"))
                 if not self.as_json:
                     console.out.print(
-                        f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
-                        f"language reference, with {len(document.questions)} facts planted and "
-                        f"{document.foreign_facts} foreign ones, {_way_of_reading(reader, context)}."
+                        f"A document of {count(document.text):,} tokens, {_way_of_reading(reader, context)}:\n\n"
+                        f"[dim]{_beginning(document.text)}[/]\n"
                     )
                 begin = time.monotonic()
                 results = await console.follow_questions(
                     lambda show: reader.aread(
-                        reference, questions=[question.question for question in document.questions], on_update=show
+                        reference,
+                        questions=[question.question for question in document.questions],
+                        on_update=lambda question, update: _show_update(question, update, console, show),
                     )
                 )
                 seconds = time.monotonic() - begin
@@ -111,6 +110,27 @@ class Demo:
             asyncio.run(run(settings, Path(folder)))
 
 
+def _beginning(text: str) -> str:
+    """Return the first lines of the document."""
+    from memagent_graph.cli.console import escape  # noqa: PLC0415
+
+    return "\n".join(escape(in_one_line(line, 100)) for line in text.split("\n")[:8]) + "\n..."
+
+
+def _show_update(
+    question: str, update: MemoryUpdate, console: Console, show: Callable[[str, MemoryUpdate], None]
+) -> None:
+    """Print the memory for a question when it changes."""
+    from memagent_graph.cli.console import escape  # noqa: PLC0415
+
+    show(question, update)
+    if update.changed and not console.as_json:
+        console.out.print(
+            f"[dim]chunk {update.chunk_number}[/]  {escape(question)}\n"
+            f"          {escape(in_one_line(update.memory, 300))}"
+        )
+
+
 def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
     """How the document is read, for the sentence about it."""
     from memagent_graph.strategies.excerpts import Excerpt  # noqa: PLC0415
@@ -120,26 +140,13 @@ def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
     return f"read by {context.policy.name} {context.budget.chunk_tokens} tokens at a time"
 
 
-def is_right(answer: str | None, question: PlantedQuestion) -> bool:
-    """Whether an answer is the expected one, or the part of the planted statement that has it.
-
-    Letter case, articles and punctuation do not count, as in evaluations.
-    """
-    from memagent_evaluation.scorers import contains, normalise  # noqa: PLC0415
-
-    words = normalise(answer or "")
-    return words == normalise(question.answer) or (
-        contains(words, question.answer) and contains(normalise(question.statement), words)
-    )
-
-
-def _print_as_json(document: PlantedDocument, results: Sequence[ReadResult], seconds: float) -> None:
+def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
     values = [
         {
             **result.to_dict(),
             "expected": question.answer,
             "depth": question.depth,
-            "right": is_right(result.answer, question),
+            "right": question.is_right(result.answer),
         }
         for result, question in zip(results, document.questions, strict=True)
     ]
@@ -147,7 +154,7 @@ def _print_as_json(document: PlantedDocument, results: Sequence[ReadResult], sec
 
 
 def _print(
-    document: PlantedDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
+    document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
 ) -> None:
     """Print questions, answers, timelines, sources and cost; `nothing` is the empty memory."""
     from rich.table import Table  # noqa: PLC0415
@@ -156,11 +163,11 @@ def _print(
 
     right = 0
     for result, question in zip(results, document.questions, strict=True):
-        ok = is_right(result.answer, question)
+        ok = question.is_right(result.answer)
         right += ok
         table = Table.grid(padding=(0, 2))
         table.add_row("[bold]question[/]", escape(question.question))
-        table.add_row("planted", f"{escape(question.statement)} [dim](at {question.depth:.0%})[/]")
+        table.add_row("stated", f"{escape(question.sentence)} [dim](at {question.depth:.0%})[/]")
         verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(question.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         if result.chunks_read:

@@ -1,8 +1,9 @@
-"""A believable document for `memagent demo`: the minutes of a small harbour's committee, with questions on them.
+"""The documents of `memagent demo`: the minutes of a small harbour's committee, and one for the embedded policy.
 
 Names, sums, dates, the items of each meeting and their wordings vary by seed; the texts are in `demo_document.toml`.
 Four facts that belong there are asked for, of four kinds: who, how much, why, and where or when. The same seed has the
-same facts at every length.
+same facts at every length. The embedded policy finds numbers alone: its document is Python's language reference with
+facts between the paragraphs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from memagent_evaluation.planted_facts import Fact, PlantedFacts
+from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph.no_answers import gives_no_answer
+from memagent_graph.tokenizers import Tokenizer
 
 _CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
 _SLOT: Final = re.compile(r"\{(\w+?)\d?\}")
@@ -104,6 +108,50 @@ def demo_texts(seeds: Iterable[int], tokens: int = 40_000) -> Iterator[str]:
     for seed in seeds:
         document = make_demo_document(tokens, seed)
         yield "\n".join([document.text, *(question.question for question in document.questions)])
+
+
+def make_number_document(
+    tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, seed: int = 7
+) -> DemoDocument:
+    """Return prose of at least `tokens` tokens with `questions` numbers in it and four foreign ones for each.
+
+    One of the four resembles the fact that is asked for. Facts come from the held-out split and are between paragraphs.
+    """
+    generator = random.Random(seed)
+    facts = PlantedFacts(generator, held_out=True, number_share=1.0)
+    chosen: list[Fact] = []
+    for _ in range(questions):
+        chosen.append(facts.fact(exclude=frozenset(fact.entity.lower() for fact in chosen)))
+    entities = frozenset(fact.entity.lower() for fact in chosen)
+    foreign = [facts.near_miss(fact) for fact in chosen]
+    foreign += [facts.fact(exclude=entities) for _ in range(3 * questions)]
+    paragraphs: list[str] = []
+    length = 0
+    for paragraph in python_prose():
+        if length >= tokens:
+            break
+        paragraphs.append(paragraph)
+        length += tokenizer.count(paragraph + "\n\n")
+    depths = [(index + generator.uniform(0.2, 0.8)) / questions for index in range(questions)]
+    placed = [(depth, fact.statement) for depth, fact in zip(depths, chosen, strict=True)]
+    placed += [(generator.random(), fact.statement) for fact in foreign]
+    for depth, statement in sorted(placed, key=lambda item: -item[0]):
+        paragraphs.insert(int(depth * len(paragraphs)), statement)
+    text = "\n\n".join(paragraphs)
+    return DemoDocument(
+        text,
+        tuple(
+            DemoQuestion(
+                fact.question,
+                fact.value,
+                fact.statement,
+                fact.entity,
+                (fact.value,),
+                text.index(fact.statement) / len(text),
+            )
+            for fact in chosen
+        ),
+    )
 
 
 @cache

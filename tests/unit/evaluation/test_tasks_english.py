@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, words
-from memagent_evaluation.planted_document import compose
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.errors import EvaluationError
@@ -163,13 +162,3 @@ def test_a_file_without_facts_is_refused(content, tmp_path):
         file.write_text(content)
     with pytest.raises(EvaluationError, match=r"facts\.toml has no facts"):
         load_task(f"english_fact:facts={file}", TaskSettings(TOKENIZER))
-
-
-def test_in_the_demonstration_one_fact_answers_each_of_many_questions(stated):
-    facts, asked = stated
-    document = compose(TOKENIZER, tokens=5000, questions=50, seed=0, in_english=True)
-    planted = facts_in(document.text, facts)
-    for each in document.questions:
-        relation, named = asked[each.question]
-        answers = [f for f in planted if f.relation.name == relation and named in {f.subject, f.value}]
-        assert [fact.statement for fact in answers] == [each.statement]

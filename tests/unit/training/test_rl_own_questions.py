@@ -172,13 +172,13 @@ def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> N
 
 def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
-    with pytest.raises(MemAgentError, match=r"smollm2 is not on this machine.*memagent policy add smollm2"):
-        find_base_model("smollm2")
-    folder = policies_folder() / "smollm2"
+    with pytest.raises(MemAgentError, match=r"english is not on this machine.*memagent policy add english"):
+        find_base_model("english")
+    folder = policies_folder() / "english"
     folder.parent.mkdir(parents=True)
     folder.symlink_to(EMBEDDED_FOLDER)
     with pytest.raises(MemAgentError, match="not on this machine"):  # without the record, it was not added to its end
-        find_base_model("smollm2")
+        find_base_model("english")
 
 
 def test_a_models_folder_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     max_logprob_gap: float = 0.2
     """The maximum mean absolute difference per token, in nats, between logged and recomputed log-probs. If it is
     larger, training does not begin: the runs are another model's. From 0.02 on there is a warning: vLLM in float32
-    differs by 2e-6, a policy in int8 by 0.05."""
+    differs by 2e-6."""
 
     @classmethod
     def names(cls) -> list[str]:

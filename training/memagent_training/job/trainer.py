@@ -381,7 +381,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             remedy = "the loss corrects it" if corrected else "correct it with --set importance_cap=2"
             print(
                 f"the sampler's log-probs are {gap.mean:.2g} nats from this model's on average: other weights, or "
-                f"another number format (int8, bfloat16); {remedy}",
+                f"another number format (bfloat16); {remedy}",
                 flush=True,
             )
         if not gap.mean <= self.args.max_logprob_gap:

@@ -11,15 +11,14 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts
-from memagent_graph.prompts import Prompts, load_prompts, template_file
+from memagent_graph.policies.adding import ADAPTER_FOLDER
+from memagent_graph.policies.profile import require_profile
 from recipes.english.prose_questions import ProseQuestion
 from recipes.english.sections import ProseSection
 
-TEMPLATES: Final = Path(__file__).with_name("templates")
 NOT_STATED: Final = "not stated"
 EMPTY: Final = "none"
 CONTROL_TOKENS: Final = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -80,17 +79,6 @@ class Lesson:
         return f"<|im_start|>user\n{self.prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def english_prompts() -> Prompts:
-    """Return the policy's prompts: the roles of `overwrite` and of `gated`."""
-    prompts = load_prompts(
-        update_file=TEMPLATES / "update.txt",
-        answer_file=TEMPLATES / "answer.txt",
-        empty_memory=EMPTY,
-        control_tokens=CONTROL_TOKENS,
-    )
-    return replace(prompts, others={"gated_update": template_file(TEMPLATES / "gated_update.txt")})
-
-
 class LessonMaker:
     """Composes conversations; all randomness comes from the generator that each call is given.
 
@@ -110,7 +98,7 @@ class LessonMaker:
         more: MoreFacts | None = None,
     ) -> None:
         self._sections, self._held_out, self._more = sections, held_out, more
-        self._prompts = english_prompts()
+        self._prompts = replace(require_profile(ADAPTER_FOLDER).prompts, control_tokens=frozenset(CONTROL_TOKENS))
         self._on: dict[tuple[str, int], list[ProseQuestion]] = {}
         for question in questions:
             self._on.setdefault((question.source, question.start), []).append(question)

@@ -20,5 +20,6 @@ fi
 "$python" -m memagent_graph policy add english-untrained
 [[ -f lessons.npz ]] || "$python" -m recipes.english.encoded_lessons --base "$base" "${readings[@]}" --seed 0 --out lessons.npz
 [[ -f check.npz ]] || "$python" -m recipes.english.encoded_lessons --base "$base" "${check[@]}" --seed 1 --held-out --out check.npz
-"$python" -m recipes.english.supervision --base "$base" --lessons lessons.npz --check check.npz --out adapter --rate 6e-4 "${size[@]}"
-echo "the adapter is in $PWD/adapter"
+[[ -d english ]] || cp -r "$root/memagent_graph/english" .
+"$python" -m recipes.english.supervision --base "$base" --lessons lessons.npz --check check.npz --out english --rate 6e-4 "${size[@]}"
+echo "the policy's parts are in $PWD/english; to read with it: memagent policy add english --adapter $PWD/english"

@@ -1,10 +1,8 @@
-"""The natural questions, read by the base with an adapter; each run is a line of `natural_runs.jsonl`.
+"""The natural questions, read by the policy; each run is a line of `natural_runs.jsonl`.
 
-    python -m recipes.english.measure --base FOLDER --adapter FOLDER --policy FOLDER --strategy gated
+    python -m recipes.english.measure --questions unseen_questions.toml
 
-It writes a policy's folder first, with merged weights, templates and budgets, unless it is there, and then reads every
-text from beginning to end with the package's own reader, all questions of a text in one pass. Without --adapter it is
-the base with this room's templates. Runs are logged whatever they show.
+Every text is read from beginning to end, all questions of a text in one pass. Runs are logged whatever they show.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import argparse
 import datetime
 import json
 import re
-import shutil
 import tempfile
 import time
 import tomllib
@@ -22,47 +19,11 @@ from typing import Any, Final
 
 from memagent_graph import LocalPolicy, MemAgent
 from memagent_graph.documents import Document
-from memagent_graph.policies.lora import load_adapter
-from recipes.english.lessons import TEMPLATES
+from memagent_graph.policies.profile import policy_folder
 from recipes.english.pinned_texts import PinnedText, read_text
 
 RUNS: Final = Path(__file__).with_name("natural_runs.jsonl")
 BENCHMARKS: Final = Path(__file__).parents[3] / "benchmarks"
-CHAT: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-PROFILE: Final = {
-    "context_window": 2048,
-    "chunk_tokens": 512,
-    "memory_tokens": 256,
-    "question_tokens": 96,
-    "answer_tokens": 64,
-    "boundary": "sentence",
-    "empty_memory": "none",
-    "dtype": "bfloat16",
-}
-
-
-def write_policy(base: Path, adapter: Path | None, folder: Path) -> None:
-    """Write a policy that the package reads with: the base in bfloat16, the adapter merged into it."""
-    import torch  # noqa: PLC0415  slow to import
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
-
-    folder.mkdir(parents=True)
-    weights = {name: weight.float() for name, weight in load_file(base / "model.safetensors").items()}
-    if adapter is not None:
-        load_adapter(adapter).merge_into(weights)
-    save_file(
-        {name: weight.to(torch.bfloat16) for name, weight in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(base / name, folder / name)
-    (folder / "chat_template.jinja").write_text(CHAT, "utf-8")
-    (folder / "memagent.json").write_text(json.dumps(PROFILE, indent=2) + "\n", "utf-8")
-    shutil.copytree(TEMPLATES, folder / "templates")
 
 
 def is_right(answer: str | None, question: dict[str, Any]) -> bool:
@@ -89,13 +50,13 @@ def texts_of(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:
     ]
 
 
-def measure(folder: Path, path: Path, strategy: str, only: str | None, rows: list[dict[str, Any]]) -> None:
+def measure(policy: str, path: Path, strategy: str, only: str | None, rows: list[dict[str, Any]]) -> None:
     """Read every text and add each question with its answer to the rows."""
     from benchmarks.natural_questions import is_right as has_substrings  # noqa: PLC0415
 
     with (
         tempfile.TemporaryDirectory() as store,
-        MemAgent(LocalPolicy(folder, dtype="bfloat16"), strategy=strategy, store=Path(store), run_log=False) as agent,
+        MemAgent(LocalPolicy(policy, dtype="bfloat16"), strategy=strategy, store=Path(store), run_log=False) as agent,
     ):
         for name, text, questions in texts_of(path):
             if only is not None and only not in name:
@@ -120,16 +81,12 @@ def measure(folder: Path, path: Path, strategy: str, only: str | None, rows: lis
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--adapter", type=Path)
-    parser.add_argument("--policy", type=Path, required=True, help="where the policy's folder is, or is written")
+    parser.add_argument("--policy", default="english", help="a name that was added, or a folder")
     parser.add_argument("--strategy", default="gated")
     parser.add_argument("--questions", default="natural_questions.toml", help="a file of benchmarks/")
     parser.add_argument("--only", help="the texts whose name has this in it")
     parser.add_argument("--note", default="", help="for the log")
     arguments = parser.parse_args()
-    if not arguments.policy.exists():
-        write_policy(arguments.base, arguments.adapter, arguments.policy)
     rows: list[dict[str, Any]] = []
     try:
         measure(arguments.policy, BENCHMARKS / arguments.questions, arguments.strategy, arguments.only, rows)
@@ -140,14 +97,14 @@ def main() -> None:
 def log_run(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Add a run to the log: also one that was stopped, with what it had read."""
     right = sum(row["right"] for row in rows)
-    progress = arguments.adapter / "progress.json" if arguments.adapter else None
+    progress = policy_folder(arguments.policy) / "progress.json"
     run = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "questions": arguments.questions,
         "strategy": arguments.strategy,
         "only": arguments.only,
         "note": arguments.note,
-        "adapter": json.loads(progress.read_text("utf-8")) if progress else None,
+        "adapter": json.loads(progress.read_text("utf-8")) if progress.is_file() else None,
         "right": right,
         "of": len(rows),
         "answers": rows,

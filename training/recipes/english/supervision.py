@@ -112,7 +112,7 @@ def train(arguments: argparse.Namespace) -> None:
     network = AdaptedNetwork(arguments.base, arguments.device, compiled=arguments.compile)
     optimizer = torch.optim.AdamW(network.parameters(), lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0)
     progress = TrainingProgress(steps=steps)
-    checkpoint = arguments.out / "last.pt"
+    checkpoint = arguments.out.with_name(f"{arguments.out.name}.pt")
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         network.load_adapter(state["adapter"])
