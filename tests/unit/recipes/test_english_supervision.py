@@ -145,7 +145,7 @@ def train(base, trees, tmp_path):
         words = ["--base", base, "--lessons", tmp_path / "lessons.npz", "--check", tmp_path / "lessons.npz"]
         words += ["--out", tmp_path / out, "--length", LENGTH, "--rows", "1", "--accumulated", "1", *more]
         supervision.train(supervision.arguments_of(list(map(str, words))))
-        return torch.load(tmp_path / out / "last.pt", weights_only=True)
+        return torch.load(tmp_path / f"{out}.pt", weights_only=True)
 
     return run
 
