@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -102,7 +100,7 @@ class Demo:
                 policy=self.policy,
                 model=self.model,
                 base_url=self.base_url,
-                profile=self.profile or ("embedded" if self.base_url else None),
+                profile=self.profile,
                 strategy=self.strategy,
                 on_invented=self.on_invented,
             ).resolve()
@@ -176,7 +174,7 @@ def _print(
             table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {quantity(result.usage.turns, 'turn')}")
         for source in result.evidence[:2] if result.memory != nothing else ():
             quote = " ".join(source.quote.split())
-            place = f"chunk {source.chunk_index}" if result.chunks_read else f"character {source.start_char:,}"
+            place = f"chunk {source.chunk_index + 1}" if result.chunks_read else f"character {source.start_char:,}"
             table.add_row("source", f"{escape(quote)} [dim]({place})[/]")
         console.out.print()
         console.out.print(table)
@@ -191,18 +189,16 @@ def _print(
 
 
 def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
-    """Return the memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
-    read = [
-        (update.chunk_index, update.memory)
+    """Return the memory over the document: a dot where it is unchanged, a bar where it changed; then these chunks."""
+    changes = [
+        update.chunk_index
         for update in updates
-        if update.chunk_index is not None and not update.branch
+        if update.changed and update.chunk_index is not None and not update.branch
     ]
-    spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
     cells = ["·"] * width
-    for _, held in spans[1:]:
-        cells[min(width - 1, held[0] * width // max(chunks, 1))] = "█"
-    text = ", ".join(f"{memory} (chunks {held[0]}-{held[-1]})" for memory, held in spans[-4:])
-    return f"{''.join(cells)}  {text}"
+    for chunk in changes:
+        cells[min(width - 1, chunk * width // max(chunks, 1))] = "█"
+    return f"{''.join(cells)}  changed in {', '.join(f'chunk {chunk + 1}' for chunk in changes[-8:]) or 'no chunk'}"
 
 
 def register(app: typer.Typer) -> None:
