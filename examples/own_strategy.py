@@ -51,7 +51,7 @@ async def ask_gate(state, step):
     span = chosen_chunk(state)
     reply = await step.ask(GATE, memory=state["memory"], chunk=step.text(span), reads=[span])
     if reply.value is False:
-        step.has_read(span)
+        step.mark_read(span)
     return {"is_new": reply.value is not False}
 
 

@@ -28,10 +28,10 @@ from typing import IO, Any, Final, TypeAlias
 
 GAP: Final = "\n\n"
 """The separator of two blocks that converters use."""
-TOO_SLOW: Final = getattr(signal, "SIGPROF", 0)
-"""The signal that ends a conversion at a step of `processor_seconds`."""
-_DEEPEST: Final = 8
-"""Of files in files."""
+CPU_LIMIT_SIGNAL: Final = getattr(signal, "SIGPROF", 0)
+"""The signal that ends a conversion at a step of `limit_cpu_time`."""
+_MAX_NESTING: Final = 8
+"""The maximum depth of files in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class SourceFile:
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
         labelled = False
         try:
-            if self.depth >= _DEEPEST:
-                raise ConversionError("it is in too many others")
+            if self.depth >= _MAX_NESTING:
+                raise ConversionError("it is nested too deeply in other files")
             if kind not in self.converters:
                 raise ConversionError(f"there is no converter for {kind or 'its kind'}")
             for part in inner.standard():
@@ -180,12 +180,12 @@ def parts_of(value: Any) -> Parts:
 
 
 @contextmanager
-def processor_seconds(most: float) -> Iterator[None]:
-    """End this process if a step that nothing else can stop takes more processor time, where the system can do so."""
-    if TOO_SLOW:
-        signal.setitimer(signal.ITIMER_PROF, most)
+def limit_cpu_time(seconds: float) -> Iterator[None]:
+    """Kill this process if the block takes more processor time, on systems with `setitimer`."""
+    if CPU_LIMIT_SIGNAL:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        if TOO_SLOW:
+        if CPU_LIMIT_SIGNAL:
             signal.setitimer(signal.ITIMER_PROF, 0)

@@ -29,9 +29,9 @@ from pydantic_core import from_json
 from memagent_graph.errors import MissingExtraError, ResponseFormatError
 from memagent_graph.own_code import load_own, names_own_code
 
-MOST_BYTES: Final = 32_768
-"""Of a schema, as JSON: it stands in the prompt of every answer."""
-MOST_DEPTH: Final = 32
+MAX_SCHEMA_BYTES: Final = 32_768
+"""The maximum size of a schema as JSON. It is part of the prompt of every answer."""
+MAX_SCHEMA_DEPTH: Final = 32
 _MAX_STEPS: Final = 30_000
 """Keywords that are applied in the check of a reply. Nested alternatives could otherwise take hours."""
 _MAX_PROBLEMS: Final = 8
@@ -40,9 +40,9 @@ _MAX_VALUES: Final = 64
 """JSON values that are looked for in a reply with other words in it."""
 _MAX_OPTIONS: Final = 12
 
-_OF_SCHEMAS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
-_WITH_LIST: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_WITH_SCHEMA: Final = (
+_MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
+_LIST_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SUBSCHEMA_KEYWORDS: Final = (
     *("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
@@ -150,7 +150,7 @@ class ResponseFormat:
         hint = "Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             with Path(text).expanduser().open("rb") as file:
-                content = file.read(16 * MOST_BYTES)
+                content = file.read(16 * MAX_SCHEMA_BYTES)
             schema = json.loads(content)
         except OSError as error:
             reason = f"the schema {text} cannot be read: {error.strerror or error}"
@@ -243,7 +243,7 @@ class ResponseFormat:
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
         """Return a schema, or what it refers to; its own keywords have priority."""
-        for _ in range(MOST_DEPTH):
+        for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(schema, dict):
                 return {}
             reference = schema.get("$ref")
@@ -308,14 +308,15 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
         raise ResponseFormatError(
             f"the schema cannot be written as JSON: {error}", hint="Use JSON values only."
         ) from error
-    if size > MOST_BYTES:
+    if size > MAX_SCHEMA_BYTES:
         raise ResponseFormatError(
-            f"the schema has {size:,} bytes and may have {MOST_BYTES:,}: it stands in the prompt of every answer",
+            f"the schema has {size:,} bytes and may have {MAX_SCHEMA_BYTES:,}: it stands in the prompt of every answer",
             hint="Ask for fewer fields, or shorten their descriptions.",
         )
-    if depth > MOST_DEPTH:
+    if depth > MAX_SCHEMA_DEPTH:
         raise ResponseFormatError(
-            f"the schema is nested {depth} levels deep and may be {MOST_DEPTH}", hint="Use $defs, or fewer levels."
+            f"the schema is nested {depth} levels deep and may be {MAX_SCHEMA_DEPTH}",
+            hint="Use $defs, or fewer levels.",
         )
     return text
 
@@ -332,11 +333,11 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
     yield schema
     for keyword, value in schema.items():
         inner: list[Any] = []
-        if keyword in _OF_SCHEMAS and isinstance(value, dict):
+        if keyword in _MAPPING_KEYWORDS and isinstance(value, dict):
             inner += value.values()
-        elif keyword in _WITH_LIST and isinstance(value, list):
+        elif keyword in _LIST_KEYWORDS and isinstance(value, list):
             inner += value
-        elif keyword in _WITH_SCHEMA:
+        elif keyword in _SUBSCHEMA_KEYWORDS:
             inner.append(value)
         for part in inner:
             yield from _subschemas(part)

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from memagent_converters.equations import format_script, linearize
-from memagent_graph.converters import Block, Omission, Parts, SourceFile, processor_seconds
+from memagent_graph.converters import Block, Omission, Parts, SourceFile, limit_cpu_time
 
 _UNREAD: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
@@ -177,7 +177,7 @@ def _parse(html: str) -> Any:
     # The parser does not accept lone surrogates.
     text = html.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     try:
-        with processor_seconds(0.5 + len(text) / _CHARACTERS_PER_SECOND):
+        with limit_cpu_time(0.5 + len(text) / _CHARACTERS_PER_SECOND):
             return LexborHTMLParser(text)
     except SelectolaxError as error:
         raise MemoryError from error  # any text is valid HTML, so only memory can run out

@@ -132,8 +132,8 @@ class ChatCompletions:
         self._settings = settings
         self._metrics = metrics
         self._server = reader.policy if isinstance(reader.policy, OpenAICompatiblePolicy) else None
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By key, whose large requests are parsed one after another: those of others wait for few of them."""
+        self._parse_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One for each API key: its large requests are parsed one at a time, so that they do not hold up other keys."""
         self._parsing = asyncio.Semaphore(2)
         self._memory = memory
 
@@ -181,7 +181,7 @@ class ChatCompletions:
             )
             body = await whole_body(request, receive, largest, reserve)
             is_large = len(body) > LARGE_BYTES
-            places = (self._turns[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
+            places = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
             try:
                 async with places[0], places[1]:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.converters import TOO_SLOW, Block, Omission, Parts
+from memagent_graph.converters import CPU_LIMIT_SIGNAL, Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, list_entry_points
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
@@ -263,7 +263,7 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
             break
         text = data.decode("utf-8", "surrogatepass")
         yield Block(text, label, None if headings is None else tuple(map(str, headings)))
-    if TOO_SLOW and code == -TOO_SLOW:
+    if CPU_LIMIT_SIGNAL and code == -CPU_LIMIT_SIGNAL:
         raise DocumentError(
             f"the {_format(task)} takes far more time than files of its size: it is nested too deeply",
             hint="Save it as text.",

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 ADAPTER_FOLDER: Final = Path(__file__).parents[1] / "english"
 """The adapter that comes with the package, with its profile and its card."""
 _UNFINISHED: Final = ".adding-"
-_HALF: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
-_OWN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
+_FTYPE_F16: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
+_REWRITTEN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
 _MODULES: Final = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
@@ -239,10 +239,10 @@ def _write_gguf(base: Path, changes: Adapter | None, target: Path, template: Pat
     architecture = values["general.architecture"]
     writer: Any = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in _OWN_KEYS:
+        if not name.startswith("GGUF.") and name not in _REWRITTEN_KEYS:
             is_array = field.types[0] == gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1] if is_array else None)
-    writer.add_file_type(_HALF)
+    writer.add_file_type(_FTYPE_F16)
     for tensor in reader.tensors:
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
         found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)

@@ -14,7 +14,10 @@ from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
 
 class Progress:
-    """A read's steps as they arrive, and their updates, computed on request; `memory` is the one before them."""
+    """Collects a read's calls as they arrive, and computes their updates of the memory on request.
+
+    `memory` is the one before the first call.
+    """
 
     def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None, memory: str = "") -> None:
         self.document_bytes = document_bytes

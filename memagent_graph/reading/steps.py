@@ -102,7 +102,7 @@ class StepContext:
             text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
         return text
 
-    def has_read(self, span: Span) -> None:
+    def mark_read(self, span: Span) -> None:
         """Count a chunk as read, for limits, totals and progress. Call it once per chunk, after all calls for it.
 
         Then the next chunk can be chosen: the state's `span`, if there is one, becomes None.
@@ -142,7 +142,7 @@ class StepContext:
             call: the other arguments of `ask`.
         """
         reply = await self.ask(role, chunk=self.text(span), reads=[span, *others], **call)
-        self.has_read(span)
+        self.mark_read(span)
         return reply
 
     async def ask(
@@ -270,7 +270,7 @@ class StepContext:
         bound = self.context.limits.max_chunks
         return most if bound is None else max(0, min(most, bound - self.execution.consumption.chunks))
 
-    def ends_with_error(self, reason: str) -> None:
+    def log_failure(self, reason: str) -> None:
         """Log that the run ends with the error that the step raises, because resuming it would change nothing."""
         if recording := self.execution.running.recording:
             recording.end(self.state["run_id"], reason, None)
@@ -279,12 +279,12 @@ class StepContext:
         """Refuse to choose a chunk twice in one call, because that would never end.
 
         Raises:
-            StrategyError: the step that reads chunks does not call `has_read`.
+            StrategyError: the step that reads chunks does not call `mark_read`.
         """
         if self.execution.running.pending_chunk == pending.index:
             raise StrategyError(
                 f"chunk {pending.index} was chosen twice but not read",
-                hint="Call step.has_read(span) in the step that reads it.",
+                hint="Call step.mark_read(span) in the step that reads it.",
             )
         self.execution.running.pending_chunk = pending.index
 

@@ -1,7 +1,8 @@
 """The contents of a run log as data, and which runs of it are chosen. All times are seconds since 1970.
 
 The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
-exports; `columns` says how each type of field is stored. A new field needs a line here and nothing else in this room.
+exports; `columns` says how each type of field is stored. A new field needs a line here and no
+other change in this package.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Excerpt(Strategy):
         try:
             excerpts, tokens = await self.choose(ExcerptWindow(step))
         except DoesNotFitError:
-            step.ends_with_error(DOES_NOT_FIT)
+            step.log_failure(DOES_NOT_FIT)
             raise
         step.count_document(tokens)
         return {"excerpts": [[span.stored for span in spans] for spans in excerpts], "shown": 0}

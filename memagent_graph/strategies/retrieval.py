@@ -1,4 +1,4 @@
-"""The question on the chunks that are most similar to it, in the document's order."""
+"""Asks the question about the chunks that are most similar to it, in the document's order."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Retrieval(Excerpt):
         self.require_at_least(1, "tries")
 
     async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
-        """As many of the best chunks as fit; if the best one does not fit, its beginning. Then the same with others.
+        """Return an excerpt for each try: the best chunks that fit the window, or the beginning of the best one.
 
-        Later excerpts have chunks that match the question only.
+        Later tries have only chunks that match the question.
         """
         context, spans = window.context, list[Span]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _MIN_CHUNKS))
@@ -77,7 +77,7 @@ class Retrieval(Excerpt):
         return excerpts, sum(span.tokens for span in spans)
 
     def _excerpts(self, left: list[Span], matching: int, window: ExcerptWindow) -> list[list[Span]]:
-        """Excerpts of chunks, the best first, of which that many match."""
+        """Return excerpts of chunks that are sorted best first; the first `matching` of them match the question."""
         excerpts: list[list[Span]] = []
         while len(excerpts) < self.tries and (not excerpts or matching > 0):
             best = left[: self.chunks or None]

@@ -30,11 +30,11 @@ from memagent_graph.words import without_surrogates
 
 EMBEDDED = "embedded"
 _MAX_RULES = 256
-"""Of a tokenizer.json; 4 to 20 are usual."""
+"""The maximum number of rules in a tokenizer.json; 4 to 20 are usual."""
 _MAX_GROWTH = 100
 """How many times as long rules may make a text."""
 _MAX_WORD_CHARACTERS = 1000
-"""Up to which WordPiece looks for pieces, which takes the square of it; 100 is usual."""
+"""WordPiece takes time that is quadratic in the length of a word, so it leaves longer words alone; 100 is usual."""
 _MAX_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
 
@@ -231,7 +231,7 @@ class HFTokenizer:
 
 @contextlib.contextmanager
 def _library_errors(name: str) -> Iterator[None]:
-    """Raise `TokenizerError` for bare exceptions and for panics of Rust code, which are none."""
+    """Raise `TokenizerError` for bare exceptions and for panics of Rust code, which are no `Exception`."""
     try:
         yield
     except BaseException as error:
@@ -304,7 +304,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 @functools.cache
 def _embedded() -> Tokenizer:
-    """Return the one of the package's policy; to parse it takes as long as reading a few chunks."""
+    """Return the embedded policy's tokenizer; to parse it takes as long as reading a few chunks."""
     with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as folder:
         return _from_file(folder, EMBEDDED)
 

@@ -142,7 +142,7 @@ class Segments(Strategy):
         span, cursor = await step.next_chunk(state["cursor"])
         memory = state["memory"]
         reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
-        step.has_read(span)
+        step.mark_read(span)
         return {"lines": {step.branch: {"cursor": cursor, "memory": reply.text, "step": reply.step}}}
 
     async def _merge(self, state, step):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memagent_graph import ResponseFormat
 from memagent_graph.errors import MissingExtraError, ResponseFormatError
-from memagent_graph.response_format import MOST_BYTES, MOST_DEPTH, DoesNotFit, Fits
+from memagent_graph.response_format import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, DoesNotFit, Fits
 
 
 class Person(BaseModel):
@@ -156,8 +156,8 @@ def deep(levels: int) -> dict[str, Any]:
         ({"enum": [{1, 2}]}, "cannot be written as JSON"),
         ({"const": float("nan")}, "cannot be written as JSON"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "has no schema in it"),
-        ({"description": "x" * MOST_BYTES}, "may have 32,768"),
-        (deep(MOST_DEPTH), "levels deep"),
+        ({"description": "x" * MAX_SCHEMA_BYTES}, "may have 32,768"),
+        (deep(MAX_SCHEMA_DEPTH), "levels deep"),
         (deep(5000), "cannot be written|levels deep"),
         ({"$ref": "https://example.org/schema.json"}, "outside of it"),
         ({"$ref": "#/$defs/missing"}, "which it does not have"),

@@ -234,7 +234,7 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
             graph.add_edge("answer", "__end__")
 
     slots = count()
-    with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.has_read"):
+    with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.mark_read"):
         make_reader(strategy=Forgetful()).read(TEXT, QUESTION)
 
 

@@ -37,8 +37,8 @@ class Loss(StrEnum):
     OVERWRITTEN = "overwritten"
     """A memory had it, but a later one did not, although there was space for it."""
     CUT_BY_CAP = "cut_by_cap"
-    """The memory that lost it, or that should have had it first, reached the end of its budget and was cut off; in the
-    second case also if it was not written yet: the chunk had it, and the memory was cut."""
+    """The memory was cut off at its budget in the update that lost the fact, or in the one that should have been the
+    first to have it."""
     REFORMATTED = "reformatted"
     """The last memory, or the answer, has its letters and digits with other characters between them, such as "4 711
     123" for 4711123: it was kept, but its form was changed."""

@@ -33,7 +33,7 @@ class Test(StrEnum):
     __test__ = False  # pytest would collect a class named Test
 
     MCNEMAR = "exact McNemar"
-    """For scores of 0 or 1: the questions that only one system has right, as tosses of a coin."""
+    """For scores of 0 or 1: a binomial test on the questions that only one system has right."""
     SIGN_FLIP = "sign flips"
     """For fractional scores: the signs of the differences, flipped in all ways, or in 9,999 random ones."""
     BY_DOCUMENT = "sign flips by document"

@@ -106,7 +106,7 @@ def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_
     of = prepared(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
     alone, others = of.lengths
     assert [len(of.held_out(length, 100)) for length in (alone, others)] == [0, 1]
-    assert of.wanted > 1
+    assert of.min_first_questions > 1
     assert of.stage([]) == 1
     assert Counter(sample.length for sample in of.questions(0, 1)) == {alone: 1, others: 7}
 

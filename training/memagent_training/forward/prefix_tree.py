@@ -1,9 +1,9 @@
 """Rows of token ids in one sequence: one after the other, or as a token trie that has a shared prefix once.
 
-No torch here. A row is the token ids of one conversation, prompt and completion. Sorting the rows makes the trie: the
-rows below each of its branches are then neighbours, so that a row adds only the tokens after the prefix that it shares
-with the previous row. Laid out like that, depth first, a token is seen by those from itself to the end of its subtree,
-and by no others. Rows one after the other are such a trie too, without shared prefixes.
+No torch here. A row is the token ids of one conversation, prompt and completion. Sorting puts rows
+with a common prefix next to each other, so a row adds only the tokens after the prefix that it shares with the previous
+row. In this order, which is depth first, a token is attended to by the tokens up to the end of its subtree, and by no
+others. Rows one after the other are such a trie too, without shared prefixes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Trie:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The sequence in parts, in its order. Subtrees that end alike and are neighbours have no branch between."""
+        """The sequence in parts, in its order. Adjacent tokens with the same subtree end are one node."""
         found: list[Node] = []
         start = 0
         for subtree_end, tokens in groupby(self.ends):

@@ -53,7 +53,9 @@ class CollectSettings:
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:
-            raise TrainingError(f"Groups of {self.rollouts}", hint="Read each question twice at least.")
+            raise TrainingError(
+                f"a group of {self.rollouts} has no variance", hint="Read each question twice at least."
+            )
         if not 1 <= self.groups <= self.max_questions:
             given = f"{self.groups} groups of at most {self.max_questions} questions"
             raise TrainingError(given, hint="Ask at least as many questions as groups are wanted.")
@@ -86,7 +88,7 @@ class Collected:
     groups: list[CollectedGroup] = field(default_factory=list)
     """Groups with variance, in the order of their completion; also those without, if they are kept."""
     uniform: list[CollectedGroup] = field(default_factory=list)
-    """Groups without."""
+    """Groups whose reads all have the same reward."""
     failed: dict[str, MemAgentError] = field(default_factory=dict)
     """Questions for which a read failed for good, each with the first error; the whole group is left out."""
     usage: Usage = field(default_factory=Usage)

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", int, str)
 
-_COLLECTIONS_AT_MOST: Final = 3
-"""After this many collections in a row without enough groups, at the same stage, nothing more is learned."""
+_MAX_POOR_COLLECTIONS: Final = 3
+"""The loop ends after this many collections in a row, at one stage, with too few groups."""
 
 
 class Collector:
@@ -120,10 +120,10 @@ class Collector:
         return self._prepared.curriculum.questions(number, stage, self._journal.records)
 
     def _check_supply(self, record: CollectionRecord) -> None:
-        latest = self._journal.records[-_COLLECTIONS_AT_MOST:]
-        is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
+        latest = self._journal.records[-_MAX_POOR_COLLECTIONS:]
+        is_stuck = len(latest) == _MAX_POOR_COLLECTIONS and not any(each.is_enough for each in latest)
         if is_stuck and latest[0].stage == self._prepared.curriculum.stage(self._journal.records):
-            check_rewards(self._journal.records, _COLLECTIONS_AT_MOST)  # reads that are all wrong do not differ either
+            check_rewards(self._journal.records, _MAX_POOR_COLLECTIONS)  # reads that are all wrong do not differ either
             raise EndOfLoop(
                 f"reads of a question no longer differ: of {record.asked} questions, {record.all_right} were always "
                 f"answered right, {record.other_uniform} never or all the same, {record.groups} now and then, and "

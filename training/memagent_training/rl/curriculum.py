@@ -23,12 +23,12 @@ COLLECTIONS: Final = HELD_OUT // PER_COLLECTION
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """Lengths, shortest first; each stage has some of the first ones.
+    """Lengths, shortest first: stage n uses the first n + 1 of them.
 
-    Half of a stage's generated questions have its longest length, the others any of its lengths; those of data files
-    are asked epoch by epoch. When the reward of reads of the longest one is high enough in a collection, the next stage
-    begins. Stages depend only on the journal, and questions on the journal, the collection and their number: a loop
-    that was killed asks the same ones again.
+    Half of a stage's generated questions have its longest length, the others any of its lengths. Questions of data
+    files are asked epoch by epoch. The next stage begins when the mean reward of reads of the longest length is high
+    enough in a collection. Stages depend only on the journal, and questions on the journal, the collection and their
+    number: a loop that was killed asks the same ones again.
     """
 
     tasks: Sequence[Task]
@@ -38,15 +38,17 @@ class Curriculum:
     seed: int = 0
     split: QuestionSplit | None = None
     """If the tasks have a known number of questions: which of them are for training."""
-    wanted: int = 1
-    """The first stage has as many questions for training, if there are."""
+    min_first_questions: int = 1
+    """The least number of training questions in the first stage, if there are so many; earlier stages are skipped."""
 
     def stage(self, records: Sequence[CollectionRecord]) -> int:
         """Return the stage after these collections, counted from 0."""
         last = len(self.lengths) - 1
         stage = 0
         while (
-            self.split is not None and stage < last and self.split.epoch_size(self.lengths[: stage + 1]) < self.wanted
+            self.split is not None
+            and stage < last
+            and self.split.epoch_size(self.lengths[: stage + 1]) < self.min_first_questions
         ):
             stage += 1
         for record in records:
@@ -82,14 +84,14 @@ class Curriculum:
             )
         unlocked = self.lengths[: stage + 1]
         if self.split is not None:
-            # One question is in a collection once, as far as an epoch does not end in it.
+            # No question repeats within a collection, unless an epoch ends in it.
             stream = self.split.questions(unlocked, self._asked(records[:collection], stage))
             yield from islice(stream, self.split.epoch_size(unlocked))
             return
         for number in range(PER_COLLECTION):
-            source = random.Random(f"{self.seed}/{collection}/{number}")
-            length = unlocked[-1] if source.random() < 0.5 else source.choice(unlocked)
-            yield source.choice(self.tasks).sample(length, collection * PER_COLLECTION + number)
+            rng = random.Random(f"{self.seed}/{collection}/{number}")
+            length = unlocked[-1] if rng.random() < 0.5 else rng.choice(unlocked)
+            yield rng.choice(self.tasks).sample(length, collection * PER_COLLECTION + number)
 
     def held_out(self, length: int, count: int) -> list[Sample]:
         """Return the questions to measure a length with: `count`, or as many as a data file has."""
