@@ -166,7 +166,7 @@ _MAGNITUDES: Final = {
 }  # fmt: skip
 _NUMBER: Final = re.compile(
     r"(?P<currency>[$€£¥]\s?)?(?<![\w.])(?P<sign>(?:(?<=\s)|^)-)?"
-    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:\.\d+)?)(?:st|nd|rd|th)?(?!\d)"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?)(?:st|nd|rd|th)?(?!\d)"
     r"(?:\s?(?:%|per\s?cent\b))?"
 )
 _WORD_AFTER: Final = re.compile(r"[\s-]?(?P<word>[A-Za-z]+)")
@@ -194,7 +194,8 @@ def _digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
         if _overlaps(match.span("digits"), spans):
             continue
-        value = Decimal(re.sub("[, ]", "", match["digits"])) * (-1 if match["sign"] else 1)
+        digits = re.sub("[, ]", "", match["digits"]).replace(":", ".")  # a time, such as 14:30, is one number
+        value = Decimal(digits) * (-1 if match["sign"] else 1)
         value, end = _multiply(text, value, match.end(), is_money=match["currency"] is not None)
         spans.append((match.start(), end))
         yield Number(value, match.start(), end)

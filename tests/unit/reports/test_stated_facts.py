@@ -77,7 +77,7 @@ def test_a_text_in_capitals_has_no_names() -> None:
 def test_a_word_with_digits_is_a_name() -> None:
     facts = facts_of("It came at 14:30 in Q3 with the AB12.")
     assert [word.text for word in facts.names] == ["q3", "ab12"]
-    assert [number.key for number in facts.numbers] == ["14", "30"]
+    assert [number.key for number in facts.numbers] == ["14.3"]
 
 
 def test_quotation_marks_dashes_and_spaces_have_one_form() -> None:
