@@ -1,8 +1,7 @@
-"""Opens a corpus by its name: a folder, a pattern, a table, an archive, a URL or a dataset."""
+"""Opens a corpus by its name: a folder, a pattern, a table, a URL or a dataset."""
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import re
@@ -22,7 +21,6 @@ from memagent_corpus.source_access import (
     CorpusSize,
     SourceAccess,
     display_url,
-    members_of,
     scheme_of,
     store_errors,
 )
@@ -38,7 +36,6 @@ from memagent_graph.documents.allowed_paths import path_below
 from memagent_graph.errors import DocumentError
 
 DATASET: Final = "dataset:"
-_ZIP: Final = "zip://"
 _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys in the file information of fsspec whose value changes with the content, in order of preference."""
 _ACCESS: Final = SourceAccess()
@@ -93,7 +90,7 @@ class CorpusInputs(ABC):
         return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
 
 
-def open_inputs(  # noqa: PLR0911  one return for each kind of input
+def open_inputs(
     source: str,
     *,
     access: SourceAccess = _ACCESS,
@@ -104,9 +101,9 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     """Open a corpus by its name. No document is read yet.
 
     Args:
-        source: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
-            which is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); `zip://PATTERN::ARCHIVE`;
-            or `dataset:NAME` for a Hugging Face dataset.
+        source: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV or TSV file; any other file, which
+            is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); or `dataset:NAME` for a Hugging
+            Face dataset.
         access: which sources may be opened. An empty `root` is replaced by the folder or URL of the input.
         columns: the columns of tables and datasets to use.
         subset: the dataset's subset.
@@ -118,12 +115,6 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     if source.startswith(DATASET):
         dataset = DatasetTable(source.removeprefix(DATASET), subset, split)
         return TableInputs((dataset,), access, columns)
-    if source.startswith(_ZIP):
-        pattern, separator, archive = source.removeprefix(_ZIP).partition("::")
-        if not separator:
-            return ArchiveInputs(pattern, access)
-        access.filesystem(archive)  # refuses a chain
-        return ArchiveInputs(archive, access, pattern)
     if scheme_of(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
     if is_pattern(source) and not (scheme_of(source) == "" and Path(source).exists()):
@@ -139,8 +130,6 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     if is_table(source):
         folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
         return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
-    if source.lower().split("?")[0].endswith(".zip"):
-        return ArchiveInputs(source, access)
     return FileInputs(source, replace(access, root=source), is_file=True)
 
 
@@ -217,54 +206,6 @@ class FileInputs(CorpusInputs):
 
 
 @dataclass(frozen=True)
-class ArchiveInputs(CorpusInputs):
-    """The files in a zip archive at a path or URL."""
-
-    location: str
-    access: SourceAccess
-    pattern: str = ""
-    """A pattern for file names inside the archive; empty for all files."""
-
-    @property
-    def description(self) -> str:
-        """The archive's path or URL."""
-        return f"the archive {display_url(self.location)}"
-
-    def listed(self) -> Iterator[CorpusDocument]:
-        """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
-
-        Raises:
-            DocumentError: the file is not a zip archive, exceeds the limits, or has two files with the same name.
-        """
-        names: set[str] = set()
-        location = self.location if scheme_of(self.location) else str(Path(self.location).absolute())
-        for member in members_of(self.access, self.location):
-            name, error = member.filename.replace("\\", "/"), None
-            parts = PurePosixPath(name).parts
-            if self.pattern and not fnmatch.fnmatch(name, self.pattern):
-                continue
-            if any(part.startswith(".") and part != ".." for part in parts) or "__MACOSX" in parts:
-                continue
-            if name.startswith("/") or ".." in parts or re.match(r"[A-Za-z]:", name):
-                name = "/".join(part for part in parts if part not in {"/", ".."})
-                error = "its name points outside the archive"
-            if name in names:
-                raise DocumentError(
-                    f"the archive {display_url(self.location)} has two files named {name!r}",
-                    hint="Unpack the archive, and read the folder.",
-                )
-            names.add(name)
-            yield CorpusDocument(
-                name=name,
-                version=f"{member.CRC:08x}-{member.file_size}",
-                size=member.file_size,
-                location=location,
-                member=member.filename,
-                error=error,
-            )
-
-
-@dataclass(frozen=True)
 class TableInputs(CorpusInputs):
     """The rows of one or more tables, one table after another."""
 
@@ -328,7 +269,7 @@ def _is_folder(location: str, access: SourceAccess) -> bool:
             return False
     raise DocumentError(
         f"there is no file or folder {display_url(location)}",
-        hint="Use a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
+        hint="Use a folder, a pattern in quotes, a table, a URL, or dataset:NAME.",
     )
 
 

@@ -24,7 +24,7 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shortened
 from memagent_mcp.active_reads import ActiveRead
 
-MOST_QUOTES = 20
+MAX_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
 _MAX_QUOTE_LENGTH = 400
 _CONTEXT = 80
@@ -129,7 +129,7 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
     They do not say where a file lies on this machine.
     """
     rows = []
-    for quote in islice(evidence, MOST_QUOTES):
+    for quote in islice(evidence, MAX_QUOTES):
         before, after = view.quote_context(quote, _CONTEXT)
         context = shorten_line(before + quote.quote + after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT)
         row = {

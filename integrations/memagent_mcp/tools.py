@@ -39,13 +39,13 @@ from memagent_mcp.tool_results import (
     shorten_line,
 )
 
-MOST_QUESTIONS = 16
+MAX_QUESTIONS = 16
 """How many questions one call may ask; each has its own memory and answer."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
-    Annotated[list[str], Field(min_length=1, max_length=MOST_QUESTIONS)] | str,
-    Field(description=f"What to find out: one question, or up to {MOST_QUESTIONS}, each answered separately."),
+    Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS)] | str,
+    Field(description=f"What to find out: one question, or up to {MAX_QUESTIONS}, each answered separately."),
 ]
 # An empty string means that an argument is not given. The type cannot be `str | None`: for such arguments, the SDK
 # parses texts that look like JSON, so a JSON document would arrive as a dictionary.
@@ -254,7 +254,7 @@ class Tools:
         for read in reads.values():
             self.active.register(read)
         readers = [partial(read_one, number, read) for number, read in enumerate(reads.values())]
-        outcomes = in_passes(readers, MOST_QUESTIONS)
+        outcomes = in_passes(readers, MAX_QUESTIONS)
         if background:
             self.active.start_in_background(outcomes)
         else:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Final
 
 from memagent_report.evidence_matrix import (
     Draft,
-    DraftSentence,
     EvidenceMatrix,
     QuotePlace,
+    ReportSentence,
     SourceQuote,
 )
-from memagent_report.report_data import Report, ReportEvent, ReportSection, ReportSentence
+from memagent_report.report_data import Report, ReportEvent
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
 from memagent_report.stated_facts import content_stems, facts_of
@@ -67,7 +68,7 @@ def checked_report(
         sentences = tuple(
             _with_quotes(sentence, pool, matrix, quote_problems, is_common) for sentence in section.sentences
         )
-        sections.append(ReportSection(section.heading, section.questions, sentences))
+        sections.append(replace(section, sentences=sentences))
     return Report(
         report_id=report_id,
         mode=draft.mode,
@@ -98,7 +99,7 @@ def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Sentence
 
 
 def _with_quotes(
-    sentence: DraftSentence,
+    sentence: ReportSentence,
     pool: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
     quote_problems: Mapping[QuotePlace, SentenceProblem | None],
@@ -107,12 +108,12 @@ def _with_quotes(
     """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
     problems = _problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
     if not problems or sentence.document is not None:
-        return ReportSentence(sentence.text, sentence.quotes, problems, sentence.document)
+        return replace(sentence, problems=problems)
     others = _nearest(sentence.text, pool, matrix)
     for count in range(1, len(others) + 1):
         if not _problems(sentence.text, others[:count], matrix, quote_problems, is_common):
-            return ReportSentence(sentence.text, tuple(others[:count]), (), chosen_by_code=True)
-    return ReportSentence(sentence.text, sentence.quotes, problems)
+            return replace(sentence, quotes=tuple(others[:count]), chosen_by_code=True)
+    return replace(sentence, problems=problems)
 
 
 def _problems(

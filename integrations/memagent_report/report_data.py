@@ -16,49 +16,21 @@ from memagent_report.evidence_matrix import (
     MatrixCell,
     QuotePlace,
     ReportMode,
+    ReportSection,
+    ReportSentence,
     SourceQuote,
     from_json,
     to_json,
 )
 from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
-from memagent_report.sentence_checks import SentenceProblem
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
 WHAT_QUOTED_MEANS: Final = (
     "A sentence is quoted if its numbers, dates, names and quotations appear in its quotes, as do at least half "
-    "of its words, and if the quotes appear in their documents, character by character except for white space and "
-    f'Unicode variants. This does not make it true. Sentences marked "{NOT_QUOTED}" failed this check.'
+    "of its words, and if the quotes appear in their documents, character by character. This does not make it true. "
+    f'Sentences marked "{NOT_QUOTED}" failed this check.'
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSentence:
-    """One sentence of the report."""
-
-    text: str
-    quotes: tuple[QuotePlace, ...]
-    """The quotes that it cites."""
-    problems: tuple[SentenceProblem, ...] = ()
-    """What the quotes do not support; empty if the sentence is quoted."""
-    document: int | None = None
-    """The document whose answer it is, in an extractive report."""
-    chosen_by_code: bool = False
-    """Whether the code chose its quotes, because those that the policy cited do not support it."""
-
-    @property
-    def is_quoted(self) -> bool:
-        """Whether everything that is compared is in its quotes, and the quotes are in their documents."""
-        return not self.problems
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSection:
-    """A heading and its sentences."""
-
-    heading: str
-    questions: tuple[int, ...]
-    sentences: tuple[ReportSentence, ...]
 
 
 @dataclass(frozen=True, slots=True)

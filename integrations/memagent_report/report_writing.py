@@ -31,10 +31,10 @@ from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
     Draft,
-    DraftSection,
-    DraftSentence,
     EvidenceMatrix,
     ReportMode,
+    ReportSection,
+    ReportSentence,
     differing_answers,
     extractive_draft,
     extractive_section,
@@ -259,7 +259,7 @@ class ReportWriting(Strategy):
         """Join the sections to a draft; its JSON is the run's answer."""
         matrix, sections = _matrix(state, step), state.get("sections") or {}
         if self.write:
-            finished_sections = tuple(from_json(sections[key], DraftSection) for key in sorted(sections, key=int))
+            finished_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
             draft = Draft(ReportMode.WRITTEN, finished_sections)
         else:
             draft = extractive_draft(matrix)
@@ -332,10 +332,10 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     else:
         places = [place for place, _ in matrix.quotes()]
         sentences = [
-            DraftSentence(text, tuple(places[number - 1] for number in numbers if 0 < number <= len(places)))
+            ReportSentence(text, tuple(places[number - 1] for number in numbers if 0 < number <= len(places)))
             for text, numbers in reply.value
         ]
-        section = DraftSection(heading, tuple(questions), tuple(sentences))
+        section = ReportSection(heading, tuple(questions), tuple(sentences))
     return {"sections": {str(number): to_json(section)}}
 
 

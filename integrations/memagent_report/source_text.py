@@ -1,17 +1,13 @@
-"""Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it.
+"""Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it again.
 
-A quote is found if the text contains it character by character after `stated_facts.normalized` has normalized both:
-Unicode NFKC, one kind of quotation mark, apostrophe and dash, single spaces, no invisible characters. Letter case,
-words, digits and all other punctuation must be the same.
+Quotes are copied from the text, so a quote is in a document only if all of its characters are.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
@@ -21,7 +17,7 @@ from memagent_graph.provenance.overlap import quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
-from memagent_report.stated_facts import Facts, content_stems, facts_of, normalize_text, stem
+from memagent_report.stated_facts import Facts, content_stems, facts_of, stem
 
 LONGEST_QUOTE: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
@@ -88,20 +84,12 @@ class SourceText:
 
     def find(self, quote: str, near: int = 0) -> tuple[int, int] | None:
         """Return first character and end of the occurrence of a quote nearest to `near`; None if it does not occur."""
-        pattern = normalize_text(quote)
-        if not pattern:
+        after, before = self.text.find(quote, near), self.text.rfind(quote, 0, near + len(quote))
+        starts = [start for start in (after, before) if start >= 0]
+        if not starts or not quote:
             return None
-        if self.text[near : near + len(quote)] == quote:
-            return near, near + len(quote)
-        form, places = self._normalized_text
-        best: tuple[int, int] | None = None
-        at = form.find(pattern)
-        while at >= 0:
-            span = places[at], places[at + len(pattern) - 1] + 1
-            if best is None or abs(span[0] - near) < abs(best[0] - near):
-                best = span
-            at = form.find(pattern, at + 1)
-        return best
+        start = min(starts, key=lambda start: abs(start - near))
+        return start, start + len(quote)
 
     def _ends_sentence(self, match: re.Match[str]) -> bool:
         if match[0][0] not in ".":
@@ -121,40 +109,6 @@ class SourceText:
         while end < len(self.text) and end > start and not self.text[end].isspace():
             end -= 1
         return self._trim(start, end)
-
-    @cached_property
-    def _normalized_text(self) -> tuple[str, array[int]]:
-        """Return the normalized text and, for each of its characters, its position in the original text."""
-        pieces: list[str] = []
-        places: array[int] = array("Q")
-        for match in re.finditer(r"\S+", self.text):
-            if pieces:
-                pieces.append(" ")
-                places.append(match.start())
-            word = match[0]
-            if word.isascii():
-                pieces.append(word)
-                places.extend(range(match.start(), match.end()))
-                continue
-            normal = normalize_text(word)
-            if not normal and pieces:
-                pieces.pop()
-                places.pop()
-                continue
-            pieces.append(normal)
-            if len(normal) == len(word):
-                places.extend(range(match.start(), match.end()))
-            else:
-                places.extend(_original_positions(word, normal, match.start()))
-        return "".join(pieces), places
-
-
-def _original_positions(word: str, normal: str, start: int) -> list[int]:
-    """Return, for each character of a normalized word, its approximate position in the original text."""
-    places: list[int] = []
-    for index in range(len(word)):
-        places += [start + index] * max(0, len(normalize_text(word[: index + 1])) - len(places))
-    return (places + [start + len(word) - 1] * len(normal))[: len(normal)]
 
 
 # The cell of a finished read

@@ -26,13 +26,13 @@ from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
     Draft,
-    DraftSection,
-    DraftSentence,
     EvidenceMatrix,
     MatrixCell,
     QuotePlace,
     ReportDocument,
     ReportMode,
+    ReportSection,
+    ReportSentence,
     SourceQuote,
     extractive_draft,
 )
@@ -242,8 +242,8 @@ def test_values_of_a_report_make_it_again(attacked: Report) -> None:
 def test_unsupported_sentences_are_marked_in_every_format() -> None:
     whole = report_of("Anna paid 5 dollars.")
     place = QuotePlace(0, 0, 0)
-    sentences = (DraftSentence("Anna paid 5 dollars.", (place,)), DraftSentence("Anna paid 6 dollars.", (place,)))
-    draft = Draft(ReportMode.WRITTEN, (DraftSection("Costs", (0,), sentences), DraftSection("None", (0,), ())))
+    sentences = (ReportSentence("Anna paid 5 dollars.", (place,)), ReportSentence("Anna paid 6 dollars.", (place,)))
+    draft = Draft(ReportMode.WRITTEN, (ReportSection("Costs", (0,), sentences), ReportSection("None", (0,), ())))
     report = checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
     assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
     for text in (report.to_markdown(), report.to_html()):
