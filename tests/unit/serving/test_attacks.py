@@ -497,7 +497,7 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
         "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
         "Content-Length: 2000000\r\n\r\n--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     )
-    bounds = {"storage": 2 * MEGABYTE, "storage_of_all": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
+    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
     with served(upstream.base_url, tmp_path, **bounds) as server:
         arriving = server.serving.arriving
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
