@@ -65,7 +65,7 @@ class Keys:
             if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
                 raise MemAgentError(
                     f"the key of {owner.name} is too short, or has characters that are not allowed",
-                    hint=f"Use at least {_MIN_KEY_LENGTH} ASCII characters without spaces: openssl rand -hex 24 prints some.",
+                    hint=f"Use {_MIN_KEY_LENGTH} ASCII characters or more, without spaces: `openssl rand -hex 24`.",
                 )
             digest = _digest(key)
             if digest in self._owners:
