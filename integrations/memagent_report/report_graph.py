@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import operator
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -205,24 +205,9 @@ class ReportWork:
     async def _read_one(self, document: ReportDocument, question: str, run_id: str, pace: Reach) -> ReadResult:
         on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
         assert document.reference is not None  # noqa: S101  `_read_document` has checked it
-        return await result_of(self._parts(self.agent, document.reference, question, run_id, pace), on_update)
-
-    async def _parts(
-        self, agent: MemAgent, reference: DocumentRef, question: str, run_id: str, pace: Reach | None = None
-    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Yield a run's updates and its result; an earlier run with this id is continued."""
-        limits = self.limits if agent is self.agent else None
-        if agent.keeps_checkpoints:
-            try:
-                async with aclosing(agent.astream_resume(run_id, limits=limits, pace=pace)) as parts:
-                    async for part in parts:
-                        yield part
-                return
-            except (RunNotFoundError, RunMismatchError):
-                pass
-        async with aclosing(agent.astream(reference, question, run_id=run_id, limits=limits, pace=pace)) as parts:
-            async for part in parts:
-                yield part
+        return await _resume_or_read(
+            self.agent, document.reference, question, run_id, on_update, limits=self.limits, pace=pace
+        )
 
     async def _write(self, state: ReportState) -> ReportState:
         """Let the policy write the draft; if it has no prompts for that, the draft consists of the cells' answers."""
@@ -288,16 +273,32 @@ class ReportWork:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 
-    async def _run(self, strategy: Strategy, text: str, name: str, place: str) -> ReadResult:
+    async def _run(self, strategy: Strategy, text: str, name: str, purpose: str) -> ReadResult:
         """Read a text of the report itself, with the same policy, log and checkpoints."""
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
         tokens = _chunk_tokens(strategy, await self.agent.aprepare())
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
-        return await _outside_this_graph(
-            result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}"))
-        )
+        run_id = f"{self.report_id}-{purpose}"
+        return await _outside_this_graph(_resume_or_read(agent, reference, self.question, run_id))
+
+
+async def _resume_or_read(
+    agent: MemAgent,
+    reference: DocumentRef,
+    question: str,
+    run_id: str,
+    on_update: Callable[[MemoryUpdate], None] | None = None,
+    **options: Any,
+) -> ReadResult:
+    """Continue the run with this id if there is one; otherwise read."""
+    if agent.keeps_checkpoints:
+        try:
+            return await result_of(agent.astream_resume(run_id, **options), on_update)
+        except (RunNotFoundError, RunMismatchError):
+            pass
+    return await result_of(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:

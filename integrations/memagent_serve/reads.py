@@ -14,7 +14,6 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -94,6 +94,11 @@ class ServedRead:
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Is set at the next change; then another takes its place."""
+
+    def add(self, update: MemoryUpdate) -> None:
+        """Add an update, and wake all followers."""
+        self.updates.append(update)
+        self.change()
 
     def change(self) -> None:
         """Wake all followers."""
@@ -303,13 +308,7 @@ class ReadManager:
             async with self._slots:
                 await self._mark(read, ReadState.RUNNING)
                 began = time.monotonic()
-                async with aclosing(self._parts(read, resumes=kind != "started")) as parts:
-                    async for part in parts:
-                        if isinstance(part, ReadResult):
-                            result = part
-                        else:
-                            read.updates.append(part)
-                            read.change()
+                result = await self._read(read, resumes=kind != "started")
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if kind != "repeated":
                 self._metrics.count(result.usage)
@@ -347,22 +346,17 @@ class ReadManager:
         read.change()
         await asyncio.to_thread(self._ledger.mark, read.run_id, state)
 
-    async def _parts(self, read: ServedRead, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        reader, read_request = await self.reader_for(read.read_request), read.read_request
-        limits = self.bounds.limits.lowered(Limits(None, read_request.owner.max_tokens, read_request.owner.max_seconds))
+    async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
+        reader, request = await self.reader_for(read.read_request), read.read_request
+        limits = self.bounds.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
-                async with aclosing(reader.astream_resume(read.run_id, limits=limits)) as parts:
-                    async for part in parts:
-                        yield part
-                return
+                return await result_of(reader.astream_resume(read.run_id, limits=limits), read.add)
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
-        stream = reader.astream(read_request.document, read_request.question, run_id=read.run_id, limits=limits)
-        async with aclosing(stream) as parts:
-            async for part in parts:
-                yield part
+        stream = reader.astream(request.document, request.question, run_id=read.run_id, limits=limits)
+        return await result_of(stream, read.add)
 
     async def reader_for(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
