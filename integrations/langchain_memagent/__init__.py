@@ -2,8 +2,7 @@
 
 - `ReadLongDocument`: a tool with which an agent reads a document of any length;
 - `MemAgentMiddleware`: tool results and histories that are too long are read for the question, not cut off;
-- `memagent_node`: reading as a node of any `StateGraph`;
-- `cited_answer`: a result as a message whose text block has the document's quotes as citations.
+- `memagent_node`: reading as a node of any `StateGraph`.
 
 Names are imported when they are first used; only the middleware needs the extra "langchain".
 """
@@ -14,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_memagent.cited_answers import cited_answer as cited_answer
     from langchain_memagent.middleware import MemAgentMiddleware as MemAgentMiddleware
     from langchain_memagent.node import memagent_node as memagent_node
     from langchain_memagent.read_long_document import ReadLongDocument as ReadLongDocument
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "MemAgentMiddleware": "middleware",
     "ReadLongDocument": "read_long_document",
-    "cited_answer": "cited_answers",
     "memagent_node": "node",
 }
 

@@ -15,7 +15,6 @@ from memagent_graph.plain_text import without_folders
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.private_files import private_folder, write_whole
 from memagent_report.export_safety import spreadsheet_cell
-from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import Report
 
 # The matrix
@@ -74,7 +73,6 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "json": (_OWN_RECORD, lambda report: (json.dumps(report.to_dict(), ensure_ascii=True) + "\n").encode()),
     "md": ("report.md", lambda report: report.to_markdown().encode("utf-8", "replace")),
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
-    "docx": ("report.docx", lambda report: docx_bytes(report.manuscript())),
     "csv": ("matrix.csv", matrix_csv),
 }
 """By format: the file name, and the function that returns the file's content."""
@@ -96,7 +94,6 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
 
     Raises:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
-        MissingExtraError: a format needs a package that is not installed; nothing was written.
     """
     chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
     contents = {file_name: content(report) for file_name, content in chosen}

@@ -84,8 +84,8 @@ class ReportState(TypedDict, total=False):
 class _Sent(TypedDict):
     """The input of the task that reads one document."""
 
-    numbers: list[int]
-    """The document's number; several numbers if documents have the same text, which is read once."""
+    number: int
+    """The document's number."""
     questions: list[str]
 
 
@@ -148,17 +148,15 @@ class ReportWork:
         return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
 
     def _each_document(self, state: ReportState) -> list[Send]:
-        same: dict[str, list[int]] = {}
-        for number, document in enumerate(self.documents):
-            key = document.reference["key"] if document.reference else f"failed {number}"
-            same.setdefault(key, []).append(number)
         return [
-            Send("read_document", _Sent(numbers=numbers, questions=state["questions"])) for numbers in same.values()
+            Send("read_document", _Sent(number=number, questions=state["questions"]))
+            for number in range(len(self.documents))
         ]
 
     async def _read_document(self, sent: _Sent) -> ReportState:
         """Read one document once for all questions; if it cannot be read, its row has failed cells."""
-        document, questions = self.documents[sent["numbers"][0]], sent["questions"]
+        number, questions = sent["number"], sent["questions"]
+        document = self.documents[number]
         if document.reference is None:
             return self._fail(sent, document.error or "")
         different = list(dict.fromkeys(questions))
@@ -179,24 +177,19 @@ class ReportWork:
         if errors:
             return self._fail(sent, without_folders(" ".join(str(errors[0]).split())))
         source = await asyncio.to_thread(self._source, document)
-        cells: dict[str, list[Any]] = {}
-        for number in sent["numbers"]:
-            cells[str(number)] = []
-            for column, question in enumerate(questions):
-                result = outcomes[question]
-                assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-                cells[str(number)].append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
-        return {"cells": cells}
+        cells = []
+        for column, question in enumerate(questions):
+            result = outcomes[question]
+            assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
+            cells.append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
+        return {"cells": {str(number): cells}}
 
     def _fail(self, sent: _Sent, error: str) -> ReportState:
-        cells = {
-            str(number): [
-                to_json(MatrixCell(number, question, CellState.FAILED, error=error))
-                for question in range(len(sent["questions"]))
-            ]
-            for number in sent["numbers"]
-        }
-        return {"cells": cells}
+        cells = [
+            to_json(MatrixCell(sent["number"], question, CellState.FAILED, error=error))
+            for question in range(len(sent["questions"]))
+        ]
+        return {"cells": {str(sent["number"]): cells}}
 
     def _run_id(self, reference: DocumentRef, question: str) -> str:
         what = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
