@@ -46,15 +46,6 @@ _KINDS: Final = {
     "number": ColumnKind.NUMBER,
     "boolean": ColumnKind.BOOLEAN,
 }
-_TYPES: Final = {
-    type(None): "null",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-}
-"""JSON type names of Python types. All other types are objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +157,7 @@ def _options(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) ->
             return [option for part in inner for option in _options(form, form.resolved(part), depth - 1)]
     kind = schema.get("type")
     if kind is None:
-        constants = [schema["const"]] if "const" in schema else schema.get("enum")
-        if not isinstance(constants, list):
-            return [{}]
-        return [
-            {"type": name}
-            for name in dict.fromkeys(_TYPES.get(type(constant), "object") for constant in constants)
-            if name != "null"
-        ]
+        return [{}]
     kinds = kind if isinstance(kind, list) else [kind]
     return [{**schema, "type": name} for name in kinds if name != "null"]
 

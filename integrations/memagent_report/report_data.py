@@ -78,21 +78,18 @@ class Report:
         """The sentences of all sections."""
         return (sentence for section in self.sections for sentence in section.sentences)
 
-    @cached_property
+    @property
     def references(self) -> tuple[Reference, ...]:
         """The quotes that the sentences cite, numbered from 1 in the order of their first use."""
-        references: dict[int, Reference] = {}
-        for place in (place for sentence in self.sentences for place in sentence.quotes):
-            number = self._numbers[self._key(place)]
-            references.setdefault(number, Reference(number, place.document, self.matrix.quote(place)))
-        return tuple(references[number] for number in sorted(references))
+        return tuple(self._references.values())
 
     @cached_property
-    def _numbers(self) -> dict[tuple[int, int, int], int]:
-        numbers: dict[tuple[int, int, int], int] = {}
+    def _references(self) -> dict[tuple[int, int, int], Reference]:
+        references: dict[tuple[int, int, int], Reference] = {}
         for place in (place for sentence in self.sentences for place in sentence.quotes):
-            numbers.setdefault(self._key(place), len(numbers) + 1)
-        return numbers
+            reference = Reference(len(references) + 1, place.document, self.matrix.quote(place))
+            references.setdefault(self._key(place), reference)
+        return references
 
     def _key(self, place: QuotePlace) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
@@ -101,7 +98,7 @@ class Report:
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
         """Return the numbers of a sentence's references, in ascending order."""
-        return sorted({self._numbers[self._key(place)] for place in sentence.quotes})
+        return sorted({self._references[self._key(place)].number for place in sentence.quotes})
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
