@@ -51,7 +51,7 @@ _MAX_DEPTH: Final = 200
 """Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
 _CHARACTERS_PER_SECOND: Final = 1_000_000
 """Sets the parser's time limit. Usual pages need 2% of it; time grows with the square of depth and attributes."""
-LONGEST_REPEATED: Final = 200
+MAX_REPEATED_LENGTH: Final = 200
 """Maximum characters of a cell whose text is repeated in each row and column that the cell spans."""
 _BEGIN: Final = "\x02"
 """Marks the beginning of a heading while the Markdown is built."""
@@ -436,7 +436,7 @@ def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
                 line.append("")
                 continue
             text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
-            repeated = text if len(text) <= LONGEST_REPEATED else ""
+            repeated = text if len(text) <= MAX_REPEATED_LENGTH else ""
             for column in range(cell.columns):
                 spans_below[len(line)] = cell.rows - 1, repeated
                 line.append(repeated if column else text)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from memagent_converters.html_to_markdown import LONGEST_REPEATED, format_rows, list_omissions, markdown_blocks
+from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, list_omissions, markdown_blocks
 from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
@@ -98,7 +98,7 @@ def _format_text(code: re.Match[str]) -> str:
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:
     """Copy the text of merged cells into each cell, in rows that have a value."""
     text = rows.get(numbers.start, {}).get(columns.start, "")
-    if 0 < len(text) <= LONGEST_REPEATED:
+    if 0 < len(text) <= MAX_REPEATED_LENGTH:
         for number in rows if len(rows) < len(numbers) else numbers:
             if number in numbers and number in rows:
                 rows[number].update(dict.fromkeys(columns, text))

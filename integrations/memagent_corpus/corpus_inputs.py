@@ -55,7 +55,7 @@ class CorpusInputs(ABC):
         """The name of the corpus in messages."""
 
     @abstractmethod
-    def listed(self) -> Iterator[CorpusDocument]:
+    def iter_documents(self) -> Iterator[CorpusDocument]:
         """List all documents from the beginning; there may be none."""
 
     def documents(self) -> Iterator[CorpusDocument]:
@@ -64,7 +64,7 @@ class CorpusInputs(ABC):
         Raises:
             DocumentError: the source cannot be read, lacks a column, or has no documents.
         """
-        documents = self.listed()
+        documents = self.iter_documents()
         first = next(documents, None)
         if first is None:
             raise DocumentError(
@@ -156,7 +156,7 @@ class FileInputs(CorpusInputs):
         kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
         return f"the files {display_url(self.pattern)}" if self.pattern else f"{kind}{display_url(self.location)}"
 
-    def listed(self) -> Iterator[CorpusDocument]:
+    def iter_documents(self) -> Iterator[CorpusDocument]:
         """List the files, folder by folder."""
         scheme = scheme_of(self.location)
         filesystem, root = self.access.filesystem(self.location)
@@ -179,8 +179,8 @@ class FileInputs(CorpusInputs):
             if scheme:
                 location = f"{scheme}://{path.lstrip('/')}"
                 document = CorpusDocument(name=name, version=_version(info), size=info.get("size"), location=location)
-            elif linked := _local_document(path, name, root, info):
-                document = linked
+            elif local_document := _local_document(path, name, root, info):
+                document = local_document
             else:
                 continue
             yield document
@@ -219,10 +219,10 @@ class TableInputs(CorpusInputs):
         first, count = display_url(self.tables[0].location), len(self.tables)
         return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
 
-    def listed(self) -> Iterator[CorpusDocument]:
+    def iter_documents(self) -> Iterator[CorpusDocument]:
         """Yield one document for each row. An invalid row gives a document with an error."""
         for table, name in zip(self.tables, self._names, strict=True):
-            columns = self.columns.resolve(table.known_columns(), name)
+            columns = self.columns.resolve(table.column_names(), name)
             for number, row in enumerate(table.rows(columns.needed)):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
@@ -235,15 +235,15 @@ class TableInputs(CorpusInputs):
 
     def _ids(self, column: str) -> Iterator[str]:
         for table, name in zip(self.tables, self._names, strict=True):
-            InputColumns.require([column], table.known_columns(), name)
+            InputColumns.require([column], table.column_names(), name)
             for number, row in enumerate(table.rows([column])):
                 yield name_of("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
 
     def total(self) -> CorpusSize:
         """Count the rows, if all tables know their number."""
         counts = [table.count() for table in self.tables]
-        known = [count for count in counts if count is not None]
-        return CorpusSize(sum(known) if len(known) == len(counts) else None, None)
+        known_counts = [count for count in counts if count is not None]
+        return CorpusSize(sum(known_counts) if len(known_counts) == len(counts) else None, None)
 
     @property
     def _names(self) -> list[str]:
@@ -281,7 +281,7 @@ def _fixed_part(pattern: str) -> str:
     """Return the part of a pattern before the first folder or file name with wildcards."""
     scheme, separator, path = pattern.rpartition("://")
     parts = path.split("/")
-    fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
     return f"{scheme}{separator}{'/'.join(parts[:fixed]) or ('/' if path.startswith('/') else '' if scheme else '.')}"
 
 

@@ -27,7 +27,7 @@ from memagent_corpus.corpus_run import (
     CorpusLimits,
     CorpusSummary,
     StopCause,
-    exclusive,
+    lock_table,
     run_corpus,
 )
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
@@ -133,7 +133,7 @@ class CorpusSession:
         table = TableFolder(options.out, access)
         in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
         with ExitStack() as stack:
-            work = stack.enter_context(exclusive(table))
+            work = stack.enter_context(lock_table(table))
             checkpoints = options.checkpoints or str(work / CHECKPOINTS)
             engine = None
             if options.ray is not None:

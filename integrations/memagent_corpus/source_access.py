@@ -178,7 +178,7 @@ class SourceAccess:
         return str(file_below(Path(self.root), path, hint=PATH_HINT))
 
     @contextmanager
-    def opened(self, document: CorpusDocument) -> Iterator[Document]:
+    def open_document(self, document: CorpusDocument) -> Iterator[Document]:
         """Open a document for the document store.
 
         Raises:

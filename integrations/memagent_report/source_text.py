@@ -19,9 +19,9 @@ from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
 from memagent_report.stated_facts import Facts, content_stems, facts_of, stem
 
-LONGEST_QUOTE: Final = 600
+MAX_QUOTE_LENGTH: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
-_END: Final = re.compile(
+_SENTENCE_END: Final = re.compile(
     r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # the end of a sentence
     r"|\n[^\S\n]*(?=\n)|\n(?=[^\S\n]*(?:[-*\u2022|#]|\d+[.)]\s|[A-Z][\w /-]{0,30}:[ \t]))"  # a list, a table, a field
 )
@@ -29,7 +29,7 @@ _ABBREVIATION: Final = re.compile(
     r"(?:^|[\s(])(?:[A-Z]|[A-Za-z]\.[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|Fig|Figs|Sec|Art|vs|cf|al|etc|Inc|Ltd|Co|Corp|Jr|Sr|pp|p|"
     r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec|approx|ca|Rev|Gen|Col|Vol|v)$"
 )
-_REACH: Final = 1500
+_SEARCH_RADIUS: Final = 1500
 """How many characters on each side of a passage are searched for the ends of its sentence."""
 
 
@@ -59,17 +59,17 @@ class SourceText:
 
         Returns:
             The first character, the end, and whether they are whole. Surrounding white space is left out. If they are
-            longer than `LONGEST_QUOTE`, they are cut at word boundaries around the passage.
+            longer than `MAX_QUOTE_LENGTH`, they are cut at word boundaries around the passage.
         """
-        low, high = max(0, start - _REACH), min(len(self.text), end + _REACH)
+        low, high = max(0, start - _SEARCH_RADIUS), min(len(self.text), end + _SEARCH_RADIUS)
         ends = [low] if low == 0 else []
-        ends += [match.end() for match in _END.finditer(self.text, low, high) if self._ends_sentence(match)]
+        ends += [match.end() for match in _SENTENCE_END.finditer(self.text, low, high) if self._ends_sentence(match)]
         begin = max((place for place in ends if place <= start), default=low)
         finish = min((place for place in ends if place >= max(end, start + 1)), default=high)
         begin, finish = self._trim(begin, finish)
-        if finish - begin <= max(LONGEST_QUOTE, end - start):
+        if finish - begin <= max(MAX_QUOTE_LENGTH, end - start):
             return begin, finish, True
-        spare = max(0, LONGEST_QUOTE - (end - start)) // 2
+        spare = max(0, MAX_QUOTE_LENGTH - (end - start)) // 2
         begin, finish = self._cut_at_words(max(begin, start - spare), min(finish, end + spare))
         return begin, finish, False
 
@@ -141,7 +141,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
         state=state,
         # Some servers send half surrogate pairs, which cannot be stored.
         answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
-        quotes=_quotes(result, source) if state is CellState.ANSWERED else (),
+        quotes=_select_quotes(result, source) if state is CellState.ANSWERED else (),
         run_id=result.run_id,
         stop_reason=StopReason(result.stop_reason),
         prompt_tokens=usage.prompt_tokens,
@@ -151,7 +151,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
     )
 
 
-def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
+def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
     answer, question_stems = facts_of(result.answer or ""), content_stems(facts_of(result.question))
     spans: dict[tuple[int, int], bool] = {}
     for evidence in result.view().provenance.evidence:

@@ -32,7 +32,7 @@ def texts(inputs: CorpusInputs, folder: Path) -> dict[str, str]:
     for listed in inputs.documents():
         document = pickle.loads(pickle.dumps(listed))  # engines pass them around
         try:
-            with pickle.loads(pickle.dumps(inputs.access)).opened(document) as source:
+            with pickle.loads(pickle.dumps(inputs.access)).open_document(document) as source:
                 reference = store.add(source)
                 found[document.name] = store.read(reference, 0, reference["size"])
         except DocumentError as error:
@@ -84,7 +84,10 @@ def test_a_link_that_is_put_in_a_files_place_after_it_was_listed_is_not_read(fil
     listed = next(document for document in inputs.documents() if document.name == "a.txt")
     (files / "a.txt").rename(tmp_path / "outside.txt")
     (files / "a.txt").symlink_to(tmp_path / "outside.txt")
-    with inputs.access.opened(listed) as document, pytest.raises(DocumentError, match="leads out of its folder now"):
+    with (
+        inputs.access.open_document(listed) as document,
+        pytest.raises(DocumentError, match="leads out of its folder now"),
+    ):
         DocumentStore(tmp_path / "documents").add(document)
 
 
@@ -341,7 +344,10 @@ def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(tmp_
         location = f"http://public.example:{url.rpartition(':')[2]}/a.txt"
         document = CorpusDocument(name="a.txt", location=location)
         store = DocumentStore(tmp_path / "store")
-        with pytest.raises(RefusedSourceError, match="is not a public address"), SourceAccess().opened(document) as one:
+        with (
+            pytest.raises(RefusedSourceError, match="is not a public address"),
+            SourceAccess().open_document(document) as one,
+        ):
             store.add(one)
 
 

@@ -10,7 +10,7 @@ from memagent_graph.documents import SourceMark
 from memagent_report.checked_report import quote_problem
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import ProblemKind
-from memagent_report.source_text import LONGEST_QUOTE, SourceText
+from memagent_report.source_text import MAX_QUOTE_LENGTH, SourceText
 
 TEXT = """Title of it
 
@@ -50,7 +50,7 @@ def test_a_long_sentence_is_quoted_in_part() -> None:
     begin, end, whole = SourceText(text).sentence(2000, 2004)
     assert begin <= 2000 <= 2004 <= end
     assert not whole
-    assert end - begin <= LONGEST_QUOTE
+    assert end - begin <= MAX_QUOTE_LENGTH
     assert text[begin:end].split() == ["word"] * len(text[begin:end].split())
 
 
