@@ -80,7 +80,7 @@ class ReadCost:
 async def report_read(
     config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: Report
 ) -> AsyncIterator[ReadCost]:
-    """Report a detached read as a run below the one that `config` belongs to; handlers see no text of the document.
+    """Report a detached read as one child of the run in `config`; handlers see no text of the document.
 
     Args:
         config: the calling graph's config.

@@ -64,7 +64,7 @@ class GraphReads:
         return with_response_format(await self.reader.aprepare(), self._format)
 
     async def store(self, document: Any) -> DocumentRef:
-        """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""
+        """Store a document that `Document.of` accepts, and return its reference; a reference is returned unchanged."""
         return await store_document(
             document, self.reader.store, replace_undecodable=self.reader.settings.replace_undecodable
         )

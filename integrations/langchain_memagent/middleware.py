@@ -1,4 +1,4 @@
-"""`MemAgentMiddleware`: for agents of `langchain.agents.create_agent`; what is too long to show is read instead."""
+"""`MemAgentMiddleware`: reads tool results and histories that are too long for an agent's model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ToolResult: TypeAlias = ToolMessage | Command[Any]
 _READINGS = "memagent_readings"
 _MAX_QUESTIONS = 8
 _FRAME_BYTES = 700
-"""Reserved for the text around the beginning of a result that could not be read."""
+"""Reserved for the sentences that introduce the beginning of a result that could not be read."""
 _MAX_ERROR_LENGTH = 300
 
 
@@ -275,7 +275,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return await handler(request.override(messages=await self._shorten_history(self._history, request)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
-        """Return whether the history is certainly short. At the first call, check the limit itself."""
+        """Whether the history certainly fits. The first call also checks the limit."""
         if self._agent.prepared is None and not self._has_tried_to_prepare:
             self._has_tried_to_prepare = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer

@@ -219,7 +219,7 @@ class ReadLongDocument(BaseTool):
 
     @contextmanager
     def _errors_for_model(self) -> Iterator[None]:
-        """Errors become messages for the model, unless `on_failure` is "raise" and the read failed.
+        """Turn errors into messages for the model, unless `on_failure` is "raise" and the read failed.
 
         The model is always told if a document cannot be read.
         """
@@ -232,7 +232,7 @@ class ReadLongDocument(BaseTool):
 
 
 class _Arguments(BaseModel):
-    """Base of the arguments of every such tool; it has the kinds of source that this tool does not read."""
+    """The base class of the arguments. It refuses the kinds of source that this tool does not read."""
 
     offered: ClassVar[tuple[str, ...]] = ()
 

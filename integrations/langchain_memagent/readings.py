@@ -90,7 +90,7 @@ def unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
 
 
 def content_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
-    """Return each question with its answer and evidence, or with why it has no answer."""
+    """Return each question with its answer and evidence, or the reason why there is no answer."""
     parts = []
     for number, (question, outcome) in enumerate(outcomes, 1):
         heading = f"Question {number}: {question}" if len(outcomes) > 1 else ""

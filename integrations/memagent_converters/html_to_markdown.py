@@ -40,7 +40,7 @@ _FRAMED_TAGS: Final = frozenset(
     (*_HEADINGS, *_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption", "tr", "td",
      "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
-"""Elements whose text gets Markdown around it; the text of all others goes unchanged to the parent element."""
+"""Elements that add Markdown to their text; the text of other elements goes unchanged to the parent."""
 _INPUTS_WITHOUT_TEXT: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)

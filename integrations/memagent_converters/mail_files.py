@@ -65,7 +65,7 @@ def _messages(source: SourceFile) -> Iterator[bytes]:
 
 
 def _message(source: SourceFile, message: Message[Any, Any]) -> Parts:
-    """Yield a message's headers, its text, and what is attached to it."""
+    """Yield a message's headers, text and attachments."""
     headers = [f"{name}: {_header(message, name)}" for name in _HEADERS if message[name] is not None]
     subject = _header(message, "Subject")
     yield Block("\n".join(headers) + GAP if headers else "", headings=(subject,) if subject else None)

@@ -56,7 +56,7 @@ def convert(source: SourceFile) -> Parts:
 
 
 class _OpenDocument:
-    """A file's content, its styles, and what was lost on the way to HTML."""
+    """Converts an OpenDocument file to HTML, and counts what is lost."""
 
     def __init__(self, archive: XmlArchive) -> None:
         self._archive = archive

@@ -61,7 +61,7 @@ def convert(source: SourceFile) -> Parts:
 
 
 class _WordDocument:
-    """A Word file's parts, and what was lost on the way to HTML."""
+    """Converts a Word file to HTML, and counts what is lost."""
 
     def __init__(self, archive: XmlArchive) -> None:
         self.archive = archive

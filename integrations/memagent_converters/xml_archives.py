@@ -31,7 +31,7 @@ class XmlArchive:
         self.names = frozenset(self._archive.namelist())
 
     def read(self, member: str) -> bytes:
-        """Return a member's content; empty if there is none of this name.
+        """Return a member's content; empty if the member does not exist.
 
         Raises:
             ConversionError: it is damaged, or too large.
@@ -43,7 +43,7 @@ class XmlArchive:
         return self._archive.read(member)
 
     def read_xml(self, member: str) -> Element | None:
-        """Return a member's root element; None if there is none of this name, or it is not XML.
+        """Return a member's root element; None if the member does not exist, or is not XML.
 
         Raises:
             ConversionError: it declares entities, which such files never do.
@@ -60,7 +60,7 @@ class XmlArchive:
         """Return a member's root element.
 
         Raises:
-            ConversionError: there is none, or it is not XML.
+            ConversionError: the member does not exist, or is not XML.
         """
         root = self.read_xml(member)
         if root is None:

@@ -253,12 +253,12 @@ class TableInputs(CorpusInputs):
 
 
 def is_pattern(location: str) -> bool:
-    """Whether a path or a store's URL contains wildcards. A web page's URL has none: its `?` begins a query."""
+    """Whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
     return scheme_of(location) not in WEB and glob.has_magic(location)
 
 
 def _is_folder(location: str, access: SourceAccess) -> bool:
-    """Whether there is a folder at a location. A web page is none; what does not exist is an error."""
+    """Whether a location is a folder, which a web page never is. A missing location is an error."""
     filesystem, path = access.filesystem(location)
     if scheme_of(location) in WEB:
         return False

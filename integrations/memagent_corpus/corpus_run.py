@@ -93,15 +93,12 @@ class CorpusWatcher(Protocol):
 
     def on_start(self, total: CorpusSize) -> None:
         """Prepare for the documents; called before the first is listed."""
-        ...
 
     def on_skip(self, documents: int, size: int) -> None:
         """Take note of the documents that are skipped, which have all of their rows, and of their bytes."""
-        ...
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
         """Take note of a finished document."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,6 @@ class CorpusEngine(Protocol):
         Raises:
             MemAgentError: an error that every other document would cause too.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class DatasetTable:
     split: str = "train"
 
     def column_names(self) -> Sequence[str]:
-        """Return the names of its columns; for a stream that does not say, those of the first row."""
+        """Return the names of its columns; for a stream without this information, the first row's."""
         with store_errors(self.location):
             return list(self._dataset.column_names or next(iter(self._dataset), ()))
 
@@ -254,7 +254,7 @@ def name_of(value: object, default: str) -> str:
 
 
 def is_table(location: str) -> bool:
-    """Whether the suffix of a path, pattern or URL is that of a table."""
+    """Whether a path, pattern or URL has the suffix of a table."""
     return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
 
 

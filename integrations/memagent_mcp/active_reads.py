@@ -40,7 +40,7 @@ class ActiveRead:
     """Whether its cancellation was requested."""
     task: asyncio.Task[ReadResult] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Is set at the next update or the end; then another takes its place."""
+    """Set at the next update or at the end, and then replaced by a new event."""
 
     def advance(self, update: MemoryUpdate | None) -> None:
         """Record an update or, with None, the end; wake all waiting calls."""
@@ -71,7 +71,7 @@ class ActiveReads:
         self._background_tasks: set[asyncio.Task[Any]] = set()
 
     def find(self, run_id: str) -> ActiveRead | None:
-        """Return a read of this process that is running or has recently ended; None if there is none."""
+        """Return a read that is running or has recently ended in this process; None for an unknown id."""
         return self._reads.get(run_id)
 
     def register(self, read: ActiveRead) -> None:

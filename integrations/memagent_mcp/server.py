@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +43,8 @@ class MemAgentServer(FastMCP[Any]):
 
     def __init__(self, tools: Tools, reports: ReportWriter) -> None:
         super().__init__("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
-        self._mcp_server.version = _version()  # the SDK would report its own version
+        with suppress(PackageNotFoundError):  # not installed, only on the path
+            self._mcp_server.version = version("memagent-graph")  # instead of the SDK's own
         self._tools = tools
         self._reports = reports
 
@@ -109,10 +111,3 @@ def make_server(
             annotations=ToolAnnotations(readOnlyHint=True, openWorldHint=False),
         )
     return server
-
-
-def _version() -> str | None:
-    try:
-        return version("memagent-graph")
-    except PackageNotFoundError:  # the package is not installed; only its folder is on the path
-        return None

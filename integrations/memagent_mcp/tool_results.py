@@ -124,10 +124,7 @@ def _answer(result: ReadResult) -> str:
 
 
 def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
-    """Return the first quotes as JSON values, each with its place and the text around it.
-
-    They do not say where a file lies on this machine.
-    """
+    """Return the first quotes as JSON values, each with its location and the surrounding text, without file paths."""
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
         before, after = view.quote_context(quote, _CONTEXT)
@@ -143,7 +140,7 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
 
 
 def quote_text(quote: Mapping[str, Any]) -> str:
-    """Return one of `quotes` in one line; a short quote with the text around it."""
+    """Format one of `quotes` as one line; a short quote with the surrounding text."""
     is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
     place = f", {shorten_line(quote['place'])}" if quote["place"] else ""
@@ -245,7 +242,7 @@ def error_message(error: BaseException) -> str:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Return JSON values whose texts have U+FFFD for half surrogate pairs, which the protocol does not allow.
+    """Replace half surrogate pairs in JSON values by U+FFFD, because the protocol does not allow them.
 
     Names of files that are not UTF-8 have such halves.
     """

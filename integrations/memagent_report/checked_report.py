@@ -83,7 +83,7 @@ def checked_report(
 
 
 def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
-    """Return what is wrong with a quote: it is not in its document, or it is cut within a sentence. None if nothing is.
+    """Return the problem of a quote that is not in its document, or is cut within a sentence; None if it is correct.
 
     Args:
         quote: the quote.

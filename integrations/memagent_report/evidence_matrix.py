@@ -164,7 +164,7 @@ class Contradiction:
 
     question: int
     groups: tuple[tuple[int, ...], tuple[int, ...]]
-    """The numbers of the documents with the one answer, and of those with the other."""
+    """The documents that give the first answer, and those that give the second, by number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,6 @@ class Report:
     """The number of those that are in their document."""
 
     @property
-    def question(self) -> str:
-        """The question of the report."""
-        return self.matrix.question
-
-    @property
     def sentences(self) -> Iterator[ReportSentence]:
         """The sentences of all sections."""
         return (sentence for section in self.sections for sentence in section.sentences)
@@ -171,7 +166,7 @@ class Report:
         if self.references:
             chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
         chapters.append(Chapter("How this report was made", tuple(self._notes())))
-        return Manuscript(self.question, self.report_id, self.summary, tuple(chapters))
+        return Manuscript(self.matrix.question, self.report_id, self.summary, tuple(chapters))
 
     def _section(self, section: ReportSection) -> Chapter:
         passages = tuple(

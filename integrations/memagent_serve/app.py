@@ -43,7 +43,7 @@ _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
 _MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
-"""The maximum size of an upload's form around the file."""
+"""The maximum size of an upload's form besides the file."""
 
 
 @dataclass

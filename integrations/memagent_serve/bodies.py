@@ -40,7 +40,7 @@ class BodyQuota:
 
     @contextmanager
     def reservation(self, owner: Owner) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves space for a body of a size; it is given back at the end.
+        """Yield a function that reserves space for a body of a given size. The space is released at the end.
 
         The function raises an `ApiError`, 429, if the space is used up.
         """

@@ -89,7 +89,7 @@ def finish_reason(result: ReadResult) -> str:
 
 
 def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the tokens of all the read's calls, plus those of an additional one."""
+    """Return the usage of a read, plus that of a reply that the model server wrote from its findings."""
     reply_usage = more or {}
     prompt = usage.prompt_tokens + (reply_usage.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (reply_usage.get("completion_tokens") or 0)
@@ -122,7 +122,7 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
-    """Where the answer comes from: for each quote that supports it, a citation of the document.
+    """Return a citation of the document for each quote that supports the answer.
 
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
     the characters as RFC 5147 does; nothing can be fetched there.
@@ -147,7 +147,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
 
 
 def note_of(progress: ServedRead, memory_before: str) -> str:
-    """Progress for people: how far the read is, and what is new in memory."""
+    """Return a line for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:
         return "Waiting for other reads.\n"

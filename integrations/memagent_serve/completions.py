@@ -86,7 +86,7 @@ READ_HEADER: Final = "X-Memagent-Read"
 _NOTE_SECONDS: Final = 0.2
 _SEND_SECONDS: Final = 60.0
 _FRAME_TOKENS: Final = 128
-"""Tokens reserved for the text around the findings."""
+"""Tokens reserved for the sentences that introduce the findings."""
 
 T = TypeVar("T")
 
@@ -406,7 +406,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _tokens_for_reply(chat: ChatRequest, usual: int) -> int:
-    """Return how many tokens to leave for the reply; an odd limit is the model server's business."""
+    """Return how many tokens to leave for the reply. Contradictory limits are left to the model server."""
     try:
         return chat.options.answer_tokens or usual
     except ApiError:
@@ -422,7 +422,7 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
 
 
 def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
-    """Return a question that is within its budget also where tags in it are escaped."""
+    """Shorten a question until it is within its budget even with its tags escaped."""
     limit = tokens
     while (excess := context.shown_tokens(question) - tokens) > 0 and limit > 1:
         limit = max(1, limit - excess)

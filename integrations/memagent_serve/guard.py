@@ -145,7 +145,7 @@ class _Response:
     Args:
         send: sends a message of the response.
         redact: removes secrets from a part of its body.
-        observe: is given the seconds until it begins.
+        observe: called with the seconds until the response begins.
     """
 
     def __init__(self, send: Send, redact: Callable[..., bytes], observe: Callable[[float], None]) -> None:
@@ -154,12 +154,12 @@ class _Response:
         self._observe = observe
         self._began = time.perf_counter()
         self._start_message: Message | None = None
-        """Its beginning, until its body is known, whose length may change."""
+        """The start of the response, held back until the redacted body has its length."""
         self._is_text = True
         self.is_open_stream = False
         """Whether it is a stream of events that has begun and not ended."""
         self.status = 0
-        """0 until it has begun."""
+        """The HTTP status; 0 before the response begins."""
 
     async def send(self, message: Message) -> None:
         """Send a message of the application."""

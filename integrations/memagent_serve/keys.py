@@ -28,7 +28,7 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of runs and files, and the limits of each request; None means no own limit."""
+    """The owner of runs and files, and the limits of each request; None for the server's limits."""
 
     name: str
     max_tokens: int | None = None
@@ -80,7 +80,7 @@ class Keys:
 
     @classmethod
     def load(cls, file: Path | None, key_list: str = "") -> Keys:
-        """Return the keys in a TOML file, with those of a list `name:key,name:key`.
+        """Load the keys in a TOML file, and those in a list such as `alice:KEY,bob:KEY`.
 
         In the file, `alice = "KEY"`, or a table `[alice]` with `key` and the limits that `Owner` has.
 
@@ -98,7 +98,7 @@ class Keys:
         return cls(pairs)
 
     def owner(self, authorization: str | None) -> Owner | None:
-        """Return the owner of the key in an Authorization header; None if it has none of these."""
+        """Return the owner of the key in an Authorization header; None if the key is unknown."""
         if not self._owners:
             return LOCAL
         scheme, _, key = (authorization or "").partition(" ")

@@ -35,7 +35,7 @@ class ReadState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended; it may continue if it is requested again."""
+        """Whether it has ended. The same request may continue it."""
         return self not in {ReadState.WAITING, ReadState.RUNNING}
 
 
@@ -134,7 +134,7 @@ class Ledger:
         self.run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
-        """One read; None if it does not exist, or belongs to another key."""
+        """Return a read; None if it does not exist, or belongs to another key."""
         return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
 
     def close(self) -> None:

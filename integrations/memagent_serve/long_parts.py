@@ -16,7 +16,7 @@ from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
-"""Tokens reserved for a chat template's text around each message."""
+"""Tokens reserved for what a chat template adds to each message."""
 OTHER_PART_TOKENS: Final = 1024
 """The assumed tokens of an image, a sound or a video."""
 MEDIA: Final = re.compile("image|audio|video")

@@ -26,7 +26,7 @@ STATIC: Final = f"{PAGE}/static/"
 PAGE_HEADER: Final = "X-Memagent-Page"
 """A header of the page's requests that change something; forms and images of other pages cannot send it."""
 _SESSIONS_PER_OWNER: Final = 64
-"""Beyond these, the oldest session of the same key ends, never one of another key."""
+"""The maximum number of sessions of one key; a new one ends the key's oldest."""
 _TRUSTED_SITES: Final = frozenset({"same-origin", "none"})
 
 

@@ -55,7 +55,7 @@ class Bounds:
     cancel_on_close: bool = False
     """Whether a read ends when the last client that follows it disconnects."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of each read, besides those of its key."""
+    """Limits of each read, in addition to its key's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class ReadRequest:
     """A smaller maximum for the answer than the budget's."""
 
     def digest(self, settings: str, model: str) -> str:
-        """Return what identifies the request; `settings` is the fingerprint of the reader's settings."""
+        """Return a hash that identifies the request; `settings` is the fingerprint of the reader's settings."""
         values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
 
@@ -93,7 +93,7 @@ class ServedRead:
     """Its state when its task is cancelled."""
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Is set at the next change; then another takes its place."""
+    """Set at the next change, and then replaced by a new event."""
 
     def add(self, update: MemoryUpdate) -> None:
         """Add an update, and wake all followers."""
@@ -254,7 +254,7 @@ class ReadManager:
                 await self.cancel(read)
 
     async def cancel(self, read: ServedRead, state: ReadState = ReadState.CANCELLED) -> None:
-        """End a read as cancelled or paused. What it has read is kept: if it is requested again, it continues."""
+        """End a read as cancelled or paused. Its progress is kept, and the same request continues it."""
         if read.task is not None and not read.task.done():
             if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
                 read.ends_as = state

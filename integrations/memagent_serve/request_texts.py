@@ -39,7 +39,7 @@ class Source:
 
     name: str
     pieces: Callable[[], Pieces]
-    """Its text, with the names of its own sections."""
+    """Returns its text, with the names of its sections."""
     stored: DocumentRef | None = None
     """The text in the store, if it is there already."""
 

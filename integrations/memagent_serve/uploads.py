@@ -139,7 +139,7 @@ class Uploads:
                 raise
 
     def _free_space(self, owner: Owner, more: int, *kept: str) -> None:
-        """Remove the oldest texts that no read uses until there is room for so many bytes more."""
+        """Remove the oldest texts that no read uses until `more` bytes fit."""
         with self._ledger.lock:
             in_use = {*self._texts_in_use(), *kept}
             for scope in (owner, None):
@@ -163,7 +163,7 @@ class Uploads:
             self._store.remove(ref)
 
     def _exceeds_quota(self, owner: Owner | None, more: int = 0) -> bool:
-        """Whether the files and texts of a key, or of all, and some more bytes exceed their limit."""
+        """Whether `more` bytes would exceed the quota of a key, or of all keys for None."""
         quota, max_files = self._total_quota, 100 * _MAX_FILES
         if owner is not None:
             quota, max_files = owner.max_bytes or self._quota, _MAX_FILES

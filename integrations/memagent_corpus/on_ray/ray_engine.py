@@ -96,7 +96,7 @@ def unreachable_error(address: str, reason: str) -> CorpusError:
 
 
 _MAX_RETRIES: Final = 10
-"""How often a document is given to an actor again that died while it read the document."""
+"""How often Ray gives a document to another actor after the actor that read it died."""
 
 
 @dataclass(frozen=True)

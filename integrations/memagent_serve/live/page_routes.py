@@ -255,7 +255,7 @@ def _owner_and_run_id(request: Request) -> tuple[Owner, str]:
 
 
 async def _parse_body(serving: ServerResources, request: Request, kind: type[T]) -> T:
-    """Parse the body of a small request, which has to arrive within the time that a client may pause in a large one.
+    """Parse the JSON body of a small request.
 
     Raises:
         ApiError: it is too long, does not arrive, or has another form.
@@ -297,4 +297,4 @@ _FILES: Final = {
     "live.css": (__package__, "text/css"),
     "page.css": ("memagent_graph.timeline", "text/css"),
 }
-"""The page's files, by name. The style is that of run pages."""
+"""The page's files, by name. It shares the style sheet of run pages."""
