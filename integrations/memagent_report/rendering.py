@@ -72,9 +72,9 @@ def _markdown_lines(chapter: Chapter) -> Iterator[str]:
         line = f"{number}{source}{markdown_text(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, cites, mark)))
         yield from (f"  - {markdown_text(detail)}" for detail in passage.details)
-    for number, row in enumerate(chapter.table):
+    for index, row in enumerate(chapter.table):
         yield "| " + " | ".join(map(markdown_text, row)) + " |"
-        if number == 0:
+        if index == 0:
             yield "|" + "---|" * len(row)
     if chapter.note:
         yield markdown_text(chapter.note)
