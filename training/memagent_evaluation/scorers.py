@@ -11,7 +11,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
@@ -152,13 +151,6 @@ def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
     if metric is Metric.ANY:
         return max(token_f1(answer, string) for string in gold)
     return token_f1(answer, " ".join(gold))
-
-
-def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
-    """OpenAI-MRCR's metric: difflib's ratio of both texts after a prefix; 0 if `answer` does not begin with it."""
-    if not answer.startswith(prefix):
-        return 0.0
-    return SequenceMatcher(None, answer.removeprefix(prefix), gold.removeprefix(prefix)).ratio()
 
 
 def normalise(text: str) -> str:

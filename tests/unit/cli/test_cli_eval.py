@@ -192,7 +192,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["niah_single_2", "--question-tokens", "5"], 7, "question has"),
         (["vt", "--questions-per-document", "2"], 7, "vt has one question on each document"),
         (["niah_single_2", "--questions-per-document", "0"], 2, "questions-per-document"),
-        (["multi_hop_2:hops=3"], 7, "multi_hop_2 has no option 'hops'"),
+        (["state_2:rooms=3"], 7, "state_2 has no option 'rooms'"),
         (["squad"], 7, "--data"),
         (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
@@ -312,31 +312,31 @@ def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(task
 @pytest.mark.usefixtures("without_plots")
 def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(tmp_path, own_home) -> None:
     folder, out = own_home / "evaluation", tmp_path / "out"
-    folder.mkdir(parents=True)
+    (folder / "qa_files").mkdir(parents=True)
 
-    def write(name: str, words: int) -> None:
-        line = {"input": f"The key is 7.{' Nothing.' * words}\nQuestion: What is it?", "outputs": ["7"], "length": 1000}
-        (folder / name).write_text(json.dumps(line) + "\n")
+    def write_own(words: int) -> None:
+        line = {"question": "What is it?", "document": f"The key is 7.{' Nothing.' * words}", "answers": ["7"]}
+        (folder / "qa_files" / "mine.jsonl").write_text(json.dumps(line) + "\n")
 
     def write_hqa(question: str) -> None:
         line = {"index": 0, "input": question, "context": "Document 1:\nThe key is 7.", "answers": ["7"], "num_docs": 1}
         (folder / "eval_50.jsonl").write_text(json.dumps(line) + "\n")
 
-    write("validation.jsonl", 100)
+    write_own(100)
     write_hqa("What is it?")
     with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--out", out, "--resume"]
-        memagent("eval", "ruler_files", *options)
-        memagent("eval", "ruler_files", "ruler_hqa_files", *options)
+        memagent("eval", "qa_files", *options)
+        memagent("eval", "qa_files", "ruler_hqa_files", *options)
         asked = len(server.requests)
         write_hqa("What is the key?")
         refused = memagent("eval", "ruler_hqa_files", *options, code=7)
         assert len(server.requests) == asked
-        memagent("eval", "ruler_files", *options)
-        write("validation.jsonl", 90)
-        refused_too = memagent("eval", "ruler_files", *options, code=7)
+        memagent("eval", "qa_files", *options)
+        write_own(90)
+        refused_too = memagent("eval", "qa_files", *options, code=7)
     assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refused.stderr
-    assert 'data.ruler_files is "validation.jsonl, ' in refused_too.stderr
+    assert 'data.qa_files is "mine.jsonl, ' in refused_too.stderr
     assert "--out" in refused.stderr
 
 
