@@ -44,7 +44,7 @@ PUBLISHED: Final = {
 
 
 def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
-    """Return the files of a data set: the path itself if it is a file or a dataset folder, otherwise those in the folder.
+    """Return the files of a data set: the path if it is a file or a dataset folder, otherwise those in the folder.
 
     A folder that several data sets share may have a subfolder for each, named like the task.
 
