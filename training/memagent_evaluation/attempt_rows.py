@@ -156,10 +156,6 @@ class EarlyStop:
     """Whether some of the evidence was not read."""
     over_read_tokens: int
     """Document tokens in prompts beyond one reading up to the last evidence: after it, and repeated ones."""
-    saved: float
-    """The share of the document's characters that was never read."""
-    could_save: float
-    """The share after the last evidence's chunk."""
 
 
 def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> EarlyStop | None:
@@ -176,13 +172,10 @@ def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> EarlyS
     places = [needle.place(characters) for needle in evidence]
     last = max(end for _, end in places)
     needed = [span for span in read if span.start_char < last]
-    end = min((span.end_char for span in needed if span.end_char >= last), default=last)
     stretches = _stretches(read)
     return EarlyStop(
         premature=not all(any(a <= start and stop <= b for a, b in stretches) for start, stop in places),
         over_read_tokens=tokens_read(trace) - sum(span.tokens for span in needed),
-        saved=max(0.0, 1 - sum(b - a for a, b in stretches) / characters),
-        could_save=max(0.0, 1 - end / characters),
     )
 
 

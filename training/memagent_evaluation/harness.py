@@ -25,7 +25,7 @@ from memagent_evaluation.planning import completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import OpenDocuments, Prepared, SampleError, SampleMaker
-from memagent_evaluation.samples import Sample, Task
+from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
@@ -72,10 +72,6 @@ class EvaluationWatcher(Protocol):
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
         """Take note that the evaluation begins, or continues with existing rows."""
-        ...
-
-    def on_question(self, sample: Sample) -> None:
-        """Take note that a system is asked a question."""
         ...
 
     def on_row(self, row: ResultRow) -> None:
@@ -259,8 +255,6 @@ class _EvaluationCall:
         if self._ended is not EvaluationEnd.DONE:
             return False
         self._attempts[question.key] = 0
-        if self._watcher is not None:
-            self._watcher.on_question(question.prepared.sample)
         return True
 
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:

@@ -40,7 +40,6 @@ from memagent_evaluation.result_table import (
 from memagent_evaluation.standings import (
     STANDINGS_LEGEND,
     accuracy,
-    as_csv,
     evaluations_compared,
     standings,
     standings_table,
@@ -90,7 +89,7 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
     """Write the table, the plots and the report of a folder's results, each file when it is complete.
 
     Args:
-        folder: the folder, or the table of one.
+        folder: the folder of an evaluation.
         log: the run log, for the command that opens a run.
         prices: of tokens, if known.
 
@@ -99,13 +98,11 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
         MissingExtraError: the extra "eval" is not installed.
     """
     results = load_results(folder)
-    folder = folder if folder.is_dir() else folder.parent
     if results.rows:
         write_table(results, folder / TABLE)
         report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
-        for name, text in ((REPORT, report), ("standings.csv", as_csv(standings(results)))):
-            with writing(folder / name):
-                write_whole(folder / name, text)
+        with writing(folder / REPORT):
+            write_whole(folder / REPORT, report)
     return results
 
 

@@ -6,8 +6,6 @@ mean score, since its answers are not independent trials. Two evaluations are co
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -26,18 +24,11 @@ STANDINGS_LEGEND: Final = (
     f"-{100 * MARGIN:g} points. A question that was asked at several lengths counts once in a line over all of them. "
     "Costs are means per question. Turns: replies that had to wait for each other. Stopped early: the share of "
     "questions at which evidence was left unread; lost by it: the points of accuracy that these cost at most. "
-    "Over-read: document tokens read beyond one reading up to the last evidence. Saving: the share of what a reader "
-    "could save that stops exactly after the last evidence; an early stop saves nothing. –: unknown, for example if "
-    "the whole document counts."
+    "Over-read: document tokens read beyond one reading up to the last evidence. –: unknown, for example if the whole "
+    "document counts."
 )
 SCRIPTED: Final = "scripted"
 """Shown instead of the accuracy of a scripted policy."""
-_PARTS: Final = {
-    "accuracy": ("mean", "low", "high"),
-    "against_first": ("difference", "low", "high", "p_value"),
-    "against_first_strict": ("difference", "low", "high", "p_value"),
-}
-"""Numbers of the fields that have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +62,6 @@ class SystemStanding:
     evidence, gains at most this much."""
     over_read: float | None
     """The regret in tokens: those of the document beyond the oracle's."""
-    saving: float | None
-    """The share of the possible saving that was achieved; reads that ended too early achieve none."""
 
     @property
     def not_worse(self) -> bool | None:
@@ -168,32 +157,10 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
         "stopped early": lambda line: _percent(line.premature),
         "lost by it": lambda line: _number(None if line.lost_early is None else 100 * line.lost_early, 1),
         "over-read": lambda line: _number(line.over_read),
-        "saving": lambda line: _percent(line.saving),
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     shown = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
     return [shown, *([cells[name][place] for name in shown] for place in range(len(lines)))]
-
-
-def as_csv(lines: Sequence[SystemStanding]) -> str:
-    """Return a line for each standing, shares as 0 to 1; unknown values are empty."""
-    file = io.StringIO()
-    rows = [_flat(line) for line in lines]
-    writer = csv.DictWriter(file, list(rows[0]) if rows else ["system"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _flat(standing: SystemStanding) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name in SystemStanding.__slots__:
-        value = getattr(standing, name)
-        if name in _PARTS:
-            values |= {f"{name}_{part}": None if value is None else getattr(value, part) for part in _PARTS[name]}
-        else:
-            values[name] = value
-    return values
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
@@ -223,7 +190,6 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
             premature=_mean(row.premature for row in stops),
             lost_early=None if scripted else _mean((1 - row.lenient) * bool(row.premature) for row in stops),
             over_read=_mean(row.over_read_tokens for row in stops),
-            saving=_captured_share(stops),
         )
 
 
@@ -262,13 +228,6 @@ def _same_cells(rows: Sequence[ResultRow]) -> bool:
     """Return whether every system was asked the same tasks at the same lengths; else no mean over all is fair."""
     cells = [{(row.task, row.length) for row in own} for _, own in group_items(rows, lambda row: row.system)]
     return can_be_pooled(rows) and all(own == cells[0] for own in cells)
-
-
-def _captured_share(rows: Sequence[ResultRow]) -> float | None:
-    """Return the achieved share of the possible saving."""
-    possible = sum(row.could_save or 0.0 for row in rows)
-    achieved = sum(0.0 if row.premature else min(row.saved or 0.0, row.could_save or 0.0) for row in rows)
-    return achieved / possible if possible else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

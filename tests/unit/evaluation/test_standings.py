@@ -12,10 +12,10 @@ from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.standings import SystemStanding, standings, standings_table
 
 STOPS = [
-    row("gated", index=0, premature=False, over_read_tokens=0, saved=0.5, could_save=0.5, turns=4),
-    row("gated", index=1, premature=False, over_read_tokens=80, saved=0.2, could_save=0.6, turns=6),
-    row("gated", index=2, right=False, premature=True, over_read_tokens=0, saved=0.9, could_save=0.3, turns=2),
-    row("gated", index=3, premature=False, over_read_tokens=0, saved=0.1, could_save=0.0, turns=8),
+    row("gated", index=0, premature=False, over_read_tokens=0, turns=4),
+    row("gated", index=1, premature=False, over_read_tokens=80, turns=6),
+    row("gated", index=2, right=False, premature=True, over_read_tokens=0, turns=2),
+    row("gated", index=3, premature=False, over_read_tokens=0, turns=8),
     failed("gated", index=4),
 ]
 
@@ -25,16 +25,15 @@ def only(*rows) -> SystemStanding:
     return found
 
 
-def test_early_stops_over_reading_and_savings_are_those_of_reads_that_came_to_an_end() -> None:
+def test_early_stops_and_over_reading_are_those_of_reads_that_came_to_an_end() -> None:
     told = only(*STOPS)
     assert (told.premature, told.lost_early, told.over_read, told.turns) == (0.25, 0.25, 20.0, 5.0)
-    assert told.saving == pytest.approx((0.5 + 0.2) / (0.5 + 0.6 + 0.3)), "a stop that was too early saves nothing"
     assert (told.n, told.accuracy.mean) == (5, 0.6), "the failure is wrong"
 
 
 def test_where_all_of_the_document_counts_nothing_is_said_of_stops() -> None:
     told = only(row(), row(index=1))
-    assert told.premature is told.over_read is told.saving is told.lost_early is None
+    assert told.premature is told.over_read is told.lost_early is None
     assert "stopped early" not in standings_table([told])
 
 
