@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from memagent_evaluation.markdown_tables import group_items, interval, label_length, markdown
-from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_for_number
+from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_p_values
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.statistics import Estimate, estimate
 from memagent_graph.errors import EvaluationError
@@ -66,7 +66,7 @@ class SystemStanding:
     @property
     def not_worse(self) -> bool | None:
         """Whether it is not worse than the first system by 3 points."""
-        return self.against_first.not_worse() if self.against_first is not None else None
+        return self.against_first.is_not_worse if self.against_first is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""
@@ -87,16 +87,16 @@ def standings(results: Results) -> list[SystemStanding]:
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
     lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
-    lenient = _correct([line.against_first for line in lines])
-    strict = _correct([line.against_first_strict for line in lines])
+    lenient = _correct_known([line.against_first for line in lines])
+    strict = _correct_known([line.against_first_strict for line in lines])
     return [
         replace(line, against_first=first, against_first_strict=other)
         for line, first, other in zip(lines, lenient, strict, strict=True)
     ]
 
 
-def _correct(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    correction = iter(correct_for_number([comparison for comparison in comparisons if comparison is not None]))
+def _correct_known(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    correction = iter(correct_p_values([comparison for comparison in comparisons if comparison is not None]))
     return [None if comparison is None else next(correction) for comparison in comparisons]
 
 
