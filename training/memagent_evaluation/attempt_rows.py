@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 
 from memagent_evaluation.failures import analyse, read_logged_run
 from memagent_evaluation.result_table import Key, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import Prepared
+from memagent_evaluation.sample_documents import StoredSample
 from memagent_evaluation.samples import Needle, Sample
-from memagent_evaluation.scorers import contains, rouge_l, score
+from memagent_evaluation.scorers import contains, score
 from memagent_evaluation.systems import Attempt
 from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentStore
@@ -30,12 +30,12 @@ class OpenQuestion:
     system: str
     repeat: int
     """Which of several samples of its answer this is, from 0."""
-    prepared: Prepared
+    stored: StoredSample
 
     @property
     def key(self) -> Key:
         """The key of its row."""
-        sample = self.prepared.sample
+        sample = self.stored.sample
         return self.system, sample.task.name, sample.length, sample.index, self.repeat
 
 
@@ -66,11 +66,11 @@ def row_of(
         scripted: whether a script answered.
         error: the error, if it failed.
     """
-    prepared, usage = question.prepared, attempt.usage
-    sample, answered = prepared.sample, attempt.outcome is QuestionOutcome.ANSWERED
+    stored, usage = question.stored, attempt.usage
+    sample, answered = stored.sample, attempt.outcome is QuestionOutcome.ANSWERED
     stop = None
     if attempt.chunks and attempt.outcome in {QuestionOutcome.ANSWERED, QuestionOutcome.NO_ANSWER}:
-        stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
+        stop = stop_of(attempt.trace, sample.evidence, stored.characters)
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
     return ResultRow(
         system=question.system,
@@ -89,7 +89,6 @@ def row_of(
         error=error,
         detail=attempt.detail,
         **asdict(scores),
-        rouge_l=rouge_l(attempt.answer or "", sample.gold) if answered else 0.0,
         run_id=attempt.run_id,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -99,14 +98,14 @@ def row_of(
         flops=usage.flops,
         full_context_flops=usage.full_context_flops,
         chunks=attempt.chunks,
-        document_bytes=prepared.document["size"] or 0,
+        document_bytes=stored.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
         needles_found=tuple(answered and _is_found(needle, sample, attempt.answer or "") for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
         seed=seed,
-        document=prepared.document["key"],
+        document=stored.document["key"],
         scripted=scripted,
         turns=attempt.trace.turns or None,
         read_tokens=tokens_read(attempt.trace) if attempt.trace.steps else None,

@@ -96,9 +96,11 @@ def compare(
         low, high = newcombe(*(pairs.count(pair) for pair in ((1, 1), (1, 0), (0, 1), (0, 0))))
     else:
         low, high = bootstrap_interval(sums, (-1.0, 1.0), counts)
-    means = (math.fsum(scores) / len(ids) for scores in zip(*pairs, strict=True))
+    first_mean, second_mean = (math.fsum(column) / len(ids) for column in zip(*pairs, strict=True))
     documents = len(sums) if len(sums) < len(ids) else None
-    return Comparison(*names, len(ids), *means, low, high, sign_flip_p_value(sums), documents=documents)
+    return Comparison(
+        *names, len(ids), first_mean, second_mean, low, high, sign_flip_p_value(sums), documents=documents
+    )
 
 
 def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:

@@ -20,11 +20,10 @@ from memagent_evaluation.markdown_tables import (
     SCORES,
     group_items,
     interval,
-    is_prose,
     label_length,
     length_label,
     markdown,
-    scores_shown,
+    score_titles,
 )
 from memagent_evaluation.plots import draw_all
 from memagent_evaluation.result_journal import REPORT, load_results
@@ -164,7 +163,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "unit": unit,
             "n": len(rows),
             "scores": {
-                name: None if (score := _average(rows, name)) is None else asdict(score) for name in scores_shown(rows)
+                name: None if (score := _average(rows, name)) is None else asdict(score) for name in score_titles(rows)
             },
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
@@ -215,7 +214,7 @@ def _average(rows: Sequence[ResultRow], score: str) -> Estimate | None:
 def _legend(rows: Sequence[ResultRow]) -> str:
     graders = sorted({row.judge for row in rows if row.judge})
     judge = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
-    return _LEGEND + (" ROUGE-L: F1 over the longest common subsequence of words." if is_prose(rows) else "") + judge
+    return _LEGEND + judge
 
 
 def _introduction(results: Results) -> str:
@@ -242,7 +241,7 @@ def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
 
 def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
     apart = [outcome for outcome in _COUNTED_APART if any(row.outcome is outcome for row in rows)]
-    shown = scores_shown(rows)
+    shown = score_titles(rows)
     table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[outcome] for outcome in apart)]]
     for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)

@@ -123,8 +123,6 @@ class ResultRow:
     repeat: Int64 = 0
     """Which of several samples of the same system's answer this is, from 0."""
 
-    rouge_l: float | None = None
-    """ROUGE-L, 0 to 1."""
     judged: float | None = None
     """A language model's grade, 0 to 1; None if there is no grade."""
     judge: str = ""

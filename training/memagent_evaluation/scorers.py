@@ -1,4 +1,4 @@
-r"""Scores an answer against the gold strings: strict, lenient, RULER's string match, token F1 and ROUGE-L.
+r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
 
 A read that failed, did not finish or gave no answer is wrong in every score. It X
 """
@@ -9,7 +9,6 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
@@ -20,7 +19,7 @@ from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.words import ends_with_particle, is_unspaced, normal_form, words
+from memagent_graph.words import ends_with_particle, is_unspaced, normal_form
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _PUNCTUATION: Final = regex.compile(rf"[\p{{P}}{re.escape(string.punctuation)}]")
@@ -234,28 +233,3 @@ def _inside_word(text: str, at: int) -> bool:
         (character.isalnum() or character in _MARKS or unicodedata.combining(character)) and not is_unspaced(character)
         for character in around
     )
-
-
-def rouge_l(answer: str, wordings: Iterable[str]) -> float:
-    """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
-    1.
-    """
-    said = words(answer)
-    return max((_rouge_f1(said, words(wording)) for wording in wordings), default=0.0)
-
-
-def _rouge_f1(said: Sequence[str], wanted: Sequence[str]) -> float:
-    common = _longest_common(said, wanted)
-    return 2 * common / (len(said) + len(wanted)) if common else 0.0
-
-
-def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, a row of its table in one number (Hyyrö 2004)."""
-    places: dict[str, int] = {}
-    for at, word in enumerate(first):
-        places[word] = places.get(word, 0) | 1 << at
-    whole = row = (1 << len(first)) - 1
-    for word in second:
-        matching = row & places.get(word, 0)
-        row = (row + matching | row - matching) & whole
-    return len(first) - row.bit_count()
