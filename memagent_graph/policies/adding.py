@@ -24,7 +24,15 @@ from tokenizers import Tokenizer, normalizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.installation import install_command
-from memagent_graph.policies.added import KNOWN, PolicyOrigin, added_folder, policies_folder, read_origin, write_origin
+from memagent_graph.policies.added import (
+    ENGLISH_FOLDER,
+    KNOWN,
+    PolicyOrigin,
+    added_folder,
+    policies_folder,
+    read_origin,
+    write_origin,
+)
 from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, sha256_of
 from memagent_graph.policies.lora import Adapter, load_adapter
 from memagent_graph.storage.bounded_files import json_file
@@ -33,8 +41,7 @@ from memagent_graph.storage.file_locks import locked
 if TYPE_CHECKING:
     import torch
 
-ADAPTER_FOLDER: Final = Path(__file__).parents[1] / "english"
-"""The adapter that comes with the package, with its profile and its card."""
+ADAPTER_FOLDER: Final = ENGLISH_FOLDER
 _UNFINISHED: Final = ".adding-"
 _FTYPE_F16: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
 _REWRITTEN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
