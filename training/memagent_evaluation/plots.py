@@ -100,18 +100,18 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     A length at which no document fits in a system's context window has no point.
     """
     axes = figure.subplots()
-    for number, (system, own) in enumerate(group_items(rows, lambda row: row.system)):
-        fitting = {row.length for row in own if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
-        groups = sorted(
-            (length, group) for length, group in group_items(own, lambda row: row.length) if length in fitting
+    for number, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
+        fitting = {row.length for row in group if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
+        cells = sorted(
+            (length, cell) for length, cell in group_items(group, lambda row: row.length) if length in fitting
         )
-        lengths = [length for length, _ in groups]
-        lenient, strict = ([accuracy(group, score) for _, group in groups] for score in ("lenient", "strict"))
+        lengths = [length for length, _ in cells]
+        lenient, strict = ([accuracy(cell, score) for _, cell in cells] for score in ("lenient", "strict"))
         colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
         low, high = [100 * value.low for value in lenient], [100 * value.high for value in lenient]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict], linestyle=(0, (1, 1.5)), color=colour)
-        label = system if groups else f"{system}\n(does not fit)"
+        label = system if cells else f"{system}\n(does not fit)"
         axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(number))
     _length_axis(axes, rows, unit)
     axes.set_ylim(-3, 103)

@@ -28,7 +28,7 @@ STANDINGS_LEGEND: Final = (
     "document counts."
 )
 SCRIPTED: Final = "scripted"
-"""Shown instead of the accuracy of a scripted policy."""
+"""Stands in place of a scripted policy's accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def _correct_known(comparisons: Sequence[Comparison | None]) -> list[Comparison 
     return [None if comparison is None else next(correction) for comparison in comparisons]
 
 
-def evaluations_compared(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
-    """Return the standings of two evaluations, for each system that both have, on the questions that both asked.
+def compare_evaluations(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
+    """Return the standings of two evaluations on their common questions, for each system that both have.
 
     Args:
         first: the one that the other is compared with.
@@ -125,8 +125,8 @@ def evaluations_compared(first: Results, second: Results, names: tuple[str, str]
                 hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
             )
     compared = {}
-    for system, own in group_items(pairs, lambda pair: pair[0].system):
-        rows = [replace(row, system=name) for pair in own for row, name in zip(pair, names, strict=True)]
+    for system, system_pairs in group_items(pairs, lambda pair: pair[0].system):
+        rows = [replace(row, system=name) for pair in system_pairs for row, name in zip(pair, names, strict=True)]
         compared[system] = standings(replace(first, rows=tuple(rows)))
     return compared
 
@@ -159,27 +159,27 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
         "over-read": lambda line: _number(line.over_read),
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
-    shown = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return [shown, *([cells[name][place] for name in shown] for place in range(len(lines)))]
+    names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
+    return [names, *([cells[name][number] for name in names] for number in range(len(lines)))]
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
     fitting = _fitting_by_system(row for row in rows if not row.scripted)
-    for system, own in group_items(rows, lambda row: row.system):
-        answered = [row for row in own if row.has_costs]
-        fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in own)
+    for system, group in group_items(rows, lambda row: row.system):
+        answered = [row for row in group if row.has_costs]
+        fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in group)
         stops = [row for row in answered if row.premature is not None]
         prompt = _mean(row.prompt_tokens for row in answered)
-        scripted = any(row.scripted for row in own)
+        scripted = any(row.scripted for row in group)
         comparisons = [_pair(fitting, (system, first), score) for score in ("lenient", "strict")]
         yield SystemStanding(
             system=system,
             task=task,
             length=length,
-            n=len({_question(row) for row in own}),
-            documents=len({row.cluster for row in own}),
+            n=len({_question(row) for row in group}),
+            documents=len({row.cluster for row in group}),
             scripted=scripted,
-            accuracy=accuracy(own, "lenient") if fits and not scripted else None,
+            accuracy=accuracy(group, "lenient") if fits and not scripted else None,
             against_first=comparisons[0],
             against_first_strict=comparisons[1],
             prompt_tokens=prompt,
@@ -194,7 +194,7 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
 
 
 def _fitting_by_system(rows: Iterable[ResultRow]) -> dict[str, dict[tuple[str, int], ResultRow]]:
-    """Return the rows without those that fitted in no call, by system, then by sample and repeat."""
+    """Return the rows whose document fitted, by system, then by sample and repeat."""
     fitting = (row for row in rows if row.outcome is not QuestionOutcome.DOES_NOT_FIT)
     return {
         system: {row.attempt: row for row in group} for system, group in group_items(fitting, lambda row: row.system)
@@ -209,30 +209,32 @@ def _pair(
     shared = [attempt for attempt in first if attempt in second]
     if names[0] == names[1] or not shared:
         return None
-    mine, theirs = ([own[attempt] for attempt in shared] for own in (first, second))
-    clusters = {same[0].sample_id: same[0].cluster for _, same in group_items(mine, _question)}
-    return compare(_by_question(mine, score), _by_question(theirs, score), names=names, clusters=clusters)
+    first_rows, second_rows = [first[attempt] for attempt in shared], [second[attempt] for attempt in shared]
+    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(first_rows, _question)}
+    return compare(_by_question(first_rows, score), _by_question(second_rows, score), names=names, clusters=clusters)
 
 
 def _by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:
     """Return the mean of a score by question, under the id of its first sample."""
-    return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in group_items(rows, _question)}
+    return {
+        group[0].sample_id: fmean(getattr(row, score) for row in group) for _, group in group_items(rows, _question)
+    }
 
 
 def _question(row: ResultRow) -> Hashable:
-    """Return the key that rows of the same question, on documents of different lengths, have in common."""
+    """Return the key that a question's rows share, also across documents of different lengths."""
     return row.task, row.index, row.question, row.gold
 
 
 def _same_cells(rows: Sequence[ResultRow]) -> bool:
-    """Return whether every system was asked the same tasks at the same lengths; else no mean over all is fair."""
-    cells = [{(row.task, row.length) for row in own} for _, own in group_items(rows, lambda row: row.system)]
-    return can_be_pooled(rows) and all(own == cells[0] for own in cells)
+    """Return whether every system was asked the same tasks at the same lengths, so that a mean over all is fair."""
+    cells = [{(row.task, row.length) for row in group} for _, group in group_items(rows, lambda row: row.system)]
+    return can_be_pooled(rows) and all(system_cells == cells[0] for system_cells in cells)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -380,8 +380,8 @@ def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
     second = write_lines(tmp_path / "b.jsonl", [{"n": 10}, {"n": 11}])
     rows = open_rows([first, second])
     assert [rows[at]["n"] for at in range(len(rows))] == list(range(12))
-    assert rows.place(4) == f"{first}, row 5"
-    assert rows.place(11) == f"{second}, line 2"
+    assert rows.location(4) == f"{first}, row 5"
+    assert rows.location(11) == f"{second}, line 2"
 
 
 # Bad input

@@ -75,7 +75,7 @@ class RowExamples:
                 if not text.strip():
                     raise DamagedRowError(f"the {what} is empty")
         except DamagedRowError as error:
-            raise EvaluationError(f"{self.rows.place(index)}: {error}", hint=self.hint) from error
+            raise EvaluationError(f"{self.rows.location(index)}: {error}", hint=self.hint) from error
         return example
 
 

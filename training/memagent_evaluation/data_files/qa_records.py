@@ -87,14 +87,14 @@ def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
         kind, records = "squad", _squad_rows(rows)
     else:
         raise EvaluationError(
-            f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
+            f"{rows.location(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
             hint=_HINTS[name],
         )
     if name != kind:
-        raise EvaluationError(f"{rows.place(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
+        raise EvaluationError(f"{rows.location(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
     all_records = list(records)
     if not all_records:
-        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[kind])
+        raise EvaluationError(f"{rows.location(0)}: no question that has an answer", hint=_HINTS[kind])
     return all_records
 
 
@@ -113,7 +113,7 @@ def _convert_rows(rows: TableRows, name: str, convert: Callable[[TableRow], Iter
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
             yield from convert(row)
         except DamagedRowError as error:
-            raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
+            raise EvaluationError(f"{rows.location(index)}: {error}", hint=_HINTS[name]) from error
 
 
 def _hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
