@@ -111,13 +111,6 @@ class ResultRow:
     """Whether a script answered instead of a policy: its costs count, but its scores mean nothing."""
     turns: Int64 | None = None
     """The critical path: the minimum number of the policy's replies that had to wait for each other."""
-    read_tokens: Int64 | None = None
-    """Tokens of the document in prompts, each counted as often as it was there."""
-    over_read_tokens: Int64 | None = None
-    """Those beyond one reading up to the last evidence. Here and below, None if the evidence is unknown, or the system
-    does not read the document or did not finish."""
-    premature: bool | None = None
-    """Whether it ended before all of the evidence had been read."""
     reached_length: Int64 | None = None
     """The length that the document reached, at most `length`, in the same unit; None if the task does not say."""
     repeat: Int64 = 0

@@ -1,4 +1,4 @@
-"""Systems side by side, on the same questions: accuracy, the difference from the first system, costs, early stops.
+"""Systems side by side, on the same questions: accuracy, the difference from the first system, costs.
 
 The comparison is paired by question: a question that was asked at several lengths, or repeatedly, counts once, with its
 mean score, since its answers are not independent trials. Two evaluations are compared in the same way.
@@ -22,10 +22,7 @@ STANDINGS_LEGEND: Final = (
     "first system, in points, on the questions that both were asked and that fit both, by lenient and by strict "
     "accuracy; p corrected for all comparisons of the column (Holm). Not worse: the interval's lower end lies above "
     f"-{100 * MARGIN:g} points. A question that was asked at several lengths counts once in a line over all of them. "
-    "Costs are means per question. Turns: replies that had to wait for each other. Stopped early: the share of "
-    "questions at which evidence was left unread; lost by it: the points of accuracy that these cost at most. "
-    "Over-read: document tokens read beyond one reading up to the last evidence. –: unknown, for example if the whole "
-    "document counts."
+    "Costs are means per question. Turns: replies that had to wait for each other. –: unknown."
 )
 SCRIPTED: Final = "scripted"
 """Stands in place of a scripted policy's accuracy."""
@@ -55,13 +52,6 @@ class SystemStanding:
     """The share of prompt tokens from the server's prefix cache."""
     turns: float | None
     seconds: float | None
-    premature: float | None
-    """The share of reads that ended before all evidence was read."""
-    lost_early: float | None
-    """The regret in accuracy: the mean score that such reads lost. The oracle, which stops exactly after the last
-    evidence, gains at most this much."""
-    over_read: float | None
-    """The regret in tokens: those of the document beyond the oracle's."""
 
     @property
     def not_worse(self) -> bool | None:
@@ -154,9 +144,6 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
         "tokens out": lambda line: _number(line.completion_tokens),
         "turns": lambda line: _number(line.turns, 1),
         "seconds": lambda line: _number(line.seconds, 2),
-        "stopped early": lambda line: _percent(line.premature),
-        "lost by it": lambda line: _number(None if line.lost_early is None else 100 * line.lost_early, 1),
-        "over-read": lambda line: _number(line.over_read),
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
@@ -168,7 +155,6 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
     for system, group in group_items(rows, lambda row: row.system):
         answered = [row for row in group if row.has_costs]
         fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in group)
-        stops = [row for row in answered if row.premature is not None]
         prompt = _mean(row.prompt_tokens for row in answered)
         scripted = any(row.scripted for row in group)
         comparisons = [_pair(fitting, (system, first), score) for score in ("lenient", "strict")]
@@ -187,9 +173,6 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
             cached_share=(_mean(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
             turns=_mean(row.turns for row in answered),
             seconds=_mean(row.seconds for row in answered),
-            premature=_mean(row.premature for row in stops),
-            lost_early=None if scripted else _mean((1 - row.lenient) * bool(row.premature) for row in stops),
-            over_read=_mean(row.over_read_tokens for row in stops),
         )
 
 

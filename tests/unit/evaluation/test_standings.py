@@ -1,4 +1,4 @@
-"""Systems side by side: paired and clustered differences, what early stops saved and lost, scripts marked."""
+"""Systems side by side: paired and clustered differences, costs, scripts marked."""
 
 from __future__ import annotations
 
@@ -11,30 +11,15 @@ from memagent_evaluation.report import render_report
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.standings import SystemStanding, standings, standings_table
 
-STOPS = [
-    row("gated", index=0, premature=False, over_read_tokens=0, turns=4),
-    row("gated", index=1, premature=False, over_read_tokens=80, turns=6),
-    row("gated", index=2, right=False, premature=True, over_read_tokens=0, turns=2),
-    row("gated", index=3, premature=False, over_read_tokens=0, turns=8),
-    failed("gated", index=4),
-]
-
 
 def only(*rows) -> SystemStanding:
     (found,) = standings(results(*rows))
     return found
 
 
-def test_early_stops_and_over_reading_are_those_of_reads_that_came_to_an_end() -> None:
-    told = only(*STOPS)
-    assert (told.premature, told.lost_early, told.over_read, told.turns) == (0.25, 0.25, 20.0, 5.0)
-    assert (told.n, told.accuracy.mean) == (5, 0.6), "the failure is wrong"
-
-
-def test_where_all_of_the_document_counts_nothing_is_said_of_stops() -> None:
-    told = only(row(), row(index=1))
-    assert told.premature is told.over_read is told.lost_early is None
-    assert "stopped early" not in standings_table([told])
+def test_failures_are_wrong_and_have_no_costs() -> None:
+    told = only(row(turns=4), row(index=1, turns=6), failed(index=2))
+    assert (told.n, told.turns, told.accuracy.mean) == (3, 5.0, pytest.approx(2 / 3))
 
 
 def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_all_comparisons() -> None:

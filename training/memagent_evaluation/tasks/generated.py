@@ -38,10 +38,8 @@ class GeneratedTask(ABC):
             (`TaskSettings.questions_per_document`).
         options: the fields that can be set after the name, as in "state_2:facts=50".
         length_margin: how much longer the smallest length of one sample can be than that of another, as a ratio.
-        whole_document: whether the answer is based on the whole document, so that needles are not all its evidence.
     """
 
-    whole_document: ClassVar[bool] = False
     shares_documents: ClassVar[bool] = False
     options: ClassVar[tuple[str, ...]] = ()
     length_margin: ClassVar[float] = 1.15

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import ClassVar
 
 from memagent_evaluation.samples import Needle, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
@@ -44,8 +43,6 @@ class CommonWordsTask(GeneratedTask):
     Attributes:
         common: how many of the most common words the question asks for.
     """
-
-    whole_document: ClassVar[bool] = True
 
     common: int = 10
 
@@ -119,8 +116,6 @@ class FrequentWordsTask(GeneratedTask):
         letters: the number of letters of a coded word.
         tokens_per_word: the length, in tokens, for each word of the vocabulary.
     """
-
-    whole_document: ClassVar[bool] = True
 
     letters: int = 6
     tokens_per_word: int = 50
