@@ -25,8 +25,6 @@ class StoredSample:
 
     sample: Sample
     document: DocumentRef
-    characters: int
-    """The document's length."""
     readers: int
     """How many systems still need it."""
 
@@ -133,7 +131,7 @@ class OpenDocuments:
             ) from error
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
-        return StoredSample(sample, document, file.characters, readers)
+        return StoredSample(sample, document, readers)
 
 
 def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
@@ -163,14 +161,9 @@ class _ClosingError(Exception):
 
 
 class _TextFile:
-    """Pieces of text as an open file, which is read once, from its beginning to its end.
-
-    Attributes:
-        characters: how many have been read.
-    """
+    """Pieces of text as an open file, which is read once, from its beginning to its end."""
 
     def __init__(self, pieces: Iterator[str], is_closing: threading.Event) -> None:
-        self.characters = 0
         self._pieces = pieces
         self._is_closing = is_closing
 
@@ -185,5 +178,4 @@ class _TextFile:
                 raise _ClosingError
             if length >= size:
                 break
-        self.characters += length
         return "".join(pieces)
