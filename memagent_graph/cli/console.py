@@ -10,15 +10,9 @@ from typing import Any, Final, TypeVar
 
 import rich.console
 import rich.markup
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from memagent_graph.cli.output import print_json
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import in_one_line, plain, quantity
@@ -64,19 +58,16 @@ class Console:
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
         """Show the progress of reads of several documents; `read` gets the function to call with each update."""
-        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
-        with Progress("reading", *columns, console=self.err, transient=True, disable=self._quiet) as progress:
-            task = progress.add_task("", total=None, status="")
-            places = dict[str, dict[str, float]]()
+        with ProgressDisplay("reading", quiet=self._quiet, console=self.err, is_share=True) as display:
+            progress = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
-                own = places.setdefault(document, {})
-                own[question] = max(update.progress or 0.0, own.get(question, 0.0))
-                completed = sum(min(shares.values()) for shares in places.values())
+                shares = progress.setdefault(document, {})
+                shares[question] = max(update.progress or 0.0, shares.get(question, 0.0))
+                completed = sum(min(shares.values()) for shares in progress.values())
                 chunk = "" if update.chunk_number is None else f"chunk {update.chunk_number}"
                 status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
-                total = None if update.progress is None else documents
-                progress.update(task, completed=completed, total=total, status=status)
+                display.update(completed, status, total=None if update.progress is None else documents)
 
             return await read(show)
 

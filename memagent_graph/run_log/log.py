@@ -145,7 +145,7 @@ class RunLog:
         position: int,
         memory: str,
         *,
-        step: str | None = None,
+        step: str,
         author: str | None = None,
         remaining: Collection[str] | None = None,
     ) -> Future[None]:
@@ -155,7 +155,7 @@ class RunLog:
             run_id: the run.
             position: the chunk's number.
             memory: the new memory.
-            step: the step's id; the trunk's newest at that chunk if left out.
+            step: the step's id.
             author: who did it, if known.
             remaining: the ids of the steps that the run still has; if left out, only what depends on the step is
                 superseded.
@@ -165,12 +165,11 @@ class RunLog:
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 raise RunNotFoundError(f"there is no run {run_id!r} in {self.path}", hint="Begin it first.")
-            edited = step if step is not None else rows.step_at(connection, run_id, position)
-            rows.supersede(connection, run_id, [edited] if edited else [], include_steps=False)
+            rows.supersede(connection, run_id, [step], include_steps=False)
             if remaining is not None:
                 rows.supersede_except(connection, run_id, remaining)
             event = LoggedEvent(time.time(), "memory_edited", editor_detail(author), position)
-            rows.insert_event(connection, run_id, replace(event, text=text, step=edited))
+            rows.insert_event(connection, run_id, replace(event, text=text, step=step))
             rows.withdraw_rewards(connection, run_id, event.time)
             end = "ended = NULL, stop_reason = NULL, answer = NULL"
             connection.execute(f"UPDATE runs SET {end} WHERE run_id = ?", (run_id,))  # noqa: S608  our own words

@@ -166,16 +166,6 @@ def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any])
     supersede(connection, values["run_id"], [row[0] for row in connection.execute(query, values)], include_steps=True)
 
 
-def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str | None:
-    """Return the newest step of the trunk at a chunk that is not superseded; None if there is none."""
-    query = (
-        "SELECT step FROM conversations WHERE run_id = ? AND branch = '' AND position = ? AND superseded = 0 "
-        "AND writes <> 'answer' ORDER BY seq DESC LIMIT 1"
-    )
-    row = connection.execute(query, (run_id, position)).fetchone()
-    return None if row is None else str(row[0])
-
-
 def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:
     """Supersede everything that depends on some steps; with `include_steps`, the steps too."""
     if not steps:
